@@ -1,0 +1,115 @@
+"""What changed in the numbers between transformers releases, and which side of each change a run is on.
+
+A run follows the installed transformers, the newest known release if none is installed. ``HF_COMPAT_SEMANTICS`` or the
+``semantics`` field of ``TrainingArguments`` says otherwise: a release (``"4.57"``) or ``"corrected"``, which follows the
+installed release except where its numbers are known to be wrong.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import metadata
+
+from packaging.version import InvalidVersion, Version
+
+from hf_compat.errors import ArgumentsError
+
+__all__ = ["ENVIRONMENT_VARIABLE", "NEWEST_RELEASE", "OLDEST_RELEASE", "Semantics", "resolve_semantics"]
+
+ENVIRONMENT_VARIABLE = "HF_COMPAT_SEMANTICS"
+NEWEST_RELEASE = Version("5.23.0")
+OLDEST_RELEASE = Version("4.57")  # anything older follows it
+
+
+def _since(release: str) -> bool:
+    """Declare a behaviour that transformers has had since ``release``; off before it."""
+    return field(default=False, metadata={"since": Version(release)})
+
+
+@dataclass(frozen=True, slots=True)
+class Semantics:
+    """The behaviours of one transformers release: one flag per change, on from the release that made it."""
+
+    release: Version = NEWEST_RELEASE
+    """The transformers release whose numbers the run reproduces."""
+    corrected: bool = False
+    """Numbers known to be wrong upstream are computed right instead."""
+
+    logs_unrounded_loss: bool = _since("5.0")
+    """The logged training loss keeps all its digits; before, it was rounded to 4 decimals."""
+    counts_flops_per_token: bool = _since("5.0")
+    """``total_flos`` is 6 x tokens x parameters outside embeddings; before, the model's own ``floating_point_ops``."""
+    writes_use_cache: bool = _since("5.0")
+    """The Trainer sets ``model.config.use_cache`` to the field ``use_cache``."""
+    reports_to_none: bool = _since("5.0")
+    """``report_to=None`` reports nowhere; before, to every installed tracker."""
+    warmup_below_one_is_ratio: bool = _since("5.0")
+    """``warmup_steps`` below 1 is a share of all update steps; before, ``warmup_ratio`` was the share."""
+    creates_scheduler_apart: bool = _since("5.1")
+    """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
+    resumes_batch_size_if_searching: bool = _since("5.2")
+    """A checkpoint's batch size wins only under ``auto_find_batch_size``; before, always."""
+    refuses_model_and_model_init: bool = _since("5.2")
+    """``Trainer(model, model_init=...)`` is an error; before, ``model_init`` won with a warning."""
+    rotation_protects_newest: bool = _since("5.2")
+    """Rotation never deletes the newest nor the best checkpoint; before, the best was only moved up the order."""
+    always_logs_grad_norm: bool = _since("5.3")
+    """The gradient norm is logged without clipping too."""
+    loads_best_after_final_log: bool = _since("5.3")
+    """The best model is loaded after the final log; before, ahead of it."""
+    state_epoch_starts_at_zero: bool = _since("5.3")
+    """``TrainerState.epoch`` is 0 before training; before, None, and evaluation metrics then had no epoch."""
+    best_strategy_sets_best_step: bool = _since("5.4")
+    """``save_strategy="best"`` records ``best_global_step``, so that the best model can be loaded at the end."""
+    evaluates_last_step: bool = _since("5.4")
+    """With ``eval_strategy="steps"`` the last update step is evaluated whatever ``eval_steps``."""
+    counts_shifted_labels: bool = _since("5.10")
+    """A causal language model's items are the labels after the first position; before, all labels."""
+    smoother_takes_item_count: bool = _since("5.15")
+    """Label smoothing divides by the window's items; before, by the batch's."""
+    eval_grouping_has_own_generator: bool = _since("5.16")
+    """Length-grouped evaluation draws from a generator of its own; before, from the global one."""
+    drops_missing_best_checkpoint: bool = _since("5.17")
+    """A resumed ``best_model_checkpoint`` that no longer exists is forgotten."""
+    averages_over_session_steps: bool = _since("5.19")
+    """``train_loss`` and training speeds count the update steps of this ``train`` call; before, all of the run."""
+    item_count_is_float: bool = _since("5.23")
+    """``num_items_in_batch`` is a float tensor; before, an integer tensor."""
+    keeps_tokens_undefined_by_tokenizer: bool = _since("5.23")
+    """Special tokens that the tokenizer does not define stay as the model's configuration has them."""
+    drops_non_finite_eval_losses: bool = _since("5.23")
+    """The evaluation loss leaves out NaN and infinite batches under ``logging_nan_inf_filter``."""
+
+
+@cache
+def _installed_release() -> Version:
+    try:
+        return Version(metadata.version("transformers"))
+    except metadata.PackageNotFoundError:
+        return NEWEST_RELEASE
+
+
+def resolve_semantics(requested: str | None = None) -> Semantics:
+    """Return the behaviours that a run reproduces.
+
+    Args:
+        requested: ``"corrected"``, a release such as ``"4.57"`` or None: the environment variable, else the installed
+            transformers release, else the newest known one. Releases before 4.57 follow 4.57.
+
+    Raises:
+        ArgumentsError: If ``requested`` is neither ``"corrected"`` nor a release.
+    """
+    wish = requested or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    corrected = wish == "corrected"
+    if wish is None or corrected:
+        release = _installed_release()
+    else:
+        try:
+            release = Version(wish)
+        except InvalidVersion:
+            problem = f"`semantics={wish!r}`: use 'corrected' or a transformers release such as '4.57'."
+            raise ArgumentsError([problem]) from None
+    flags = {item.name: release >= item.metadata["since"] for item in fields(Semantics) if "since" in item.metadata}
+    return Semantics(release=max(release, OLDEST_RELEASE), corrected=corrected, **flags)

@@ -1,0 +1,17 @@
+"""Callbacks of a run: their base class, the handler that calls them, and the built-in ones."""
+
+from hf_compat.callbacks.base import TrainerCallback, is_kind_of
+from hf_compat.callbacks.early_stopping import EarlyStoppingCallback
+from hf_compat.callbacks.flow import DefaultFlowCallback
+from hf_compat.callbacks.handler import CallbackHandler
+from hf_compat.callbacks.progress import PrinterCallback, ProgressCallback
+
+__all__ = [
+    "CallbackHandler",
+    "DefaultFlowCallback",
+    "EarlyStoppingCallback",
+    "PrinterCallback",
+    "ProgressCallback",
+    "TrainerCallback",
+    "is_kind_of",
+]

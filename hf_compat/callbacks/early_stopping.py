@@ -1,0 +1,101 @@
+"""The callback that ends a run whose metric no longer improves."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.callbacks.base import TrainerCallback
+from hf_compat.errors import ArgumentsError
+from hf_compat.state import ExportableState, TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["EarlyStoppingCallback"]
+
+logger = logging.getLogger(__name__)
+
+
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Stops training when ``metric_for_best_model`` has not improved for a number of evaluations in a row.
+
+    The best value is the one of the evaluations before: the state learns of a new best after this callback was called.
+
+    Args:
+        early_stopping_patience: Evaluations without improvement after which training stops.
+        early_stopping_threshold: What an improvement must exceed to count as one, in the metric's unit.
+    """
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.early_stopping_patience_counter = 0
+        """Evaluations without improvement so far."""
+
+    def check_metric_value(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
+    ) -> None:
+        """Count ``metric_value`` as an improvement or as none."""
+        best = state.best_metric
+        better = operator.gt if args.greater_is_better else operator.lt
+        least = self.early_stopping_threshold or 0.0
+        if best is None or (better(metric_value, best) and abs(metric_value - best) > least):
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Check the arguments.
+
+        Raises:
+            ArgumentsError: If they name no metric or ask for no evaluation.
+        """
+        problems = []
+        if args.metric_for_best_model is None:
+            problems.append(
+                "`metric_for_best_model=None`: EarlyStoppingCallback needs a metric to watch; set it to 'eval_loss' or "
+                "to a name that `compute_metrics` returns."
+            )
+        if args.eval_strategy == "no":
+            problems.append(
+                "`eval_strategy='no'`: EarlyStoppingCallback acts after evaluations; set it to 'steps' or 'epoch'."
+            )
+        if problems:
+            raise ArgumentsError(problems)
+        if not args.load_best_model_at_end:
+            logger.warning(
+                "EarlyStoppingCallback with `load_best_model_at_end=False`: the run ends with its last weights, "
+                "not with its best."
+            )
+
+    def on_evaluate(  # type: ignore[override]
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
+    ) -> None:
+        """Count the evaluation and stop training once patience is exhausted."""
+        name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
+        value = metrics.get(name)
+        if value is None:
+            logger.warning("EarlyStoppingCallback cannot act: this evaluation gave no `%s`.", name)
+            return
+        self.check_metric_value(args, state, control, value)
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """Return the settings and the count."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }

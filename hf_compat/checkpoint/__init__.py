@@ -1,0 +1,1 @@
+"""Checkpoint folders: layout, writing, resuming, rotation."""

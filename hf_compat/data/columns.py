@@ -1,0 +1,132 @@
+"""Which columns of a data set a model takes, and how the others are left out."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from hf_compat.errors import DataError
+from hf_compat.model_facts import unwrap_peft
+
+__all__ = [
+    "RemoveColumnsCollator",
+    "can_return_loss",
+    "find_labels",
+    "is_arrow_dataset",
+    "remove_unused_columns",
+    "signature_columns",
+]
+
+logger = logging.getLogger(__name__)
+
+_ANSWER_SPANS = ("start_positions", "end_positions")
+
+
+def _class_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    # Of the class: an instance's own forward, as wrappers put there, may say no more than *args.
+    forward: Any = type(unwrap_peft(model)).forward
+    return inspect.signature(forward).parameters
+
+
+def find_labels(model: nn.Module) -> list[str]:
+    """Return the names of ``model``'s label arguments, as its class's forward lists them; may be empty.
+
+    They are those that contain ``label`` and, for a class named for question answering, the two answer positions.
+
+    Args:
+        model: A model, or peft's wrapper around one.
+    """
+    answers = "QuestionAnswering" in type(unwrap_peft(model)).__name__
+    return [name for name in _class_parameters(model) if "label" in name or (answers and name in _ANSWER_SPANS)]
+
+
+def can_return_loss(model: nn.Module) -> bool:
+    """Return whether ``model`` gives a loss without labels: its forward has ``return_loss=True``."""
+    parameter = _class_parameters(model).get("return_loss")
+    return parameter is not None and parameter.default is True
+
+
+def signature_columns(model: nn.Module, label_names: Iterable[str]) -> list[str]:
+    """Return the columns that are kept for ``model``: what its forward takes, then the labels, each once.
+
+    Args:
+        model: A model, or peft's wrapper around one.
+        label_names: Names of the labels, beside ``label`` and ``label_ids``, which collators rename.
+    """
+    parameters = inspect.signature(unwrap_peft(model).forward).parameters
+    return list(dict.fromkeys([*parameters, "label", "label_ids", *label_names]))
+
+
+def is_arrow_dataset(dataset: Any) -> bool:
+    """Return whether ``dataset`` is one of ``datasets``' with random access, whose columns can be removed."""
+    if isinstance(dataset, IterableDataset | Mapping):
+        return False
+    return all(hasattr(dataset, name) for name in ("column_names", "remove_columns", "__len__", "__getitem__"))
+
+
+def _report(dropped: Sequence[str], description: str | None) -> None:
+    place = "" if description is None else f" of the {description} set"
+    logger.info("Columns%s that the model does not take are left out: %s.", place, ", ".join(dropped))
+
+
+def remove_unused_columns(dataset: Any, columns: Sequence[str], description: str | None = None) -> Any:
+    """Return ``dataset`` with no columns but ``columns``; the data set passed in keeps all of its own.
+
+    Args:
+        dataset: One of ``datasets``' with random access.
+        columns: What the model takes.
+        description: What to call the data set in the log: ``"Training"``.
+
+    Raises:
+        DataError: If no column would be left.
+    """
+    dropped = [name for name in dataset.column_names if name not in columns]
+    if len(dropped) == len(dataset.column_names):
+        raise DataError(
+            f"The model takes none of the data set's columns ({', '.join(dropped) or 'there are none'}), only "
+            f"{', '.join(columns)}: rename columns, or set `remove_unused_columns=False`."
+        )
+    if dropped:
+        _report(dropped, description)
+    return dataset.remove_columns(dropped)
+
+
+class RemoveColumnsCollator:
+    """A collator that first drops the keys of samples that the model does not take.
+
+    Samples that are not dicts pass as they are. It can be sent to a worker process if ``data_collator`` can.
+
+    Args:
+        data_collator: Makes the batch of the samples.
+        signature_columns: The keys that are kept.
+        description: What to call the data set in the log: ``"Training"``.
+    """
+
+    def __init__(
+        self,
+        data_collator: Callable[[list[Any]], Any],
+        signature_columns: Sequence[str],
+        description: str | None = None,
+    ) -> None:
+        self.data_collator = data_collator
+        self.signature_columns = signature_columns
+        self.description = description
+        self.message_logged = False
+
+    def __call__(self, features: list[Any]) -> Any:
+        """Return the batch made of ``features`` without their unused keys."""
+        return self.data_collator([self._remove_columns(feature) for feature in features])
+
+    def _remove_columns(self, feature: Any) -> Any:
+        if not isinstance(feature, dict):
+            return feature
+        kept = {key: value for key, value in feature.items() if key in self.signature_columns}
+        if len(kept) < len(feature) and not self.message_logged:
+            _report([str(key) for key in feature if key not in kept], self.description)
+            self.message_logged = True
+        return kept

@@ -1,0 +1,110 @@
+"""The windows handed to Lightning, one per update step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hf_compat.data.loader import skip_batches
+from hf_compat.plan import RunPlan
+
+__all__ = ["Window", "WindowLoader"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """The batches of one update step; what Lightning calls a batch."""
+
+    batches: list[Any]
+    """What one device gets in each of its forward passes."""
+    num_items: Any
+    """Items that the window's loss is averaged over (a tensor or number), None if the model does not ask."""
+    epoch: int
+    """Whole epochs done before this window."""
+    batches_before: int
+    """Batches of this epoch before this window."""
+    is_complete: bool
+    """Whether the window ends in an update step; one that an iterable data set cut short does not."""
+
+
+class _Source(Protocol):
+    """The part of the Trainer that says how batches are drawn and when to stop."""
+
+    def draw(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]: ...
+
+    def should_stop(self) -> bool: ...
+
+    def restore_rng(self) -> None: ...
+
+    def warn_of_empty_epoch(self) -> None: ...
+
+
+class WindowLoader:
+    """An iterable of the windows of one epoch after the other.
+
+    ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is asked for. Lightning
+    calls it ahead of the epoch's first hook.
+
+    Args:
+        loader: The train loader, an iterable of batches.
+        plan: How many windows an epoch has and how long they are.
+        source: Draws the batches of a window, says when an epoch is to end early, and restores the random
+            generators once the batches before a resumed position are skipped.
+        next_epoch: Returns the epoch that the next ``iter`` goes through.
+        start: Epoch and update steps into it at which a resumed run goes on; None from the beginning.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        plan: RunPlan,
+        source: _Source,
+        next_epoch: Callable[[], int],
+        start: tuple[int, int] | None = None,
+    ) -> None:
+        self._loader = loader
+        self._plan = plan
+        self._source = source
+        self._next_epoch = next_epoch
+        self._start = start
+
+    def __len__(self) -> int:
+        """Return the windows of a whole epoch; the upper bound where the train loader has no length."""
+        return self._plan.update_steps_per_epoch
+
+    def __iter__(self) -> Iterator[Window]:
+        """Yield the windows of the next epoch, until it ends or a callback asked to stop."""
+        epoch = self._next_epoch()
+        done, loader, skipped_any = self._resume_point(epoch)
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        batches = iter(loader)
+        plan = self._plan
+        position = done * plan.accumulate
+        for index in range(done, plan.update_steps_per_epoch):
+            is_last = index == plan.update_steps_per_epoch - 1
+            drawn, num_items = self._source.draw(batches, plan.last_window if is_last else plan.accumulate)
+            if skipped_any:
+                self._source.restore_rng()
+                skipped_any = False
+            if not drawn:
+                if position == 0:
+                    self._source.warn_of_empty_epoch()
+                return
+            end = position + len(drawn)
+            complete = end % plan.accumulate == 0 or end == plan.batches_per_epoch
+            yield Window(drawn, num_items, epoch, position, complete)
+            position = end
+            if self._source.should_stop():
+                return
+
+    def _resume_point(self, epoch: int) -> tuple[int, Any, bool]:
+        """Return the windows of ``epoch`` already done, the loader to go on with, and whether it skips batches."""
+        if self._start is None or epoch != self._start[0]:
+            return 0, self._loader, False
+        done = self._start[1]
+        if done == 0:
+            self._source.restore_rng()
+            return 0, self._loader, False
+        return done, skip_batches(self._loader, done * self._plan.accumulate), True

@@ -1,0 +1,1 @@
+"""The only folder that imports lightning: the module, its callbacks and loops."""

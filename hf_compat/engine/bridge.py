@@ -1,0 +1,81 @@
+"""Upstream's events, fired from Lightning's hooks in upstream's order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint
+
+from hf_compat.data.windows import Window
+from hf_compat.engine.host import Host
+
+__all__ = ["HOOKS", "BridgeCallback"]
+
+HOOKS: dict[str, tuple[str, ...]] = {
+    "on_train_start": ("on_train_begin",),
+    "on_train_epoch_start": ("on_epoch_begin",),
+    "on_train_batch_start": ("on_step_begin",),
+    "training_step": ("on_substep_end",),
+    "on_before_optimizer_step": ("on_pre_optimizer_step",),
+    "training_step, after the step": ("on_optimizer_step",),
+    "on_train_batch_end": ("on_step_end", "on_log", "on_evaluate", "on_save"),
+    "on_validation_batch_end": ("on_prediction_step",),
+    "on_train_epoch_end": ("on_epoch_end", "on_log", "on_evaluate", "on_save"),
+    "on_train_end": ("on_log", "on_train_end"),
+}
+"""Which events of a ``TrainerCallback`` are fired from which Lightning hook; the evaluation session fires its own."""
+
+
+class BridgeCallback(Checkpoint):
+    """Fires the Trainer's events, and after them logs, evaluates and saves as the control asks.
+
+    A ``Checkpoint`` callback so that Lightning runs it after all others, and adds none of its own: a save holds what
+    the other callbacks did on the same update step.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._step_made = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Fire ``on_train_begin``; evaluate if asked to before the first update step."""
+        self._step_made = trainer.global_step
+        self._host.begin_training()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Fire ``on_epoch_begin``."""
+        host = self._host
+        host.control = host.callback_handler.on_epoch_begin(host.args, host.state, host.control)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Fire ``on_step_begin``: Lightning's batch is a window."""
+        host = self._host
+        host.control = host.callback_handler.on_step_begin(host.args, host.state, host.control)
+
+    def on_train_batch_end(  # type: ignore[override]
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Window, batch_idx: int
+    ) -> None:
+        """Fire ``on_step_end`` if the window made an update step, then log, evaluate, save."""
+        host = self._host
+        if trainer.global_step != self._step_made:
+            self._step_made = trainer.global_step
+            host.control = host.callback_handler.on_step_end(host.args, host.state, host.control)
+            host.log_evaluate_save()
+        self._pass_on_stop(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Fire ``on_epoch_end``, then log, evaluate, save."""
+        host = self._host
+        host.control = host.callback_handler.on_epoch_end(host.args, host.state, host.control)
+        host.log_evaluate_save()
+        self._pass_on_stop(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log the final metrics, load the best model, fire ``on_train_end``."""
+        self._host.finish_training()
+
+    def _pass_on_stop(self, trainer: pl.Trainer) -> None:
+        if trainer.should_stop:  # a Lightning callback, such as EarlyStopping, asked for it
+            self._host.control.should_training_stop = True
+        trainer.should_stop = self._host.control.should_training_stop

@@ -1,0 +1,113 @@
+"""How a run computes: full or mixed precision, with autocast around the model's forward pass alone.
+
+transformers runs the forward pass under autocast and hands its outputs on in float32; the loss, the backward pass and
+whatever a subclass adds run outside. Lightning's own mixed-precision plugin covers the whole step; these do not.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["ForwardMixedPrecision", "FullPrecision", "autocast_forward", "precision_plugin"]
+
+
+class FullPrecision(Precision):
+    """Full precision whose gradient hooks run before ``optimizer.step``, which is called without a closure.
+
+    Lightning passes the hooks to the optimizer as a closure; optimizers that take none would refuse it.
+    """
+
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Optimizer, model: pl.LightningModule, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Run the gradient hooks, then the step."""
+        closure()
+        self._after_closure(model, optimizer)
+        return optimizer.step(**kwargs)
+
+
+class ForwardMixedPrecision(MixedPrecision):
+    """Mixed precision without autocast around the step: :func:`autocast_forward` puts it around the model's forward."""
+
+    step_was_skipped = False
+    """Whether the gradient scaler found an infinite gradient and left the last optimizer step out."""
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:  # type: ignore[override]
+        """Do nothing: the model's forward opens its own autocast."""
+        yield
+
+    def autocast_context_manager(self) -> torch.autocast:
+        """Return the autocast of one forward pass, with the weight cache on as in transformers."""
+        dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
+        return torch.autocast(self.device, dtype=dtype)
+
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Optimizer, model: pl.LightningModule, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Unscale, run the gradient hooks, then the step unless a gradient is infinite."""
+        closure()
+        if self.scaler is None:
+            self._after_closure(model, optimizer)
+            return optimizer.step(**kwargs)
+        self.scaler.unscale_(optimizer)
+        self._after_closure(model, optimizer)
+        self.step_was_skipped = True
+        made = optimizer.register_step_post_hook(self._note_step)
+        try:
+            output = self.scaler.step(optimizer, **kwargs)
+        finally:
+            made.remove()
+        self.scaler.update()
+        return output
+
+    def _note_step(self, *_: Any) -> None:
+        self.step_was_skipped = False
+
+
+def precision_plugin(mixed_precision: str, device: torch.device) -> Precision:
+    """Return the Lightning plugin for ``mixed_precision``, ``"no"``, ``"bf16"`` or ``"fp16"``, on ``device``."""
+    if mixed_precision == "no":
+        return FullPrecision()
+    return ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type)
+
+
+def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Make ``model.forward`` run inside ``context()`` and return float32; once, however often it is called.
+
+    References:
+        As accelerate's ``prepare_model`` under mixed precision: the model keeps the new forward.
+    """
+    if hasattr(model.forward, "_hf_compat_autocast"):
+        return
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def in_autocast(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            outputs = forward(*args, **kwargs)
+        return _to_float32(outputs)
+
+    in_autocast._hf_compat_autocast = True  # type: ignore[attr-defined]
+    model.forward = in_autocast  # type: ignore[method-assign]
+
+
+def _to_float32(data: Any) -> Any:
+    if isinstance(data, Tensor):
+        return data.float() if data.dtype in (torch.float16, torch.bfloat16) else data
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(_to_float32(item) for item in data))
+    if isinstance(data, list | tuple):
+        return type(data)(_to_float32(item) for item in data)
+    if isinstance(data, Mapping):
+        return type(data)({key: _to_float32(value) for key, value in data.items()})  # type: ignore[call-arg]
+    return data

@@ -1,0 +1,175 @@
+"""Building the ``lightning.Trainer`` of a run, fitting with it, and evaluating inside or outside a fit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.precision import Precision
+
+from hf_compat.engine.bridge import BridgeCallback
+from hf_compat.engine.host import EvaluationSession, Host
+from hf_compat.engine.internals import fast_forward, is_fitting, validate_in_fit, without_notices
+from hf_compat.engine.module import HFModule
+from hf_compat.engine.precision import precision_plugin
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "evaluate", "fit", "split_callbacks"]
+
+OWNED_KEYWORDS: dict[str, str] = {
+    "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
+    "callbacks": "Trainer(callbacks=[...]), which takes Lightning callbacks too",
+    "check_val_every_n_epoch": "TrainingArguments(eval_strategy=...)",
+    "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
+    "gradient_clip_val": "TrainingArguments(max_grad_norm=...)",
+    "inference_mode": "nothing: evaluation runs under torch.no_grad",
+    "max_epochs": "TrainingArguments(num_train_epochs=...)",
+    "max_steps": "TrainingArguments(max_steps=...)",
+    "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
+    "precision": "TrainingArguments(bf16=True) or (fp16=True)",
+    "use_distributed_sampler": "nothing: batches are shared out as upstream does",
+    "val_check_interval": "TrainingArguments(eval_steps=...)",
+}
+"""Keywords of ``lightning.Trainer`` that follow from ``TrainingArguments``, and what to use in their place."""
+
+
+def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Callback]]:
+    """Return the user callbacks, classes or instances, and the Lightning callbacks in ``callbacks``."""
+    user, lightning = [], []
+    for callback in callbacks or ():
+        (lightning if isinstance(callback, Callback) else user).append(callback)
+    return user, lightning
+
+
+def _device_keywords(device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {"accelerator": "cpu", "devices": 1}
+    return {"accelerator": "gpu" if device.type == "cuda" else device.type, "devices": [device.index or 0]}
+
+
+def build_lightning_trainer(
+    host: Host,
+    *,
+    device: torch.device,
+    mixed_precision: str,
+    callbacks: Sequence[Callback],
+    loggers: Sequence[Any],
+    keywords: Mapping[str, Any],
+    limits: Mapping[str, int],
+) -> pl.Trainer:
+    """Return the Lightning trainer of one run.
+
+    Args:
+        host: The Trainer whose events the bridge fires.
+        device: Where to train.
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
+        callbacks: The user's Lightning callbacks; the bridge runs after them.
+        loggers: Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
+        keywords: The user's own keywords of ``lightning.Trainer``; they win.
+        limits: ``max_epochs`` and ``max_steps``.
+
+    Raises:
+        TrainerSetupError: If ``keywords`` names one that follows from ``TrainingArguments``.
+    """
+    owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
+    if owned:
+        advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
+        raise TrainerSetupError(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
+    plugins = list(keywords.get("plugins") or ())
+    if not any(isinstance(plugin, Precision) for plugin in plugins):
+        plugins.append(precision_plugin(mixed_precision, device))
+    settings: dict[str, Any] = {
+        **_device_keywords(device),
+        "default_root_dir": host.args.output_dir,
+        "enable_model_summary": False,
+        "enable_progress_bar": False,  # the user callbacks bring upstream's
+        "logger": list(loggers) or False,
+        **keywords,
+        **limits,
+        "callbacks": [*callbacks, BridgeCallback(host)],
+        "inference_mode": False,  # tensors cached by a model during evaluation must remain usable in training
+        "num_sanity_val_steps": 0,
+        "plugins": plugins,
+        "use_distributed_sampler": False,
+    }
+    with without_notices():
+        return pl.Trainer(**settings)
+
+
+def fit(trainer: pl.Trainer, module: HFModule, windows: Any, *, start: tuple[int, int, int] | None = None) -> None:
+    """Train ``module`` on ``windows``.
+
+    Args:
+        trainer: A fresh Lightning trainer.
+        module: The model's module.
+        windows: An iterable of windows, one pass an epoch.
+        start: Where a resumed run goes on: whole epochs, windows and update steps done.
+
+    Raises:
+        KeyboardInterrupt: If the user interrupts; Lightning alone would exit the process.
+    """
+    if start is not None:
+        epochs, windows_done, update_steps = start
+        fast_forward(trainer, epochs=epochs, windows=windows_done, update_steps=update_steps)
+    module.train()
+    handler = signal.getsignal(signal.SIGINT)
+    with without_notices():
+        try:
+            trainer.fit(module, train_dataloaders=windows)
+        except SystemExit as stop:
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                signal.signal(signal.SIGINT, handler)
+                raise KeyboardInterrupt from None
+            raise
+
+
+class _Batches:
+    """A loader as Lightning's evaluation loop iterates it: nothing is rewrapped, nothing is drawn ahead of time."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Any:
+        yield from self._loader
+
+
+class _SizedBatches(_Batches):
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def _has_length(loader: Any) -> bool:
+    try:
+        len(loader)
+    except (TypeError, AttributeError, NotImplementedError):
+        return False
+    return True
+
+
+def evaluate(trainer: pl.Trainer, module: HFModule, loader: Any, session: EvaluationSession, *, test: bool) -> None:
+    """Run ``session`` over ``loader`` in one of ``trainer``'s evaluation loops, so that Lightning callbacks take part.
+
+    Inside a fit that is the validation loop, and the fit goes on undisturbed; outside, ``Trainer.validate`` or, for
+    ``test``, ``Trainer.test``. An evaluation called from within another (by ``compute_metrics``, say) runs by itself.
+    """
+    if module.session is not None:
+        for batch in loader:
+            session.step(batch)
+        session.finish()
+        return
+    batches = _SizedBatches(loader) if _has_length(loader) else _Batches(loader)
+    module.session = session
+    try:
+        with without_notices():
+            if is_fitting(trainer):
+                validate_in_fit(trainer, batches)
+            elif test:
+                trainer.test(module, dataloaders=batches, verbose=False)
+            else:
+                trainer.validate(module, dataloaders=batches, verbose=False)
+    finally:
+        module.session = None

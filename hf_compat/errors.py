@@ -1,0 +1,106 @@
+"""Every error hf_compat raises on purpose, and how a missing optional package is reported.
+
+::
+
+    HFCompatError
+    ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
+    │   └── UnsupportedArgumentsError          fields that cannot be carried out
+    ├── UnknownArgumentError (TypeError)       a name that no release of transformers knows
+    ├── DataError (ValueError)                 a data set or loader that cannot be trained or evaluated on
+    ├── ModelError (ValueError)                a model that cannot be trained
+    ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
+    ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
+    └── MissingPackageError (ImportError)      an optional package that is not installed
+
+Each also derives from the built-in error that transformers raises in the same place, so that ``except ValueError`` in a
+ported script keeps working.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import ModuleType
+
+__all__ = [
+    "ArgumentsError",
+    "CheckpointError",
+    "DataError",
+    "HFCompatError",
+    "HFCompatWarning",
+    "MissingPackageError",
+    "ModelError",
+    "TrainerSetupError",
+    "UnknownArgumentError",
+    "UnsupportedArgumentsError",
+    "require_package",
+]
+
+
+class HFCompatError(Exception):
+    """Base of every error that hf_compat raises on purpose."""
+
+
+class HFCompatWarning(UserWarning):
+    """Says what a run does that its user may not want, and what to set instead."""
+
+
+class ArgumentsError(HFCompatError, ValueError):
+    """Says which fields of one ``TrainingArguments`` contradict each other; all of them at once.
+
+    Attributes:
+        problems: One sentence per problem, each naming the field, its value and what to do.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = "1 problem" if count == 1 else f"{count} problems"
+        super().__init__("\n  ".join([f"{head} in TrainingArguments:", *self.problems]))
+
+
+class UnsupportedArgumentsError(ArgumentsError):
+    """Says which fields of one ``TrainingArguments`` cannot be carried out; all of them at once."""
+
+
+class UnknownArgumentError(HFCompatError, TypeError):
+    """Says that no release of transformers knows an argument, and which known name is nearest."""
+
+
+class DataError(HFCompatError, ValueError):
+    """Says why a data set or loader cannot be trained or evaluated on."""
+
+
+class ModelError(HFCompatError, ValueError):
+    """Says why a model cannot be trained."""
+
+
+class CheckpointError(HFCompatError, ValueError):
+    """Says why a checkpoint folder cannot be read or written."""
+
+
+class TrainerSetupError(HFCompatError, RuntimeError):
+    """Says which constructor arguments of the ``Trainer`` exclude each other."""
+
+
+class MissingPackageError(HFCompatError, ImportError):
+    """Says which optional package is missing, what needs it and how to install it."""
+
+
+def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
+    """Return the imported module ``package``.
+
+    Args:
+        package: Import name, dotted or not.
+        extra: The extra of hf-compat that installs it.
+        purpose: What needs it, as the subject of a sentence: ``"optim='lion_8bit'"``.
+
+    Raises:
+        MissingPackageError: If the package is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingPackageError(
+            f'{purpose} needs the package `{package}`. Run: pip install "hf-compat[{extra}]"'
+        ) from error

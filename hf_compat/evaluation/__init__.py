@@ -1,0 +1,1 @@
+"""Evaluation and prediction: accumulation over batches, results, metrics."""

@@ -1,0 +1,211 @@
+"""One pass over an evaluation loader: batches in, predictions and metrics out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from hf_compat.arguments.semantics import Semantics
+from hf_compat.evaluation.accumulate import EvalAccumulator, find_batch_size
+from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
+from hf_compat.metrics import denumpify_detensorize, has_length
+
+__all__ = ["EvaluationSession"]
+
+PADDING = -100
+"""What fills predictions, labels and inputs of unequal length; upstream's ignored label."""
+
+
+class _Host(Protocol):
+    """The part of the Trainer that an evaluation calls, at upstream's points."""
+
+    args: Any
+    state: Any
+    control: Any
+    callback_handler: Any
+    compute_metrics: Callable[..., dict[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    gather_function: Callable[[Any], Any]
+    accelerator: Any
+    model: Any
+    semantics: Semantics
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]: ...
+
+    def _prepare_input(self, data: Any) -> Any: ...
+
+    def num_examples(self, dataloader: Any) -> int: ...
+
+
+class EvaluationSession:
+    """Runs ``prediction_step`` on each batch and gathers what metrics are computed from.
+
+    Args:
+        host: The Trainer.
+        model: What ``prediction_step`` is called with.
+        loader: Where the batches come from; asked for its data set and its length.
+        prediction_loss_only: Keep losses alone.
+        ignore_keys: Model outputs left out of the predictions.
+        prefix: What metric names start with, without the underscore.
+        keeps_predictions: Keep predictions under ``batch_eval_metrics`` too, as ``predict`` does.
+
+    Attributes:
+        output: What the Trainer's ``evaluation_loop`` returns, set by :meth:`finish`.
+
+    References:
+        Same numbers as transformers' ``Trainer.evaluation_loop``.
+    """
+
+    def __init__(
+        self,
+        host: _Host,
+        model: Any,
+        loader: Any,
+        *,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None,
+        prefix: str,
+        keeps_predictions: bool,
+        preparation_time: float | None = None,
+    ) -> None:
+        self._host = host
+        self._model = model
+        self._loader = loader
+        self._loss_only = prediction_loss_only
+        self._ignore_keys = ignore_keys
+        self._prefix = prefix
+        self._preparation_time = preparation_time
+        args = host.args
+        self._batch_size: int | None = args.eval_batch_size
+        self._per_batch = bool(args.batch_eval_metrics)
+        self._keeps = keeps_predictions or not self._per_batch
+        self._losses, self._predictions, self._labels, self._inputs = (
+            EvalAccumulator(args.eval_do_concat_batches, padding_index=PADDING) for _ in range(4)
+        )
+        self._observed = 0
+        self._steps = 0
+        self._metrics: dict[str, Any] | None = None
+        self.output: EvalLoopOutput | None = None
+
+    def step(self, inputs: Any) -> None:
+        """Predict one batch."""
+        host, args = self._host, self._host.args
+        observed = find_batch_size(inputs)
+        if observed is not None:
+            self._observed += observed
+            self._batch_size = self._batch_size or observed
+        losses, logits, labels = host.prediction_step(
+            self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys
+        )
+        losses, logits, labels = self._gather(inputs, losses, logits, labels)
+        host.control = host.callback_handler.on_prediction_step(args, host.state, host.control)
+        self._steps += 1
+        if self._per_batch:
+            self._compute_batch_metrics(losses, logits, labels, inputs)
+        elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
+            for kept in (self._losses, self._predictions, self._labels, self._inputs):
+                kept.to_cpu_and_numpy()
+
+    def _gather(self, inputs: Any, losses: Any, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
+        """Collect the batch over all processes and keep it."""
+        host = self._host
+        pad = host.accelerator.pad_across_processes
+        decoded = None
+        if "inputs" in host.args.include_for_metrics:
+            name = getattr(host.model, "main_input_name", "input_ids")
+            decoded = host._prepare_input(inputs[name])
+        if losses is not None:
+            # One value a sample, so that the mean over all samples weighs each batch by its size.
+            losses = host.gather_function(losses.repeat(self._batch_size))
+            self._losses.add(losses)
+        if decoded is not None:
+            decoded = host.gather_function(pad(decoded, dim=1, pad_index=PADDING))
+            self._keep(self._inputs, decoded)
+        if labels is not None:
+            labels = pad(labels, dim=1, pad_index=PADDING)
+        if logits is not None:
+            logits = pad(logits, dim=1, pad_index=PADDING)
+            if host.preprocess_logits_for_metrics is not None:
+                logits = host.preprocess_logits_for_metrics(logits, labels)
+            logits = host.gather_function(logits)
+            self._keep(self._predictions, logits)
+        if labels is not None:
+            labels = host.gather_function(labels)
+            self._keep(self._labels, labels)
+        return losses, logits, labels
+
+    def _keep(self, kept: EvalAccumulator, values: Any) -> None:
+        if self._keeps:
+            kept.add(values)
+
+    def _compute_batch_metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any) -> None:
+        host = self._host
+        if host.compute_metrics is None or logits is None or labels is None:
+            return
+        wanted = host.args.include_for_metrics
+        prediction = EvalPrediction(
+            predictions=logits,
+            label_ids=labels,
+            losses=losses if "loss" in wanted else None,
+            inputs=inputs if "inputs" in wanted else None,
+        )
+        self._metrics = host.compute_metrics(prediction, compute_result=self._is_last_batch())
+
+    def _is_last_batch(self) -> bool:
+        if hasattr(self._loader, "end_of_dataloader"):
+            return bool(self._loader.end_of_dataloader)
+        return has_length(self._loader) and self._steps == len(self._loader)
+
+    def finish(self) -> dict[str, Any]:
+        """Compute the metrics and return them, their names prefixed."""
+        host = self._host
+        host.gather_function = host.accelerator.gather_for_metrics
+        losses, predictions, labels, inputs = (
+            kept.get_arrays() for kept in (self._losses, self._predictions, self._labels, self._inputs)
+        )
+        metrics = self._metrics
+        if host.compute_metrics is not None and predictions is not None and labels is not None and not self._per_batch:
+            wanted = host.args.include_for_metrics
+            metrics = host.compute_metrics(
+                EvalPrediction(
+                    predictions=predictions,
+                    label_ids=labels,
+                    losses=losses if "loss" in wanted else None,
+                    inputs=inputs if "inputs" in wanted else None,
+                )
+            )
+        metrics = denumpify_detensorize(metrics if metrics is not None else {})
+        mean_loss = self._mean_loss(losses)
+        if mean_loss is not None:
+            metrics[f"{self._prefix}_loss"] = mean_loss
+        if self._preparation_time is not None:
+            metrics[f"{self._prefix}_model_preparation_time"] = self._preparation_time
+        for key in list(metrics):
+            if not key.startswith(f"{self._prefix}_"):
+                metrics[f"{self._prefix}_{key}"] = metrics.pop(key)
+        self.output = EvalLoopOutput(predictions, labels, metrics, self._count_samples())
+        return metrics
+
+    def _mean_loss(self, losses: Any) -> float | None:
+        if isinstance(losses, list) and losses:
+            losses = np.concatenate(losses)
+        if not isinstance(losses, np.ndarray):
+            return None
+        if self._host.semantics.drops_non_finite_eval_losses and self._host.args.logging_nan_inf_filter:
+            finite = np.isfinite(losses)
+            losses = losses[finite] if finite.any() else losses
+        return float(losses.mean().item())
+
+    def _count_samples(self) -> int:
+        dataset = getattr(self._loader, "dataset", None)
+        if has_length(dataset):
+            samples = len(dataset)  # type: ignore[arg-type]
+        elif has_length(self._loader):
+            samples = self._host.num_examples(self._loader)
+        else:
+            samples = self._observed
+        return samples or self._observed

@@ -1,0 +1,123 @@
+"""What a model can do, found by looking at it, never by importing the package it comes from."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+__all__ = [
+    "accepts_loss_kwargs",
+    "accepts_parameter",
+    "count_parameters",
+    "ignores_item_count",
+    "is_bare_model",
+    "is_causal_lm",
+    "is_peft_model",
+    "shifts_labels",
+    "unwrap_peft",
+]
+
+
+def is_peft_model(model: Any) -> bool:
+    """Return whether ``model`` is one of peft's, an adapter around a base model."""
+    return any(cls.__module__.partition(".")[0] == "peft" for cls in type(model).__mro__)
+
+
+def unwrap_peft(model: nn.Module) -> nn.Module:
+    """Return the base model inside peft's wrappers, or ``model`` itself."""
+    if not is_peft_model(model):
+        return model
+    base: Any = model
+    return base.get_base_model() if hasattr(base, "get_base_model") else base.base_model.model  # type: ignore[no-any-return]
+
+
+def accepts_loss_kwargs(model: nn.Module) -> bool:
+    """Return whether ``model``'s forward is handed ``num_items_in_batch``: it says so, or takes any keyword."""
+    inner = unwrap_peft(model)
+    if hasattr(inner, "accepts_loss_kwargs"):
+        return bool(inner.accepts_loss_kwargs)
+    parameters = inspect.signature(inner.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+@cache
+def _forward_source(model_class: type) -> str | None:
+    try:
+        return inspect.getsource(inspect.unwrap(model_class.forward))  # type: ignore[attr-defined]
+    except (OSError, TypeError):
+        return None
+
+
+def ignores_item_count(model: nn.Module) -> bool:
+    """Return whether ``model`` takes ``num_items_in_batch`` but averages its loss over the batch all the same.
+
+    Found in the source of its forward: a cross-entropy of its own, and neither the count nor the configurable
+    ``loss_function`` that divides by it. A forward whose source cannot be read, or calls another model's, passes.
+    """
+    inner = unwrap_peft(model)
+    if not accepts_loss_kwargs(inner):
+        return False
+    source = _forward_source(type(inner))
+    if source is None or "num_items_in_batch" in source or "loss_function" in source:
+        return False
+    return any(loss in source for loss in ("CrossEntropyLoss(", "cross_entropy(", "MSELoss(", "BCEWithLogitsLoss("))
+
+
+def _transformers(module: str, name: str) -> Any:
+    """Return ``name`` of a transformers module if that package is in use already, else None."""
+    if "transformers" not in sys.modules:
+        return None
+    try:
+        return getattr(__import__(f"transformers.{module}", fromlist=[name]), name, None)
+    except ImportError:
+        return None
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Return whether position ``t`` of ``model``'s logits is scored against label ``t + 1``."""
+    inner = unwrap_peft(model)
+    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+        return False
+    losses = _transformers("loss.loss_utils", "LOSS_MAPPING") or {}
+    loss_type = getattr(inner, "loss_type", None)
+    causal_loss = losses.get("ForCausalLM")
+    return causal_loss is not None and losses.get(loss_type) is causal_loss
+
+
+def is_causal_lm(model: nn.Module) -> bool:
+    """Return whether ``model`` is a causal language model by its class's name."""
+    inner: Any = model.base_model.model if is_peft_model(model) else model
+    names = _transformers("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    return names is not None and type(inner).__name__ in names.values()
+
+
+def is_bare_model(model: nn.Module) -> bool:
+    """Return whether ``model`` is one of transformers' base models, without a head that gives a loss."""
+    names = _transformers("models.auto.modeling_auto", "MODEL_MAPPING_NAMES")
+    if names is None or not type(model).__module__.startswith("transformers."):
+        return False
+    bare = {item for name in names.values() for item in ((name,) if isinstance(name, str) else name)}
+    takes_labels = any("label" in name or name == "return_loss" for name in inspect.signature(model.forward).parameters)
+    return type(model).__name__ in bare and not takes_labels
+
+
+def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
+    """Return the number of ``model``'s parameters."""
+    return sum(item.numel() for item in model.parameters() if item.requires_grad or not trainable_only)
+
+
+@cache
+def _parameter_names(function: Any) -> tuple[frozenset[str], bool]:
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return frozenset(parameters), takes_any
+
+
+def accepts_parameter(method: Any, name: str) -> bool:
+    """Return whether ``method``, perhaps an override written for an older release, takes a parameter ``name``."""
+    names, takes_any = _parameter_names(getattr(method, "__func__", method))
+    return takes_any or name in names

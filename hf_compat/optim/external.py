@@ -1,0 +1,146 @@
+"""Optimizers of other packages: the class and its keywords, once the package is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from hf_compat.errors import MissingPackageError
+from hf_compat.optim.optim_args import flag, number_or_text, pick
+from hf_compat.optim.settings import Built, OptimizerRequest
+
+__all__ = [
+    "adamw_of",
+    "anyprecision",
+    "apex",
+    "bnb_adamw",
+    "bnb_ademamix",
+    "bnb_lion",
+    "bnb_rmsprop",
+    "grokadamw",
+    "schedule_free",
+    "stable_adamw",
+    "torchao",
+]
+
+_TORCHAO_READS_OPTIM_ARGS = Version("5.0")
+
+
+def adamw_of(request: OptimizerRequest, *, module: str, attribute: str, extra: str) -> Built:
+    """Return an AdamW with torch's arguments."""
+    return request.load(module, attribute, extra=extra), request.adam
+
+
+def _load_built_from_source(request: OptimizerRequest, module: str, attribute: str, url: str) -> Any:
+    try:
+        return request.load(module, attribute, extra="")
+    except MissingPackageError as error:
+        package = module.partition(".")[0]
+        message = f"`optim={request.name!r}` needs the package `{package}`; install it from {url}"
+        raise MissingPackageError(f"{message}, or use optim='adamw_torch_fused'.") from error
+
+
+def apex(request: OptimizerRequest) -> Built:
+    """Return apex's fused Adam."""
+    return _load_built_from_source(
+        request, "apex.optimizers", "FusedAdam", "https://github.com/NVIDIA/apex"
+    ), request.adam
+
+
+def anyprecision(request: OptimizerRequest) -> Built:
+    """Return torchdistx's AdamW, whose state may be in half precision."""
+    options = request.options
+    kwargs = {
+        "use_kahan_summation": flag(options.get("use_kahan_summation", "false")),
+        "momentum_dtype": getattr(torch, options.get("momentum_dtype", "float32")),
+        "variance_dtype": getattr(torch, options.get("variance_dtype", "float32")),
+        "compensation_buffer_dtype": getattr(torch, options.get("compensation_buffer_dtype", "bfloat16")),
+    }
+    url = "https://github.com/pytorch/torchdistx"
+    optimizer = _load_built_from_source(request, "torchdistx.optimizers", "AnyPrecisionAdamW", url)
+    return optimizer, request.adam | kwargs
+
+
+def bnb_adamw(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
+    """Return bitsandbytes' AdamW with a state of ``bits`` bits."""
+    optimizer = request.load("bitsandbytes.optim", "AdamW", extra="bitsandbytes")
+    return optimizer, request.adam | {"optim_bits": bits, "is_paged": paged}
+
+
+def bnb_lion(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
+    """Return bitsandbytes' Lion with a state of ``bits`` bits."""
+    optimizer = request.load("bitsandbytes.optim", "Lion", extra="bitsandbytes")
+    return optimizer, {"betas": request.adam["betas"], "optim_bits": bits, "is_paged": paged}
+
+
+def bnb_ademamix(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
+    """Return bitsandbytes' AdEMAMix with a state of ``bits`` bits."""
+    optimizer = request.load("bitsandbytes.optim", "AdEMAMix", extra="bitsandbytes")
+    options, settings = request.options, request.settings
+    kwargs: dict[str, Any] = {
+        "betas": (
+            float(options.get("beta1", settings.adam_beta1)),
+            float(options.get("beta2", settings.adam_beta2)),
+            float(options.get("beta3", 0.9999)),
+        ),
+        "alpha": float(options.get("alpha", 5.0)),
+        "eps": float(options.get("eps", settings.adam_epsilon)),
+    }
+    kwargs |= pick(options, {"t_alpha": int, "t_beta3": int})
+    return optimizer, kwargs | {"optim_bits": bits, "is_paged": paged}
+
+
+def bnb_rmsprop(request: OptimizerRequest, *, bits: int) -> Built:
+    """Return bitsandbytes' RMSprop with a state of ``bits`` bits."""
+    optimizer = request.load("bitsandbytes.optim", "RMSprop", extra="bitsandbytes")
+    # transformers passes the strings on, which bitsandbytes cannot compute with.
+    options = {name: number_or_text(value) for name, value in request.options.items()}
+    return optimizer, options | {"optim_bits": bits}
+
+
+def torchao(request: OptimizerRequest, *, attribute: str) -> Built:
+    """Return torchao's AdamW with a state of few bits."""
+    optimizer = request.load("torchao.optim", attribute, extra="torchao")
+    if request.semantics.release < _TORCHAO_READS_OPTIM_ARGS:
+        return optimizer, request.adam
+    kwargs = {
+        "block_size": int(request.options.get("block_size", 256)),
+        "bf16_stochastic_round": flag(request.options.get("bf16_stochastic_round", "false")),
+    }
+    return optimizer, kwargs | request.adam
+
+
+def schedule_free(request: OptimizerRequest, *, attribute: str, adam: bool, warmup: bool) -> Built:
+    """Return a schedule-free optimizer: with Adam's arguments, with warm-up of its own, or not."""
+    settings = request.settings
+    kwargs: dict[str, Any] = (request.adam if adam else {}) | {"weight_decay": settings.weight_decay}
+    if warmup:
+        kwargs["warmup_steps"] = settings.warmup_steps
+    kwargs["weight_lr_power"] = float(request.options.get("weight_lr_power", 2.0))
+    kwargs["r"] = float(request.options.get("r", 0.0))
+    return request.load("schedulefree", attribute, extra="schedulefree"), kwargs
+
+
+def grokadamw(request: OptimizerRequest) -> Built:
+    """Return GrokAdamW."""
+    defaults = {
+        "alpha_init": 0.98,
+        "lamb": 2.0,
+        "gamma": 0.1,
+        "grokking_signal_decay_rate": 0.1,
+        "gradient_clipping": 1.0,
+    }
+    kwargs = {name: float(request.options.get(name, default)) for name, default in defaults.items()}
+    return request.load("grokadamw", "GrokAdamW", extra="grokadamw"), kwargs
+
+
+def stable_adamw(request: OptimizerRequest) -> Built:
+    """Return optimi's StableAdamW."""
+    # In transformers any value is a yes, "false" too.
+    truth: Callable[[str], bool] = (lambda value: bool(flag(value))) if request.semantics.corrected else bool
+    chosen = pick(request.options, {"decouple_lr": truth, "max_lr": float, "kahan_sum": truth})
+    kwargs = {"weight_decay": request.settings.weight_decay, "decouple_lr": False, "max_lr": None, "kahan_sum": None}
+    return request.load("optimi", "StableAdamW", extra="optimi"), request.adam | kwargs | chosen

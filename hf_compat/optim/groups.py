@@ -1,0 +1,55 @@
+"""Which parameters decay, and the two parameter groups made of that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torch import nn
+
+__all__ = ["decay_parameter_names", "parameter_groups"]
+
+_NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+
+
+def _names_outside_layer_norms(module: nn.Module) -> Iterator[str]:
+    """Yield parameter names, those of submodules first; a tied parameter under each of its names."""
+    for name, child in module.named_children():
+        if not isinstance(child, nn.LayerNorm):
+            yield from (f"{name}.{inner}" for inner in _names_outside_layer_norms(child))
+    yield from module._parameters
+
+
+def decay_parameter_names(model: nn.Module) -> list[str]:
+    """Return the names of the parameters of ``model`` that weight decay applies to.
+
+    All but those of an ``nn.LayerNorm`` and those whose name, in lower case, contains ``bias``, ``layernorm`` or
+    ``rmsnorm``, or has a part that is ``norm`` or ends in ``_norm``. So ``q_norm.weight`` does not decay, while a
+    ``GroupNorm`` called ``gn`` does.
+
+    References:
+        Same names in the same order as ``Trainer.get_decay_parameter_names`` of transformers 4.53 and later.
+    """
+    return [name for name in _names_outside_layer_norms(model) if not _NOT_DECAYED.search(name.lower())]
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decay_names: Collection[str] | None = None
+) -> list[dict[str, Any]]:
+    """Return two parameter groups of ``model``: the one that decays, then the one that does not.
+
+    Both are there even if empty, so that the optimizer's state always has the same layout. Frozen parameters are in
+    neither.
+
+    Args:
+        model: Whose parameters, in the order of ``named_parameters``.
+        weight_decay: Of the first group; the second has 0.
+        decay_names: Names of the first group's parameters. Default: :func:`decay_parameter_names`.
+    """
+    decayed = frozenset(decay_parameter_names(model) if decay_names is None else decay_names)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [item for name, item in trainable if name in decayed], "weight_decay": weight_decay},
+        {"params": [item for name, item in trainable if name not in decayed], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,63 @@
+"""NEFTune: uniform noise on the input embeddings while training (https://arxiv.org/abs/2310.05914)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_compat.errors import ModelError
+from hf_compat.model_facts import unwrap_peft
+
+__all__ = ["activate_neftune", "deactivate_neftune"]
+
+
+def _add_noise(module: Any, args: Any, output: Tensor) -> Tensor | None:
+    """Add noise to embeddings, ``(batch, sequence, width)``; a forward hook, None leaves the output as it is."""
+    if not module.training:
+        return None
+    # In float32 tensors, as transformers computes it: Python's floats round the bound differently.
+    root = torch.sqrt(torch.tensor(output.size(1) * output.size(2), device="cpu"))
+    bound = (module.neftune_noise_alpha / root).item()
+    return output + torch.zeros_like(output).uniform_(-bound, bound)
+
+
+def _input_embeddings(model: nn.Module) -> nn.Module:
+    base: Any = unwrap_peft(model)
+    if not callable(getattr(base, "get_input_embeddings", None)):
+        raise ModelError(
+            f"`neftune_noise_alpha` needs a model with `get_input_embeddings()`; {type(base).__name__} has none."
+        )
+    embeddings: nn.Module = base.get_input_embeddings()
+    return embeddings
+
+
+def activate_neftune(model: nn.Module, alpha: float) -> RemovableHandle:
+    """Add noise to ``model``'s input embeddings in every forward pass in train mode; return the hook's handle.
+
+    The noise is uniform within ``alpha / sqrt(sequence length * width)`` of 0. The embedding module gets the attribute
+    ``neftune_noise_alpha``, which may be changed between passes.
+
+    Args:
+        model: A model with ``get_input_embeddings``, or peft's wrapper around one.
+        alpha: Magnitude of the noise, 5 to 15 in the paper.
+
+    Raises:
+        ModelError: If the model does not say which its input embeddings are.
+
+    References:
+        Same noise as transformers ``integrations/neftune.py``.
+    """
+    embeddings = _input_embeddings(model)
+    embeddings.neftune_noise_alpha = alpha  # type: ignore[assignment]
+    return embeddings.register_forward_hook(_add_noise)
+
+
+def deactivate_neftune(model: nn.Module, handle: RemovableHandle) -> None:
+    """Undo :func:`activate_neftune`, which returned ``handle``."""
+    handle.remove()
+    embeddings = _input_embeddings(model)
+    if hasattr(embeddings, "neftune_noise_alpha"):
+        del embeddings.neftune_noise_alpha

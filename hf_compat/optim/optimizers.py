@@ -1,0 +1,133 @@
+"""Optimizers by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from packaging.version import Version
+from torch import nn
+
+from hf_compat.arguments.semantics import Semantics, resolve_semantics
+from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
+from hf_compat.optim import external
+from hf_compat.optim.adafactor import Adafactor
+from hf_compat.optim.optim_args import parse_optim_args, pick, says_yes
+from hf_compat.optim.settings import Built, OptimizerRequest, OptimizerSettings, plain_name
+
+__all__ = ["OPTIMIZERS", "optimizer_class_and_kwargs"]
+
+_TORCH_READS_OPTIM_ARGS = Version("5.3")
+
+
+def _adamw(request: OptimizerRequest, **extra: Any) -> Built:
+    return torch.optim.AdamW, request.adam | extra
+
+
+def _adafactor(request: OptimizerRequest) -> Built:
+    return Adafactor, {"scale_parameter": False, "relative_step": False}
+
+
+def _from_torch(request: OptimizerRequest, *, optimizer: type, kinds: dict[str, Callable[[str], Any]]) -> Built:
+    reads = request.semantics.release >= _TORCH_READS_OPTIM_ARGS
+    return optimizer, pick(request.options, kinds) if reads else {}
+
+
+def _refuse(request: OptimizerRequest) -> NoReturn:
+    raise UnsupportedArgumentsError(
+        [
+            f"`optim={request.name!r}` is built from the model's modules, which is not supported: build its class and "
+            "keywords yourself and pass them to the Trainer as `optimizer_cls_and_kwargs`."
+        ]
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[OptimizerRequest], Built]] = {
+    "adamw_hf": _adamw,  # gone since 4.50, whose users were sent to torch's
+    "adamw_torch": _adamw,
+    "adamw_torch_fused": partial(_adamw, fused=True),
+    "adamw_torch_xla": partial(external.adamw_of, module="torch_xla.amp.syncfree", attribute="AdamW", extra="xla"),
+    "adamw_torch_npu_fused": partial(
+        external.adamw_of, module="torch_npu.optim", attribute="NpuFusedAdamW", extra="npu"
+    ),
+    "adamw_apex_fused": external.apex,
+    "adamw_anyprecision": external.anyprecision,
+    "adamw_torch_4bit": partial(external.torchao, attribute="AdamW4bit"),
+    "adamw_torch_8bit": partial(external.torchao, attribute="AdamW8bit"),
+    "adafactor": _adafactor,
+    "sgd": partial(
+        _from_torch,
+        optimizer=torch.optim.SGD,
+        kinds={"momentum": float, "dampening": float, "weight_decay": float, "nesterov": says_yes},
+    ),
+    "adagrad": partial(
+        _from_torch, optimizer=torch.optim.Adagrad, kinds={"lr_decay": float, "weight_decay": float, "eps": float}
+    ),
+    "rmsprop": partial(
+        _from_torch,
+        optimizer=torch.optim.RMSprop,
+        kinds={"momentum": float, "alpha": float, "eps": float, "weight_decay": float, "centered": says_yes},
+    ),
+    "adamw_bnb_8bit": partial(external.bnb_adamw, bits=8, paged=False),
+    "adamw_8bit": partial(external.bnb_adamw, bits=8, paged=False),
+    "paged_adamw_32bit": partial(external.bnb_adamw, bits=32, paged=True),
+    "paged_adamw_8bit": partial(external.bnb_adamw, bits=8, paged=True),
+    "lion_32bit": partial(external.bnb_lion, bits=32, paged=False),
+    "lion_8bit": partial(external.bnb_lion, bits=8, paged=False),
+    "paged_lion_32bit": partial(external.bnb_lion, bits=32, paged=True),
+    "paged_lion_8bit": partial(external.bnb_lion, bits=8, paged=True),
+    "ademamix": partial(external.bnb_ademamix, bits=32, paged=False),
+    "ademamix_8bit": partial(external.bnb_ademamix, bits=8, paged=False),
+    "paged_ademamix_32bit": partial(external.bnb_ademamix, bits=32, paged=True),
+    "paged_ademamix_8bit": partial(external.bnb_ademamix, bits=8, paged=True),
+    "rmsprop_bnb": partial(external.bnb_rmsprop, bits=32),
+    "rmsprop_bnb_8bit": partial(external.bnb_rmsprop, bits=8),
+    "rmsprop_bnb_32bit": partial(external.bnb_rmsprop, bits=32),
+    "schedule_free_radam": partial(external.schedule_free, attribute="RAdamScheduleFree", adam=True, warmup=False),
+    "schedule_free_adamw": partial(external.schedule_free, attribute="AdamWScheduleFree", adam=True, warmup=True),
+    "schedule_free_sgd": partial(external.schedule_free, attribute="SGDScheduleFree", adam=False, warmup=True),
+    "grokadamw": external.grokadamw,
+    "stable_adamw": external.stable_adamw,
+    "galore_adamw": _refuse,
+    "galore_adamw_8bit": _refuse,
+    "galore_adafactor": _refuse,
+    "galore_adamw_layerwise": _refuse,
+    "galore_adamw_8bit_layerwise": _refuse,
+    "galore_adafactor_layerwise": _refuse,
+    "apollo_adamw": _refuse,
+    "apollo_adamw_layerwise": _refuse,
+    "lomo": _refuse,
+    "adalomo": _refuse,
+}
+"""``optim`` to what makes the class and its keywords, all but the learning rate."""
+
+
+def optimizer_class_and_kwargs(
+    settings: OptimizerSettings, model: nn.Module | None = None, *, semantics: Semantics | None = None
+) -> Built:
+    """Return the class of the optimizer that ``settings`` name, and its keywords without the parameters.
+
+    Args:
+        settings: The ``TrainingArguments``, ours or transformers'.
+        model: Taken as in transformers; no supported optimizer is built from it.
+        semantics: Whether some optimizers read ``optim_args`` depends on the release. Default: the installed one's.
+
+    Raises:
+        ArgumentsError: If there is no optimizer of that name, or ``optim_args`` cannot be read.
+        UnsupportedArgumentsError: If the optimizer has to be built from the model's modules.
+        MissingPackageError: If the optimizer's package is not installed.
+
+    References:
+        Same as ``Trainer.get_optimizer_cls_and_kwargs`` of transformers, with our own ``Adafactor``.
+    """
+    name = plain_name(settings.optim)
+    if name not in OPTIMIZERS:
+        near = difflib.get_close_matches(name, OPTIMIZERS, n=1, cutoff=0.0)[0]
+        raise ArgumentsError([f"`optim={name!r}` is unknown: did you mean {near!r}?"])
+    options = parse_optim_args(settings.optim_args)
+    request = OptimizerRequest(name, settings, options, semantics or resolve_semantics())
+    optimizer, kwargs = OPTIMIZERS[name](request)
+    return optimizer, {"lr": settings.learning_rate} | kwargs

@@ -1,0 +1,239 @@
+"""Learning-rate schedules by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from packaging.version import Version
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from hf_compat.arguments.semantics import OLDEST_RELEASE, Semantics, resolve_semantics
+from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError
+from hf_compat.optim import curves
+from hf_compat.optim.greedy import GreedyLR
+from hf_compat.optim.settings import plain_name
+
+__all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRule:
+    """How one ``lr_scheduler_type`` is built."""
+
+    build: Callable[..., Any]
+    """Called with the optimizer, the update steps of warm-up and of the run, and the ``lr_scheduler_kwargs``."""
+    kwargs_since: Version | None = OLDEST_RELEASE
+    """The transformers release that first passed ``lr_scheduler_kwargs`` on; None if all drop them."""
+
+
+def _constant(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
+    # The only curve that is not bound to steps: transformers' state says None for it too.
+    return LambdaLR(optimizer, curves.constant)
+
+
+def _constant_with_warmup(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
+    return LambdaLR(optimizer, partial(curves.constant_with_warmup, warmup_steps=warmup))
+
+
+def _linear(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
+    return LambdaLR(optimizer, partial(curves.linear, warmup_steps=warmup, training_steps=total))
+
+
+def _cosine(optimizer: Optimizer, warmup: int, total: int, *, num_cycles: float = 0.5) -> LambdaLR:
+    return LambdaLR(optimizer, partial(curves.cosine, warmup_steps=warmup, training_steps=total, cycles=num_cycles))
+
+
+def _cosine_with_restarts(optimizer: Optimizer, warmup: int, total: int, *, num_cycles: float = 1) -> LambdaLR:
+    curve = partial(curves.cosine_with_restarts, warmup_steps=warmup, training_steps=total, cycles=num_cycles)
+    return LambdaLR(optimizer, curve)
+
+
+def _floor(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
+    """Return the smallest factor on the learning rate, given as a rate or as a factor."""
+    if min_lr is not None and min_lr_rate is not None:
+        problem = f"`lr_scheduler_kwargs` has min_lr={min_lr} and min_lr_rate={min_lr_rate}: drop one of them."
+        raise ArgumentsError([problem])
+    if min_lr is not None:
+        return min_lr / float(optimizer.defaults["lr"])
+    if min_lr_rate is None:
+        raise ArgumentsError(["`lr_scheduler_kwargs` has neither min_lr nor min_lr_rate: give one of them."])
+    return min_lr_rate
+
+
+def _cosine_with_min_lr(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    *,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+) -> LambdaLR:
+    floor = _floor(optimizer, min_lr, min_lr_rate)
+    curve = partial(curves.cosine, warmup_steps=warmup, training_steps=total, cycles=num_cycles, floor=floor)
+    return LambdaLR(optimizer, curve)
+
+
+def _cosine_warmup_with_min_lr(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    *,
+    num_cycles: float = 0.5,
+    min_lr: float | None = None,
+    min_lr_rate: float | None = None,
+    warmup_lr_rate: float | None = None,
+) -> LambdaLR:
+    curve = partial(
+        curves.cosine_early,
+        warmup_steps=warmup,
+        training_steps=total,
+        cycles=num_cycles,
+        floor=_floor(optimizer, min_lr, min_lr_rate),
+        start=warmup_lr_rate,
+    )
+    return LambdaLR(optimizer, curve)
+
+
+def _polynomial(optimizer: Optimizer, warmup: int, total: int, *, lr_end: float = 1e-7, power: float = 1.0) -> LambdaLR:
+    initial = optimizer.defaults["lr"]
+    if not initial > lr_end:
+        problem = f"`lr_scheduler_kwargs` has lr_end={lr_end} with `learning_rate={initial}`: it must be smaller."
+        raise ArgumentsError([problem])
+    curve = partial(
+        curves.polynomial, warmup_steps=warmup, training_steps=total, initial=initial, final=lr_end, power=power
+    )
+    return LambdaLR(optimizer, curve)
+
+
+def _inverse_sqrt(optimizer: Optimizer, warmup: int, total: int, *, timescale: int | None = None) -> LambdaLR:
+    scale = (warmup or 10_000) if timescale is None else timescale
+    return LambdaLR(optimizer, partial(curves.inverse_sqrt, warmup_steps=warmup, timescale=scale))
+
+
+def _warmup_stable_decay(
+    optimizer: Optimizer,
+    warmup: int,
+    total: int,
+    *,
+    num_decay_steps: int | None = None,
+    num_stable_steps: int | None = None,
+    warmup_type: str = "linear",
+    decay_type: str = "cosine",
+    min_lr_ratio: float = 0,
+    num_cycles: float = 0.5,
+) -> LambdaLR:
+    if num_decay_steps is None:
+        problem = "`lr_scheduler_type='warmup_stable_decay'`: add num_decay_steps to `lr_scheduler_kwargs`."
+        raise ArgumentsError([problem])
+    problems = [
+        f"`lr_scheduler_kwargs` has {name}={shape!r}: use one of {', '.join(curves.RAMPS)}."
+        for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type))
+        if shape not in curves.RAMPS
+    ]
+    if problems:
+        raise ArgumentsError(problems)
+    if num_stable_steps is None:
+        num_stable_steps = total - warmup - num_decay_steps
+    elif (planned := warmup + num_stable_steps + num_decay_steps) != total:
+        text = f"The schedule is over after {planned} update steps and the run after {total}; see `num_stable_steps`."
+        warnings.warn(text, HFCompatWarning, stacklevel=3)
+    curve = partial(
+        curves.warmup_stable_decay,
+        warmup_steps=warmup,
+        stable_steps=num_stable_steps,
+        decay_steps=num_decay_steps,
+        warmup_type=warmup_type,
+        decay_type=decay_type,
+        floor=min_lr_ratio,
+        cycles=num_cycles,
+    )
+    return LambdaLR(optimizer, curve)
+
+
+def _reduce_lr_on_plateau(optimizer: Optimizer, warmup: int, total: int, **kwargs: Any) -> ReduceLROnPlateau:
+    return ReduceLROnPlateau(optimizer, **kwargs)
+
+
+def _greedy(optimizer: Optimizer, warmup: int, total: int, **kwargs: Any) -> GreedyLR:
+    return GreedyLR(optimizer, **kwargs)
+
+
+SCHEDULERS: dict[str, SchedulerRule] = {
+    "linear": SchedulerRule(_linear),
+    "cosine": SchedulerRule(_cosine),
+    "cosine_with_restarts": SchedulerRule(_cosine_with_restarts),
+    "polynomial": SchedulerRule(_polynomial),
+    "constant": SchedulerRule(_constant, kwargs_since=None),
+    "constant_with_warmup": SchedulerRule(_constant_with_warmup, kwargs_since=None),
+    "inverse_sqrt": SchedulerRule(_inverse_sqrt, kwargs_since=Version("5.4")),
+    "reduce_lr_on_plateau": SchedulerRule(_reduce_lr_on_plateau),
+    "cosine_with_min_lr": SchedulerRule(_cosine_with_min_lr),
+    "cosine_warmup_with_min_lr": SchedulerRule(_cosine_warmup_with_min_lr),
+    "warmup_stable_decay": SchedulerRule(_warmup_stable_decay),
+    "greedy": SchedulerRule(_greedy),
+}
+"""``lr_scheduler_type`` to what builds it."""
+
+
+def _check_names(name: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    parameters = inspect.signature(build).parameters.values()
+    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
+        return
+    known = [item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY]
+    for unknown in kwargs.keys() - set(known):
+        raise UnknownArgumentError(
+            f"lr_scheduler_kwargs={{{unknown!r}: ...}} with lr_scheduler_type={name!r}: "
+            f"it takes {', '.join(known) or 'no arguments'}."
+        )
+
+
+def build_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    *,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    kwargs: dict[str, Any] | None = None,
+    semantics: Semantics | None = None,
+) -> Any:
+    """Return the schedule ``name`` of ``optimizer``'s learning rates.
+
+    Args:
+        name: An ``lr_scheduler_type``, one of :data:`SCHEDULERS`, or the enum member.
+        optimizer: All of its parameter groups follow the schedule.
+        num_warmup_steps: Update steps of warm-up.
+        num_training_steps: Update steps of the whole run, warm-up included.
+        kwargs: The ``lr_scheduler_kwargs``.
+        semantics: Whether ``kwargs`` reach the schedule depends on the release. Default: the installed one's.
+
+    Returns:
+        A schedule stepped with each update; ``reduce_lr_on_plateau`` and ``greedy`` are stepped with a metric.
+
+    Raises:
+        ArgumentsError: If there is no schedule ``name``, or a value in ``kwargs`` is wrong.
+        UnknownArgumentError: If the schedule takes no argument of a name in ``kwargs``.
+
+    References:
+        Same curves and states as ``get_scheduler`` of transformers ``optimization.py``.
+    """
+    name = plain_name(name)
+    rule = SCHEDULERS.get(name)
+    if rule is None:
+        near = difflib.get_close_matches(name, SCHEDULERS, n=1, cutoff=0.0)[0]
+        raise ArgumentsError([f"`lr_scheduler_type={name!r}` is unknown: did you mean {near!r}?"])
+    options = dict(kwargs or {})
+    release = (semantics or resolve_semantics()).release
+    if options and (rule.kwargs_since is None or release < rule.kwargs_since):
+        text = f"lr_scheduler_kwargs={options} are not used by lr_scheduler_type={name!r} in transformers {release}."
+        warnings.warn(text, HFCompatWarning, stacklevel=2)
+        options = {}
+    _check_names(name, rule.build, options)
+    return rule.build(optimizer, num_warmup_steps, num_training_steps, **options)

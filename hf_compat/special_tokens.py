@@ -1,0 +1,64 @@
+"""Making a model's configuration agree with its tokenizer on the special tokens before training."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from hf_compat.arguments.semantics import Semantics
+
+__all__ = ["align_special_tokens"]
+
+logger = logging.getLogger(__name__)
+
+_TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
+
+
+def align_special_tokens(model: Any, processing_class: Any, semantics: Semantics) -> None:
+    """Set the special token ids in ``model``'s configurations to the tokenizer's where they differ.
+
+    The generation configuration may hold several end tokens: the tokenizer's is put in front of them. Models without a
+    configuration and processing classes without special tokens are left alone.
+
+    References:
+        As transformers' Trainer does at the start of ``train`` since 4.56.
+    """
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    if not hasattr(model, "config") or not all(hasattr(tokenizer, name) for name in _TOKENS):
+        return
+    config = model.config
+    if semantics.keeps_tokens_undefined_by_tokenizer and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    generation = getattr(model, "generation_config", None)
+    changed = {}
+    for name in _TOKENS:
+        token = getattr(tokenizer, name)
+        if token is None and semantics.keeps_tokens_undefined_by_tokenizer:
+            continue
+        if _align(name, token, config, generation):
+            changed[name] = token
+    if changed:
+        logger.warning("The model's configuration now has the tokenizer's special tokens: %s.", changed)
+
+
+def _align(name: str, token: int | None, config: Any, generation: Any) -> bool:
+    """Set one token; return whether anything differed."""
+    in_config = _as_list(getattr(config, name, None))
+    in_generation = _as_list(getattr(generation, name, None)) if generation is not None else [token]
+    several = name == "eos_token_id"
+    if several and generation is not None and isinstance(getattr(generation, name), int):
+        setattr(generation, name, in_generation)
+    if token in in_config and token in in_generation:
+        return False
+    keeps_list = several and isinstance(getattr(config, name, None), list)
+    setattr(config, name, [token, *(t for t in in_config if t != token)] if keeps_list else token)
+    if generation is not None and several:
+        kept = [token, *(t for t in in_generation if t != token)]
+        setattr(generation, name, [t for t in kept if t is not None])
+    elif generation is not None:
+        setattr(generation, name, token)
+    return True
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]

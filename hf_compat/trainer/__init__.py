@@ -1,0 +1,5 @@
+"""The Trainer: transformers' class on a Lightning run, one file a topic, each adding to the one before."""
+
+from hf_compat.trainer.trainer import OVERRIDABLE, Trainer
+
+__all__ = ["OVERRIDABLE", "Trainer"]

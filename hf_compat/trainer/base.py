@@ -1,0 +1,170 @@
+"""What every part of the Trainer stands on: its attributes, callbacks, process facts and logging."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat import metrics as metric_files
+from hf_compat.accelerator import Accelerator
+from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.semantics import Semantics
+from hf_compat.callbacks import CallbackHandler
+from hf_compat.plan import RunPlan
+from hf_compat.state import TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.engine.module import HFModule
+
+__all__ = ["TrainerBase"]
+
+
+class TrainerBase:
+    """Attributes, callbacks, process facts, ``log`` and the metric files."""
+
+    args: TrainingArguments
+    semantics: Semantics
+    accelerator: Accelerator
+    model: Any
+    model_wrapped: Any
+    model_init: Callable[..., nn.Module] | None
+    processing_class: Any
+    data_collator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    compute_loss_func: Callable[..., Tensor] | None
+    compute_metrics: Callable[..., dict[str, Any]] | None
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    optimizer: Any
+    lr_scheduler: Any
+    optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
+    callback_handler: CallbackHandler
+    control: TrainerControl
+    state: TrainerState
+    label_names: list[str]
+    label_smoother: Any
+    can_return_loss: bool
+    model_accepts_loss_kwargs: bool
+    loss_is_scaled_for_ga: bool | None = None
+    """Whether ``compute_loss`` already averages over the window; None decides by the model."""
+    is_in_train: bool = False
+    is_fsdp_enabled: bool = False
+    is_deepspeed_enabled: bool = False
+    is_model_parallel: bool = False
+    deepspeed: None = None
+    hp_name: Callable[..., str] | None = None
+    hp_search_backend: Any = None
+    current_flos: float = 0
+    current_gradient_accumulation_steps: int = 1
+    plan: RunPlan | None = None
+    lightning_module: HFModule | None = None
+    lightning_trainer: pl.Trainer | None = None
+    """The Lightning trainer of the run under way or the last one."""
+    _lightning_keywords: Mapping[str, Any]
+    _trial: Any = None
+
+    # ---- facts ----
+
+    @property
+    def tokenizer(self) -> Any:
+        """The processing class under the name it had before transformers 4.46."""
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        self.processing_class = value
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model trains."""
+        return self.args.device
+
+    def is_local_process_zero(self) -> bool:
+        """Return whether this is the main process of its machine."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is the main process of all machines."""
+        return self.args.process_index == 0
+
+    # ---- callbacks ----
+
+    def add_callback(self, callback: Any) -> None:
+        """Append a user callback, an instance or a class to make one of."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove the first callback that is, or is an instance of, ``callback``."""
+        self.callback_handler.remove_callback(callback)
+
+    def should_stop(self) -> bool:
+        """Return whether a callback asked to end the epoch or the training."""
+        return self.control.should_epoch_stop or self.control.should_training_stop
+
+    # ---- logs and metric files ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Append ``logs`` to the history, at the current update step, and show it to all callbacks.
+
+        Args:
+            logs: Names and values; ``epoch``, and tokens seen if they are counted, are added to it.
+            start_time: When the training began, in seconds since the epoch of ``time.time``; for token speeds.
+        """
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            if start_time is not None:
+                seen = self.state.num_input_tokens_seen - self._initial_num_input_tokens_seen
+                logs.update(metric_files.speed_metrics("train", start_time, num_tokens=seen))
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    _initial_num_input_tokens_seen: int = 0
+
+    def metrics_format(self, metrics: dict[str, float]) -> dict[str, Any]:
+        """Return ``metrics`` as they are printed."""
+        return metric_files.metrics_format(metrics)
+
+    def log_metrics(self, split: str, metrics: dict[str, float]) -> None:
+        """Print ``metrics`` of ``split``, one a line, on the main process."""
+        metric_files.log_metrics(self, split, metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Write ``metrics`` to ``<split>_results.json`` and, if ``combined``, into ``all_results.json``."""
+        metric_files.save_metrics(self, split, metrics, combined)
+
+    def save_state(self) -> None:
+        """Write ``trainer_state.json`` into the output folder."""
+        metric_files.save_state(self)
+
+    def store_flos(self) -> None:
+        """Move the floating-point operations counted since last time into the state."""
+        self.state.total_flos += self.current_flos
+        self.current_flos = 0
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        """Return the folder that this run's checkpoints go to."""
+        return self.args.output_dir
+
+    def _prepare_output_dir(self) -> None:
+        if self.args.should_save:
+            os.makedirs(self.args.output_dir, exist_ok=True)
+
+    def _reset_gather_function(self) -> None:
+        self.gather_function = functools.partial(
+            self.accelerator.gather_for_metrics, use_gather_object=self.args.eval_use_gather_object
+        )
+
+    gather_function: Callable[[Any], Any]

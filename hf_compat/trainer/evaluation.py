@@ -1,0 +1,222 @@
+"""The Trainer's evaluation and prediction."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.evaluation.accumulate import nested_detach
+from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
+from hf_compat.evaluation.session import EvaluationSession
+from hf_compat.metrics import speed_metrics
+from hf_compat.model_facts import accepts_parameter
+from hf_compat.trainer.steps import StepMethods
+
+__all__ = ["EvaluationMethods"]
+
+
+class EvaluationMethods(StepMethods):
+    """``evaluate``, ``predict`` and the loop they share."""
+
+    _model_is_prepared: bool = False
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return the metrics of an evaluation, logged too.
+
+        Args:
+            eval_dataset: What to evaluate on; a dict of data sets is evaluated one after the other, each under its key.
+                Default: the Trainer's own.
+            ignore_keys: Model outputs left out of the predictions.
+            metric_key_prefix: What metric names start with.
+
+        Raises:
+            DataError: If there is no data set.
+        """
+        given = eval_dataset is not None
+        eval_dataset = eval_dataset if given else self.eval_dataset
+        if isinstance(eval_dataset, dict):
+            metrics: dict[str, float] = {}
+            for name, dataset in eval_dataset.items():
+                metrics |= self.evaluate(
+                    eval_dataset=dataset if given else name,
+                    ignore_keys=ignore_keys,
+                    metric_key_prefix=f"{metric_key_prefix}_{name}",
+                )
+            return metrics
+        loader = self.get_eval_dataloader(eval_dataset)
+        start_time = time.time()
+        output = self.evaluation_loop(
+            loader,
+            description="Evaluation",
+            prediction_loss_only=True if self.compute_metrics is None else None,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        self._add_speed(output, metric_key_prefix, start_time)
+        self.log(output.metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+        return output.metrics
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Return the predictions on ``test_dataset``, its labels, and metrics if it has labels.
+
+        Args:
+            test_dataset: What to predict.
+            ignore_keys: Model outputs left out of the predictions.
+            metric_key_prefix: What metric names start with.
+
+        Returns:
+            Arrays of ``(samples, ...)``; where lengths differ, filled up with -100 on the right.
+        """
+        loader = self.get_test_dataloader(test_dataset)
+        start_time = time.time()
+        output = self.evaluation_loop(
+            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        )
+        self._add_speed(output, metric_key_prefix, start_time)
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
+        return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
+
+    def _add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
+        start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
+        steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.args.world_size))
+        output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Return predictions, labels, metrics and the number of samples of one pass over ``dataloader``.
+
+        Runs in a Lightning evaluation loop, so that Lightning callbacks see it and can monitor its metrics.
+
+        Args:
+            dataloader: An iterable of batches.
+            description: ``"Evaluation"`` or ``"Prediction"``; the latter keeps predictions in any case.
+            prediction_loss_only: Keep losses alone; default: the argument of that name.
+            ignore_keys: Model outputs left out of the predictions.
+            metric_key_prefix: What metric names start with.
+        """
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        self._prepare_model_for_evaluation()
+        model = self.model_wrapped
+        model.eval()
+        if callable(getattr(self.optimizer, "eval", None)):  # a schedule-free optimizer
+            self.optimizer.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        self.accelerator.watch_evaluation(dataloader)
+        session = EvaluationSession(
+            self,
+            model,
+            dataloader,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            prefix=metric_key_prefix,
+            keeps_predictions=description == "Prediction",
+            preparation_time=self.__dict__.get("model_preparation_time"),
+        )
+        self._run_session(session, dataloader, test=description == "Prediction")
+        if session.output is None:  # Lightning leaves an empty loader out
+            session.finish()
+        assert session.output is not None, "a finished session has an output"
+        return session.output
+
+    def prediction_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Return what :meth:`evaluation_loop` returns; the name scripts for transformers 4 may call."""
+        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def _prepare_model_for_evaluation(self) -> None:
+        """Put the model where and as it is evaluated; the first time, note how many seconds that took."""
+        start = time.time()
+        self._place_model(self.model)
+        if not self._model_is_prepared:
+            self._model_is_prepared = True
+            self.model_preparation_time = round(time.time() - start, 4)
+        if not self.is_in_train:
+            if self.args.fp16_full_eval:
+                self.model_wrapped.to(dtype=torch.float16, device=self.args.device)
+            elif self.args.bf16_full_eval:
+                self.model_wrapped.to(dtype=torch.bfloat16, device=self.args.device)
+
+    model_preparation_time: float
+
+    def _place_model(self, model: nn.Module) -> None:
+        raise NotImplementedError
+
+    def _run_session(self, session: EvaluationSession, loader: Any, *, test: bool) -> None:
+        raise NotImplementedError
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Tensor | None, Any, Any]:
+        """Return the loss, ``()``, the logits and the labels of one batch; each may be None.
+
+        Args:
+            model: The model.
+            inputs: One batch.
+            prediction_loss_only: Return the loss alone.
+            ignore_keys: Outputs left out; default: those the model's configuration names, else ``past_key_values``.
+        """
+        has_labels = bool(self.label_names) and all(inputs.get(name) is not None for name in self.label_names)
+        returns_loss = inputs.get("return_loss")
+        returns_loss = self.can_return_loss if returns_loss is None else returns_loss
+        scored = has_labels or (not self.label_names and bool(returns_loss))
+        inputs = self._prepare_inputs(inputs)
+        ignored = self._ignored_outputs(ignore_keys)
+        # Taken first: computing the loss may take them out of the inputs.
+        labels = nested_detach(tuple(inputs.get(name) for name in self.label_names)) if scored else None
+        if labels is not None and len(labels) == 1:
+            labels = labels[0]
+        with torch.no_grad():
+            loss, outputs = self._predict(model, inputs, scored)
+        if prediction_loss_only:
+            return loss, None, None
+        if isinstance(outputs, dict):
+            hidden = [*ignored, "loss"] if scored else ignored
+            logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
+        else:
+            logits = outputs[1:] if scored else outputs
+        logits = nested_detach(logits)
+        return loss, logits[0] if len(logits) == 1 else logits, labels
+
+    def _predict(self, model: nn.Module, inputs: dict[str, Any], scored: bool) -> tuple[Tensor | None, Any]:
+        """Return the loss, None if the batch is not ``scored``, and what the model returned."""
+        with self.compute_loss_context_manager():
+            if not scored:
+                return None, model(**inputs)
+            if accepts_parameter(self.compute_loss, "num_items_in_batch"):
+                count = self._get_num_items_in_batch([inputs], self.args.device)
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
+            else:
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        return loss.detach().mean(), outputs
+
+    def _ignored_outputs(self, ignore_keys: list[str] | None) -> list[str]:
+        if ignore_keys is not None:
+            return ignore_keys
+        if hasattr(self.model, "config"):
+            return getattr(self.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
+        return []

@@ -1,0 +1,134 @@
+"""What follows an update step and an epoch: log, evaluate, save; and what ends the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hf_compat.data.windows import Window
+from hf_compat.evaluation.results import TrainOutput
+from hf_compat.metrics import speed_metrics
+from hf_compat.model_facts import accepts_parameter
+from hf_compat.plan import RunPlan
+from hf_compat.trainer.saving import SavingMethods
+
+__all__ = ["FlowMethods"]
+
+
+class FlowMethods(SavingMethods):
+    """Called by the engine while Lightning's fit runs, in upstream's order."""
+
+    _ignore_keys_for_eval: list[str] | None = None
+    _learning_rate: float | None = None
+    _start_time: float = 0.0
+    _train_output: TrainOutput | None = None
+    _initial_global_step: int = 0
+
+    def count_update(self, window: Window) -> None:
+        """Step the schedule and count the update step that ``window`` made."""
+        assert self.plan is not None, "a run has a plan"
+        assert self.lightning_trainer is not None, "a run has a Lightning trainer"
+        self._learning_rate = self._get_learning_rate()
+        if not self.accelerator.optimizer_step_was_skipped and not self._steps_on_metric():
+            self.lr_scheduler.step()
+        self.model_wrapped.zero_grad()
+        self.state.global_step = self.lightning_trainer.global_step
+        done = window.batches_before + len(window.batches)
+        self.state.epoch = window.epoch + done / self.plan.batches_per_epoch
+
+    def log_evaluate_save(self) -> None:
+        """Log, evaluate and save, each if the control asks for it."""
+        assert self.lightning_trainer is not None, "a run has a Lightning trainer"
+        self._maybe_log_save_evaluate(
+            self._tr_loss,
+            self._grad_norm,
+            self.model_wrapped,
+            self._trial,
+            self.lightning_trainer.current_epoch,
+            self._ignore_keys_for_eval,
+            self._start_time,
+            learning_rate=self._learning_rate,
+        )
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Log the mean loss since the last log, evaluate, and save, each if the control asks for it."""
+        if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
+            logs = self._training_logs(tr_loss, grad_norm, learning_rate)
+            if accepts_parameter(self.log, "start_time"):
+                self.log(logs, start_time)
+            else:
+                self.log(logs)
+        if self.control.should_evaluate:
+            metrics = self._evaluate(trial, ignore_keys_for_eval)
+            is_best = self._determine_best_metric(metrics=metrics, trial=trial)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
+        if self.control.should_save:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _training_logs(self, tr_loss: torch.Tensor, grad_norm: Any, learning_rate: float | None) -> dict[str, float]:
+        """Return what is logged of the update steps since the last log, and start counting anew."""
+        summed = tr_loss.item()
+        tr_loss -= tr_loss  # in place, as callers hold it; a NaN stays, as upstream's does
+        mean = summed / (self.state.global_step - self._globalstep_last_logged)
+        logs = {"loss": mean if self.semantics.logs_unrounded_loss else round(mean, 4)}
+        if grad_norm is not None:
+            logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
+        logs["learning_rate"] = self._get_learning_rate() if learning_rate is None else learning_rate
+        self._total_loss_scalar += summed
+        self._globalstep_last_logged = self.state.global_step
+        self.store_flos()
+        return logs
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Evaluate, and step a schedule that goes by a metric."""
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        if self._steps_on_metric() and not skip_scheduler:
+            self.lr_scheduler.step(self._metric_for_best(metrics))
+        return metrics
+
+    # ---- after the run ----
+
+    def finish_training(self) -> None:
+        """Log the final metrics, load the best model, delete what rotation leaves, fire ``on_train_end``."""
+        assert self.plan is not None, "a run has a plan"
+        self._total_loss_scalar += self._tr_loss.item()
+        loads_best = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
+        if loads_best and not self.semantics.loads_best_after_final_log:
+            self._load_best_model()
+        metrics = self._final_metrics(self.plan)
+        self.is_in_train = self.semantics.loads_best_after_final_log
+        self.log(metrics)
+        if loads_best and self.semantics.loads_best_after_final_log:
+            self._load_best_model()
+        self._keep_only_best(self._trial)
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._train_output = TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+
+    def _final_metrics(self, plan: RunPlan) -> dict[str, Any]:
+        """Return speeds, floating-point operations and the mean loss of the run."""
+        if self.semantics.averages_over_session_steps:
+            steps = self.state.global_step - self._initial_global_step
+            samples = plan.num_train_samples * steps / max(self.state.max_steps, 1)
+            done = steps
+        else:
+            steps, samples, done = self.state.max_steps, plan.num_train_samples, self.state.global_step
+        metrics = speed_metrics("train", self._start_time, num_samples=samples, num_steps=steps)
+        self.store_flos()
+        metrics["total_flos"] = self.state.total_flos
+        metrics["train_loss"] = self._total_loss_scalar / max(done, 0.001)
+        return metrics

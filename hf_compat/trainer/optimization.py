@@ -1,0 +1,124 @@
+"""The Trainer's optimizer, learning-rate schedule and gradient clipping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from hf_compat.model_facts import count_parameters
+from hf_compat.optim.groups import decay_parameter_names, parameter_groups
+from hf_compat.optim.optimizers import optimizer_class_and_kwargs
+from hf_compat.optim.schedulers import build_scheduler
+from hf_compat.trainer.data import DataMethods
+
+__all__ = ["OptimizerMethods"]
+
+
+class OptimizerMethods(DataMethods):
+    """Optimizer and schedule by name, learning rates, clipping."""
+
+    _created_lr_scheduler: bool = False
+    _grad_norm: Tensor | float | None = None
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Set ``optimizer`` and ``lr_scheduler`` for a run of ``num_training_steps`` update steps."""
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Set and return ``optimizer``: the one passed in, else the one that ``args.optim`` names.
+
+        Weights are in two groups, with and without weight decay.
+        """
+        if self.optimizer is None:
+            target: nn.Module = self.model if model is None else model
+            groups: Any = parameter_groups(target, self.args.weight_decay, self.get_decay_parameter_names(target))
+            if self.optimizer_cls_and_kwargs is not None:
+                optimizer_class, kwargs = self.optimizer_cls_and_kwargs
+            else:
+                optimizer_class, kwargs = self.get_optimizer_cls_and_kwargs(self.args, target)
+            for own in ("params", "model", "optimizer_dict"):  # what an optimizer takes in place of the groups
+                groups = kwargs.pop(own, groups)
+            self.optimizer = optimizer_class(groups, **kwargs)
+        return self.optimizer  # type: ignore[no-any-return]
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
+        """Set and return ``lr_scheduler``: the one passed in, else the one that ``args.lr_scheduler_type`` names."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = build_scheduler(
+                self.args.lr_scheduler_type,
+                self.optimizer if optimizer is None else optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                kwargs=self.args.lr_scheduler_kwargs,
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
+        """Return the class and keywords of the optimizer that ``args`` names."""
+        return optimizer_class_and_kwargs(args, model)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names of ``model``'s parameters that decay: all but biases and those of normalisations."""
+        return decay_parameter_names(model)
+
+    def get_num_trainable_parameters(self) -> int:
+        """Return how many numbers training may change."""
+        return count_parameters(self.model, trainable_only=True)
+
+    def get_learning_rates(self) -> list[float]:
+        """Return the learning rate of each parameter group.
+
+        Raises:
+            ValueError: If there is no optimizer yet.
+        """
+        return [group["lr"] for group in self._optimizer_or_error().param_groups]
+
+    def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
+        """Return the parameter group of ``param``, or all groups' parameters.
+
+        Raises:
+            ValueError: If there is no optimizer yet.
+        """
+        groups = self._optimizer_or_error().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(item is param for item in group["params"])), None)
+
+    def _optimizer_or_error(self) -> Any:
+        if self.optimizer is None:
+            raise ValueError("The Trainer has no optimizer yet; call `train` or `create_optimizer` first.")
+        return self.optimizer
+
+    def _steps_on_metric(self) -> bool:
+        """Return whether the schedule is stepped by evaluations rather than by updates."""
+        return isinstance(self.lr_scheduler, ReduceLROnPlateau) or type(self.lr_scheduler).__name__ == "GreedyLR"
+
+    def _get_learning_rate(self) -> float:
+        """Return the learning rate of the first parameter group, as last scheduled."""
+        on_metric = self._steps_on_metric()
+        rate = self.optimizer.param_groups[0]["lr"] if on_metric else self.lr_scheduler.get_last_lr()[0]
+        return rate.item() if isinstance(rate, torch.Tensor) else rate
+
+    def clip_gradients(self) -> None:
+        """Clip the gradients to ``max_grad_norm`` and keep their norm for the next log."""
+        model = self.model_wrapped
+        clips = self.args.max_grad_norm is not None and self.args.max_grad_norm > 0
+        norm = self._clip_grad_norm(model) if clips else None
+        self._grad_norm = self._get_grad_norm(model, grad_norm=norm) if self.semantics.always_logs_grad_norm else norm
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        """Clip the gradients to ``max_grad_norm``; return their norm before."""
+        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | float:
+        """Return ``grad_norm``, measured if it is None."""
+        if grad_norm is None:
+            return self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
+        return grad_norm

@@ -1,0 +1,239 @@
+"""The Trainer's checkpoints: what is written when, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_compat.checkpoint import layout, publish, rng, rotation, state_files, training_args, weights
+from hf_compat.state import is_exportable
+from hf_compat.trainer.evaluation import EvaluationMethods
+
+__all__ = ["SavingMethods"]
+
+logger = logging.getLogger(__name__)
+
+
+class SavingMethods(EvaluationMethods):
+    """Saving, resuming, the best model."""
+
+    # ---- saving ----
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model, its configuration, the processing class and the arguments into ``output_dir``.
+
+        Only the main process writes. ``from_pretrained`` reads the folder.
+
+        Args:
+            output_dir: Default: the output folder of the run.
+            _internal_call: Whether a checkpoint is being saved.
+        """
+        if self.args.should_save:
+            self._save(self.args.output_dir if output_dir is None else output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Write model, processing class and arguments into ``output_dir``."""
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights.save_weights(
+            self.accelerator.unwrap_model(self.model),
+            folder,
+            state_dict=state_dict,
+            safe_serialization=self.args.save_safetensors,
+        )
+        processing_class = self.processing_class
+        if processing_class is None:
+            processing_class = getattr(self.data_collator, "tokenizer", None)
+        if processing_class is not None:
+            processing_class.save_pretrained(folder)
+        training_args.save_training_args(self.args, folder)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Write ``checkpoint-<update step>``, complete or not at all, then delete what is too old."""
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
+        run_dir = Path(self._get_output_dir(trial))
+        step = self.state.global_step
+        folder = run_dir / layout.checkpoint_name(step)
+        with publish.staging(folder, step=step) as staged:
+            self.save_model(str(staged), _internal_call=True)
+            self._note_best_checkpoint(run_dir)
+            if not self.args.save_only_model:
+                self._save_optimizer_and_scheduler(str(staged))
+                self._save_scaler(str(staged))
+                self._save_rng_state(str(staged))
+                self._save_lightning_state(staged)
+            self._export_callback_states()
+            self.state.save_to_json(str(staged / layout.TRAINER_STATE_NAME))
+        self._rotate_checkpoints(output_dir=str(run_dir))
+
+    def _note_best_checkpoint(self, run_dir: Path) -> None:
+        """Set ``state.best_model_checkpoint`` if the best evaluation's update step is, or was, saved."""
+        best_step = self.state.best_global_step
+        if not best_step or self.args.save_strategy not in ("steps", "epoch", "best"):
+            return
+        best = run_dir / layout.checkpoint_name(best_step)
+        if best_step == self.state.global_step or best.exists():
+            self.state.best_model_checkpoint = os.path.join(self._get_output_dir(self._trial), best.name)
+
+    def _export_callback_states(self) -> None:
+        """Bring ``state.stateful_callbacks`` up to date."""
+        kept: Any = self.state.stateful_callbacks
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if not is_exportable(callback):
+                continue
+            name = type(callback).__name__
+            if isinstance(kept.get(name), list):
+                kept[name].append(callback.state())
+            else:
+                kept[name] = callback.state()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Write ``optimizer.pt`` and ``scheduler.pt``."""
+        state_files.save_state_file(self.optimizer, output_dir, layout.OPTIMIZER_NAME)
+        state_files.save_state_file(self.lr_scheduler, output_dir, layout.SCHEDULER_NAME)
+
+    def _save_scaler(self, output_dir: str) -> None:
+        """Write ``scaler.pt`` of an fp16 run."""
+        if self.accelerator.scaler is not None:
+            state_files.save_state_file(self.accelerator.scaler, output_dir, layout.SCALER_NAME)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Write the states of the random generators of python, numpy and torch."""
+        rng.save_rng_state(output_dir, rank=self.args.process_index, world_size=self.args.world_size)
+
+    def _save_lightning_state(self, folder: Path) -> None:
+        """Write ``lightning.pt`` if a Lightning callback has a state to keep."""
+        from hf_compat.engine.internals import callback_states
+
+        states = callback_states(self.lightning_trainer)  # type: ignore[arg-type]
+        if states:
+            torch.save({"callbacks": states}, folder / layout.LIGHTNING_STATE_NAME)
+
+    def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
+        """Delete the oldest checkpoints beyond ``save_total_limit``."""
+        if self.args.should_save and self.args.save_total_limit is not None and self.args.save_total_limit > 0:
+            rotation.rotate(
+                self.args.output_dir if output_dir is None else output_dir,
+                limit=self.args.save_total_limit,
+                best=self.state.best_model_checkpoint,
+                protects_newest=self.semantics.rotation_protects_newest,
+            )
+
+    def _keep_only_best(self, trial: Any) -> None:
+        """Delete all checkpoints but the best at the end of a run with ``save_total_limit=1``."""
+        best = self.state.best_model_checkpoint
+        if self.args.should_save and best is not None and self.args.save_total_limit == 1:
+            rotation.delete_others(self._get_output_dir(trial), best)
+
+    # ---- the best model ----
+
+    def _metric_for_best(self, metrics: dict[str, float]) -> float:
+        """Return the value of ``metric_for_best_model``.
+
+        Raises:
+            KeyError: If the evaluation did not give it.
+        """
+        name = self.args.metric_for_best_model or "loss"
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        if name not in metrics:
+            raise KeyError(
+                f"`metric_for_best_model={self.args.metric_for_best_model!r}`: the evaluation gave no `{name}`, only "
+                f"{', '.join(metrics)}. Return it from `compute_metrics`, or name one of these."
+            )
+        return metrics[name]
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Return whether this evaluation is strictly better than all before, and remember it if so."""
+        if self.args.metric_for_best_model is None:
+            return False
+        value = self._metric_for_best(metrics)
+        greater = self.args.greater_is_better
+        if self.state.best_metric is None:
+            self.state.best_metric = float("-inf") if greater else float("inf")
+        if not (value > self.state.best_metric if greater else value < self.state.best_metric):
+            return False
+        self.state.best_metric = value
+        tracked = ("steps", "epoch", "best") if self.semantics.best_strategy_sets_best_step else ("steps", "epoch")
+        if self.args.save_strategy in tracked:
+            self.state.best_global_step = self.state.global_step
+        return True
+
+    def _load_best_model(self) -> None:
+        """Load the weights of the best checkpoint into the model."""
+        logger.info("Loading the best model from %s.", self.state.best_model_checkpoint)
+        self._load_weights(str(self.state.best_model_checkpoint))
+
+    # ---- resuming ----
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the weights of a checkpoint into ``model``, the Trainer's by default.
+
+        Raises:
+            CheckpointError: If the folder holds no weights, or they cannot be read.
+        """
+        self._load_weights(resume_from_checkpoint, model)
+
+    def _load_weights(self, folder: str, model: nn.Module | None = None) -> None:
+        target = self.accelerator.unwrap_model(self.model if model is None else model)
+        missing, unexpected = weights.load_weights(target, folder)
+        if missing:
+            logger.warning("The checkpoint %s has no weights for %s.", folder, missing)
+        if unexpected:
+            logger.warning("The checkpoint %s has weights the model does not know: %s.", folder, unexpected)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Give optimizer and schedule the state of ``checkpoint`` if it has both."""
+        if checkpoint is None:
+            return
+        names = (layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME)
+        if all(Path(checkpoint, name).is_file() for name in names):
+            state_files.load_state_file(self.optimizer, checkpoint, layout.OPTIMIZER_NAME)
+            state_files.load_state_file(self.lr_scheduler, checkpoint, layout.SCHEDULER_NAME)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        """Give the gradient scaler of an fp16 run the state of ``checkpoint`` if it has one."""
+        if checkpoint is None or self.accelerator.scaler is None:
+            return
+        if Path(checkpoint, layout.SCALER_NAME).is_file():
+            state_files.load_state_file(self.accelerator.scaler, checkpoint, layout.SCALER_NAME)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """Set the random generators to the states of ``checkpoint`` if it has them."""
+        if checkpoint is not None:
+            rng.load_rng_state(checkpoint, rank=self.args.process_index, world_size=self.args.world_size)
+
+    def _load_callback_state(self) -> None:
+        """Make the exportable callbacks anew with their saved states, if asked to."""
+        if not self.args.restore_callback_states_from_checkpoint:
+            return
+        for name, saved in self.state.stateful_callbacks.items():  # type: ignore[union-attr]
+            current = [*self.callback_handler.callbacks, self.control]
+            same = [callback for callback in current if type(callback).__name__ == name]
+            if not same:
+                logger.warning("The checkpoint has a state for %s, which is not among the callbacks.", name)
+            for callback, state in zip(same, saved if isinstance(saved, list) else [saved], strict=False):
+                restored = type(callback).from_state(state)
+                if callback is self.control:
+                    self.control = restored
+                else:
+                    self.callback_handler.remove_callback(callback)
+                    self.callback_handler.add_callback(restored)
+
+    def _restore_lightning_callbacks(self) -> None:
+        """Give Lightning callbacks the states of a resumed checkpoint that has some."""
+        from hf_compat.checkpoint.unpickle import load_trusted
+        from hf_compat.engine.internals import restore_callback_states
+
+        if self._resume_path is None:
+            return
+        path = Path(self._resume_path, layout.LIGHTNING_STATE_NAME)
+        if path.is_file():
+            restore_callback_states(self.lightning_trainer, load_trusted(path)["callbacks"])  # type: ignore[arg-type]
+
+    _resume_path: str | None = None

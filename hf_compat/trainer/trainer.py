@@ -1,0 +1,342 @@
+"""The class users know: transformers' ``Trainer``, run by a ``lightning.Trainer``."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.accelerator import Accelerator
+from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.convert import from_transformers
+from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
+from hf_compat.data.collators import default_collator_for
+from hf_compat.data.columns import can_return_loss, find_labels
+from hf_compat.data.loader import prepare_dataloader
+from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
+from hf_compat.metrics import has_length
+from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, unwrap_peft
+from hf_compat.optim.losses import LabelSmoother
+from hf_compat.plan import RunPlan
+from hf_compat.seeding import enable_full_determinism, set_seed
+from hf_compat.state import TrainerControl, TrainerState, is_exportable
+from hf_compat.trainer.training import TrainingMethods
+
+__all__ = ["OVERRIDABLE", "Trainer"]
+
+OVERRIDABLE: tuple[str, ...] = (
+    "call_model_init",
+    "compute_loss",
+    "compute_loss_context_manager",
+    "create_accelerator_and_postprocess",
+    "create_optimizer",
+    "create_optimizer_and_scheduler",
+    "create_scheduler",
+    "evaluate",
+    "evaluation_loop",
+    "floating_point_ops",
+    "get_batch_samples",
+    "get_decay_parameter_names",
+    "get_eval_dataloader",
+    "get_optimizer_cls_and_kwargs",
+    "get_test_dataloader",
+    "get_train_dataloader",
+    "log",
+    "num_examples",
+    "predict",
+    "prediction_step",
+    "save_model",
+    "train",
+    "training_step",
+    "_clip_grad_norm",
+    "_determine_best_metric",
+    "_evaluate",
+    "_get_dataloader",
+    "_get_eval_sampler",
+    "_get_grad_norm",
+    "_get_learning_rate",
+    "_get_num_items_in_batch",
+    "_get_output_dir",
+    "_get_train_sampler",
+    "_inner_training_loop",
+    "_load_best_model",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "_maybe_log_save_evaluate",
+    "_prepare_input",
+    "_prepare_inputs",
+    "_remove_unused_columns",
+    "_rotate_checkpoints",
+    "_save",
+    "_save_checkpoint",
+    "_save_optimizer_and_scheduler",
+    "_save_rng_state",
+    "_set_signature_columns_if_needed",
+)
+"""Methods that a subclass may override; they are called at upstream's points with upstream's arguments."""
+
+
+class Trainer(TrainingMethods):
+    """Trains, evaluates and predicts as transformers' ``Trainer`` does, on a ``lightning.Trainer``.
+
+    Args:
+        model: A model whose forward returns a loss: a dict with ``loss``, or a tuple that starts with it. A
+            ``PreTrainedModel``, a peft model or any ``nn.Module``.
+        args: The arguments; transformers' own are taken as they are. Default: ``TrainingArguments("tmp_trainer")``.
+        data_collator: Makes a batch of a list of samples. Default: padding if ``processing_class`` is a tokenizer.
+        train_dataset: What to train on; without length it needs ``max_steps``.
+        eval_dataset: What to evaluate on, or a dict of such.
+        processing_class: A tokenizer or processor, saved with the model.
+        model_init: Called for a fresh model here and at each ``train``, instead of ``model``.
+        compute_loss_func: ``(outputs, labels, num_items_in_batch)`` to the loss of a batch.
+        compute_metrics: An ``EvalPrediction`` to a dict of metrics.
+        callbacks: ``TrainerCallback`` classes or instances, and Lightning callbacks, in any mix.
+        optimizers: An optimizer and a schedule to use; None for one that ``args`` names.
+        optimizer_cls_and_kwargs: A class and its keywords, made with the model's parameter groups.
+        preprocess_logits_for_metrics: ``(logits, labels)`` to what is kept of a batch's predictions.
+        tokenizer: The name of ``processing_class`` before transformers 4.46.
+        lightning: Keywords of the ``lightning.Trainer`` that runs the training, such as ``logger``, ``plugins`` or
+            ``profiler``; those that follow from ``args`` are refused.
+
+    Attributes:
+        lightning_trainer: The ``lightning.Trainer`` of the last run.
+
+    Raises:
+        ArgumentsError: If arguments contradict each other or the data sets given.
+        ModelError: If the model cannot be trained.
+        TrainerSetupError: If constructor arguments exclude each other.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        *,
+        tokenizer: Any = None,
+        lightning: Mapping[str, Any] | None = None,
+    ) -> None:
+        if tokenizer is not None:
+            processing_class = _processing_class_of(tokenizer, processing_class)
+        self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
+        self.semantics = resolve_semantics(self.args.semantics)
+        self._warned = set()
+        (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        self.data_collator = data_collator or default_collator_for(processing_class)
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.model_init = model_init
+        self._lightning_keywords = dict(lightning or {})
+        self._train_batch_size = self.args.train_batch_size
+        self._eval_dataloaders = {}
+        self.create_accelerator_and_postprocess()
+        self._validate_args(model)
+        self.model = self.model_wrapped = self._first_model(model)
+        self._inspect_model()
+        self._set_up_callbacks(callbacks)
+        self._prepare_output_dir()
+        self.control = TrainerControl()
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=[
+                cb for cb in [*self.callback_handler.callbacks, self.control] if is_exportable(cb)
+            ],
+        )
+        self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
+        if self.semantics.writes_use_cache and getattr(self.model, "config", None) is not None:
+            self.model.config.use_cache = self.args.use_cache
+
+    # ---- construction ----
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Set ``accelerator``: accelerate's members that subclasses call."""
+        config = self.args.accelerator_config
+        self.accelerator = Accelerator(
+            self.args.device,
+            lambda loader: prepare_dataloader(
+                loader,
+                device=self.args.device,
+                data_seed=self.args.data_seed,
+                seedable=config.use_seedable_sampler,
+                non_blocking=config.non_blocking,
+            ),
+        )
+        self._reset_gather_function()
+
+    def _validate_args(self, model: nn.Module | None) -> None:
+        """Refuse constructor arguments that exclude each other, all that is wrong with ``args`` at once."""
+        args = self.args
+        if args.world_size > 1:
+            raise TrainerSetupError(
+                f"The environment asks for {args.world_size} processes (WORLD_SIZE or SLURM), which would train "
+                "independent copies: this version trains on one. Start the script with one process."
+            )
+        if model is None and self.model_init is None:
+            raise TrainerSetupError("`model=None`: pass a `model`, or a `model_init` that returns one.")
+        if self.model_init is not None and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
+            raise TrainerSetupError(
+                "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
+                "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."
+            )
+        if self.optimizer is not None and self.optimizer_cls_and_kwargs is not None:
+            raise TrainerSetupError("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
+        problems = self._data_problems()
+        if problems:
+            raise ArgumentsError(problems)
+        if isinstance(self.train_dataset, torch.utils.data.IterableDataset) or not has_length(self.train_dataset):
+            return
+        if len(self.train_dataset) == 0:
+            raise DataError("`train_dataset` is empty: it holds no sample to train on.")
+
+    def _data_problems(self) -> list[str]:
+        args, problems = self.args, []
+        if args.eval_strategy != "no" and self.eval_dataset is None:
+            problems.append(
+                f"`eval_strategy={str(args.eval_strategy.value)!r}`: there is no `eval_dataset` to evaluate on; pass "
+                "one to the Trainer, or set `eval_strategy='no'`."
+            )
+        wants_best = args.save_strategy == "best" or args.load_best_model_at_end
+        if wants_best and args.metric_for_best_model is None:
+            problems.append("`metric_for_best_model=None`: `save_strategy='best'` needs a metric to go by; name one.")
+        unsized = self.train_dataset is not None and not has_length(self.train_dataset)
+        if unsized and args.max_steps <= 0:
+            problems.append(
+                f"`max_steps={args.max_steps}`: `train_dataset` has no length, so epochs cannot be counted; set "
+                "`max_steps` to the number of update steps to make."
+            )
+        if args.batch_eval_metrics and self.compute_metrics is not None:
+            parameters = inspect.signature(self.compute_metrics).parameters
+            if "compute_result" not in parameters:
+                problems.append(
+                    "`batch_eval_metrics=True`: `compute_metrics` has to take `compute_result`, True on the last batch."
+                )
+        return problems
+
+    def _first_model(self, model: nn.Module | None) -> nn.Module:
+        if self.model_init is not None:
+            if model is not None and self.semantics.refuses_model_and_model_init:
+                raise ValueError("`model` and `model_init` were both passed: choose one.")
+            if model is not None:
+                warnings.warn("`model_init` takes the place of `model`; pass only one.", FutureWarning, stacklevel=3)
+            model = self.call_model_init()
+        assert model is not None, "checked before"
+        if is_bare_model(model):
+            raise ModelError(
+                f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
+                "Choose one with a head for the task, such as an `AutoModelFor...`."
+            )
+        if self.args.place_model_on_device is not False:
+            model.to(self.args.device)
+        return model
+
+    def _inspect_model(self) -> None:
+        """Find out what the model takes and returns."""
+        inner = unwrap_peft(self.model)
+        self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
+        self.label_names = find_labels(inner) if self.args.label_names is None else self.args.label_names
+        self.can_return_loss = can_return_loss(inner)
+        self.label_smoother = None
+        if self.args.label_smoothing_factor != 0:
+            if getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification":
+                self._warn_once(
+                    f"`label_smoothing_factor={self.args.label_smoothing_factor}` has no meaning for a multi-label "
+                    "classification and is left out."
+                )
+            else:
+                self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
+
+    def _set_up_callbacks(self, callbacks: Sequence[Any] | None) -> None:
+        from hf_compat.engine.loggers import LoggingCallback, build_loggers
+        from hf_compat.engine.runner import split_callbacks
+
+        users, self._lightning_callbacks = split_callbacks(callbacks)
+        own = self._lightning_keywords.pop("logger", None)
+        given = [own] if own is not None and not isinstance(own, bool | list | tuple) else list(own or ())
+        self._loggers = [*build_loggers(self.args), *given]
+        reporting = [LoggingCallback(self._loggers)] if self._loggers else []
+        self.callback_handler = CallbackHandler(
+            [DefaultFlowCallback, *reporting, *users],
+            self.model,
+            self.processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
+
+    # ---- Lightning ----
+
+    def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
+        """Return a fresh ``lightning.Trainer`` for a run of ``plan``, or for evaluations alone."""
+        from hf_compat.engine.runner import build_lightning_trainer
+
+        limits = {"max_epochs": 0, "max_steps": -1}
+        if plan is not None:
+            # A resumed run that already made all its update steps makes one more, as upstream's does.
+            limits["max_steps"] = max(plan.max_steps, self.state.global_step + 1)
+            limits["max_epochs"] = plan.num_train_epochs if plan.num_train_epochs < 2**31 else -1
+        return build_lightning_trainer(
+            self,
+            device=self.args.device,
+            mixed_precision=self.args.mixed_precision,
+            callbacks=self._lightning_callbacks,
+            loggers=self._loggers,
+            keywords=self._lightning_keywords,
+            limits=limits,
+        )
+
+    def _place_model(self, model: nn.Module) -> None:
+        """Put ``model`` on its device, under autocast if the precision is mixed, compiled if asked for."""
+        from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
+
+        args = self.args
+        if self._placed_model is model:
+            return
+        self._placed_model = model
+        model.to(args.device)
+        plugin = precision_plugin(args.mixed_precision, args.device)
+        if isinstance(plugin, ForwardMixedPrecision):
+            autocast_forward(model, plugin.autocast_context_manager)
+        if args.torch_compile:
+            compiled = torch.compile(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+            self.model_wrapped = compiled
+
+    _placed_model: nn.Module | None = None
+
+    def _run_session(self, session: Any, loader: Any, *, test: bool) -> None:
+        from hf_compat.engine.module import HFModule
+        from hf_compat.engine.runner import evaluate
+
+        if self.lightning_trainer is None:
+            self.lightning_trainer = self._build_lightning_trainer(None)
+        if self.lightning_module is None or self.lightning_module.model is not self.model:
+            self.lightning_module = HFModule(self.model, self)
+        evaluate(self.lightning_trainer, self.lightning_module, loader, session, test=test)
+
+
+def _processing_class_of(tokenizer: Any, processing_class: Any) -> Any:
+    if processing_class is not None:
+        raise ValueError("`tokenizer` and `processing_class` were both passed: they are one argument; pass the latter.")
+    warnings.warn("`tokenizer` is now `processing_class`.", FutureWarning, stacklevel=3)
+    return tokenizer

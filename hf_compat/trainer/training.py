@@ -1,0 +1,280 @@
+"""The Trainer's ``train``: from a plan through Lightning's fit to the final metrics."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, get_last_checkpoint
+from hf_compat.data.windows import WindowLoader
+from hf_compat.errors import CheckpointError
+from hf_compat.evaluation.results import TrainOutput
+from hf_compat.metrics import has_length
+from hf_compat.optim.neftune import activate_neftune
+from hf_compat.plan import RunPlan, build_plan
+from hf_compat.seeding import enable_full_determinism, set_seed
+from hf_compat.special_tokens import align_special_tokens
+from hf_compat.state import TrainerState, is_exportable
+from hf_compat.trainer.flow import FlowMethods
+
+__all__ = ["TrainingMethods"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingMethods(FlowMethods):
+    """``train``, and what Lightning's hooks call while it runs."""
+
+    _has_begun: bool = False
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+        **kwargs: Any,
+    ) -> TrainOutput:
+        """Train, and return the update steps made, the mean loss and the final metrics.
+
+        Args:
+            resume_from_checkpoint: A checkpoint folder to go on from, or True for the newest in ``output_dir``.
+            trial: A trial of a hyperparameter search, handed to ``model_init``.
+            ignore_keys_for_eval: Model outputs that evaluations during training leave out of the predictions.
+            **kwargs: ``model_path``, the old name of ``resume_from_checkpoint``.
+
+        Raises:
+            CheckpointError: If there is no checkpoint to go on from, or it cannot be read.
+            DataError: If there is nothing to train on.
+            ModelError: If the model returns no loss.
+        """
+        if "model_path" in kwargs:
+            warnings.warn("`model_path` is now `resume_from_checkpoint`.", FutureWarning, stacklevel=2)
+            resume_from_checkpoint = kwargs.pop("model_path")
+        if kwargs:
+            raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+        resume_path = self._find_checkpoint(resume_from_checkpoint)
+        self._trial = trial
+        self._train_batch_size = self.args.train_batch_size
+        self.is_in_train = True
+        neftune = None
+        try:
+            self._prepare_model(trial)
+            if self.args.neftune_noise_alpha is not None:
+                neftune = activate_neftune(self.model, self.args.neftune_noise_alpha)
+            if resume_path is not None:
+                self._load_from_checkpoint(resume_path)
+            return self._inner_training_loop(
+                batch_size=self._train_batch_size,
+                args=self.args,
+                resume_from_checkpoint=resume_path,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+        finally:
+            self.is_in_train = False
+            self.accelerator.attach(None)
+            if neftune is not None:
+                neftune.remove()
+
+    def _find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        if resume_from_checkpoint is None or resume_from_checkpoint is False:
+            return None
+        if resume_from_checkpoint is True:
+            path = get_last_checkpoint(self.args.output_dir)
+            if path is None:
+                raise CheckpointError(
+                    f"`resume_from_checkpoint=True`: no valid checkpoint found in output directory "
+                    f"`{self.args.output_dir}`. Pass a checkpoint's path, or leave the argument out to start anew."
+                )
+            return path
+        if not Path(resume_from_checkpoint).is_dir():
+            raise CheckpointError(
+                f"`resume_from_checkpoint={str(resume_from_checkpoint)!r}`: there is no such folder. "
+                "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
+            )
+        return str(resume_from_checkpoint)
+
+    # ---- before the run ----
+
+    def _prepare_model(self, trial: Any) -> None:
+        """Make the model anew if there is a ``model_init``, and ready it for training."""
+        args = self.args
+        if self.model_init is not None:
+            (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
+            self.model = self.model_wrapped = self.call_model_init(trial)
+            self.optimizer = self.lr_scheduler = None
+            self._signature_columns = None
+        self._place_model(self.model)
+        if args.gradient_checkpointing:
+            settings = args.gradient_checkpointing_kwargs
+            if hasattr(self.model, "gradient_checkpointing_enable"):
+                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+            else:
+                self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+        align_special_tokens(self.model, self.processing_class, self.semantics)
+        self._settle_loss_scaling()
+
+    def _plan(self, train_dataloader: Any) -> RunPlan:
+        """Return every number of the run."""
+        args = self.args
+        batches = len(train_dataloader) if has_length(train_dataloader) else None
+        return build_plan(
+            args,
+            batches=batches,
+            examples=self.num_examples(train_dataloader) if batches else None,
+            samples_per_update_step=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
+        )
+
+    def _init_training_state(self, plan: RunPlan, resume_from_checkpoint: str | None, trial: Any) -> tuple[int, int]:
+        """Set ``state`` anew or from a checkpoint; return the epochs done and the update steps into the next one."""
+        exportable = [cb for cb in [*self.callback_handler.callbacks, self.control] if is_exportable(cb)]
+        self.state = TrainerState(stateful_callbacks=exportable)
+        self.state.is_hyper_param_search = trial is not None
+        self.state.train_batch_size = self._train_batch_size
+        self.state.compute_steps(self.args, plan.max_steps)
+        position = (0, 0)
+        if resume_from_checkpoint is not None:
+            self.state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+            self._check_resumed_state()
+            self._load_callback_state()
+            epochs, windows = plan.position(self.state.global_step)
+            position = (epochs, 0 if self.args.ignore_data_skip else windows)
+        self.state.init_training_references(self, plan.max_steps, plan.num_train_epochs, trial)
+        return position
+
+    def _check_resumed_state(self) -> None:
+        """Warn where the checkpoint's cadences, which win, differ from the arguments'."""
+        best = self.state.best_model_checkpoint
+        if self.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
+            logger.warning("The best checkpoint `%s` of the resumed run is gone; it is not counted any more.", best)
+            self.state.best_model_checkpoint = None
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            given, kept = getattr(self.args, name), getattr(self.state, name)
+            if given is not None and given != kept:
+                logger.warning("`%s=%s` differs from the checkpoint's %s, which is kept.", name, given, kept)
+        if self.state.train_batch_size not in (None, self.args.train_batch_size):
+            logger.warning(
+                "`per_device_train_batch_size=%s` differs from the checkpoint's %s.",
+                self.args.per_device_train_batch_size,
+                self.state.train_batch_size,
+            )
+
+    def _resumed_batch_size(self, resume_from_checkpoint: str) -> None:
+        state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+        if state.train_batch_size is not None and not self.semantics.resumes_batch_size_if_searching:
+            self._train_batch_size = state.train_batch_size
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Run one fit on Lightning and return its result."""
+        if resume_from_checkpoint is not None:
+            self._resumed_batch_size(resume_from_checkpoint)
+        train_dataloader = self.get_train_dataloader()
+        plan = self.plan = self._plan(train_dataloader)
+        start = self._init_training_state(plan, resume_from_checkpoint, trial)
+        if self._created_lr_scheduler:
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self._ignore_keys_for_eval = ignore_keys_for_eval
+        self._resume_path = resume_from_checkpoint
+        self._begin_counting()
+        self.callback_handler.train_dataloader = train_dataloader
+        self._fit(train_dataloader, plan, start if resume_from_checkpoint is not None else None)
+        assert self._train_output is not None, "a finished run has a result"
+        return self._train_output
+
+    def _begin_counting(self) -> None:
+        self._has_begun = False
+        self._train_output = None
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        self._initial_global_step = self._globalstep_last_logged = self.state.global_step
+        self._tr_loss = torch.tensor(0.0, device=self.args.device)
+        self._total_loss_scalar = 0.0
+        self._grad_norm = self._learning_rate = None
+        self._model_is_prepared = True
+
+    def _fit(self, train_dataloader: Any, plan: RunPlan, start: tuple[int, int] | None) -> None:
+        from hf_compat.engine import runner
+        from hf_compat.engine.module import HFModule
+
+        trainer = self.lightning_trainer = self._build_lightning_trainer(plan)
+        module = self.lightning_module = HFModule(self.model, self)
+        self.accelerator.attach(module)
+        self._restore_lightning_callbacks()
+        windows = WindowLoader(train_dataloader, plan, self, lambda: trainer.current_epoch, start)
+        step = self.state.global_step
+        runner.fit(trainer, module, windows, start=None if start is None else (start[0], step, step))
+        if not self._has_begun:  # no epoch was left to run, so Lightning called no hook
+            self.build_optimizer_and_scheduler()
+            self.begin_training()
+            self.finish_training()
+
+    def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
+        raise NotImplementedError
+
+    # ---- during the run: called by the engine ----
+
+    def build_optimizer_and_scheduler(self) -> None:
+        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint."""
+        assert self.plan is not None, "a run has a plan"
+        max_steps = self.plan.max_steps
+        if self.semantics.creates_scheduler_apart:
+            self.create_optimizer()
+            self.create_scheduler(num_training_steps=max_steps)
+        else:
+            self.create_optimizer_and_scheduler(num_training_steps=max_steps)
+        self.callback_handler.model = self.model
+        self.callback_handler.optimizer = self.optimizer
+        self.callback_handler.lr_scheduler = self.lr_scheduler
+        if self._resume_path is not None:
+            self._load_optimizer_and_scheduler(self._resume_path)
+            self._load_scaler(self._resume_path)
+
+    def begin_training(self) -> None:
+        """Fire ``on_train_begin``, and evaluate once if asked to."""
+        self._has_begun = True
+        self._start_time = time.time()
+        self.model_wrapped.zero_grad()
+        self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
+        if self.args.eval_on_start:
+            self._evaluate(self._trial, self._ignore_keys_for_eval, skip_scheduler=True)
+
+    def restore_rng(self) -> None:
+        """Set the random generators to where the resumed checkpoint left them."""
+        self._load_rng_state(self._resume_path)
+
+    def warn_of_empty_epoch(self) -> None:
+        """Stop the training: the train loader gave no batch in a whole epoch."""
+        logger.warning(
+            "`train_dataset` gave no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
+            self.state.epoch,
+            self.state.global_step,
+            self.state.max_steps,
+        )
+        self.control.should_training_stop = True
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Return a fresh model from ``model_init``, called with ``trial`` if it takes an argument.
+
+        Raises:
+            RuntimeError: If it takes more than one argument, or returns None.
+        """
+        assert self.model_init is not None, "only called with a model_init"
+        arguments = len(inspect.signature(self.model_init).parameters)
+        if arguments > 1:
+            raise RuntimeError(f"`model_init` takes {arguments} arguments; it may take none, or the trial.")
+        model = self.model_init(trial) if arguments else self.model_init()
+        if model is None:
+            raise RuntimeError("`model_init` returned None; it has to return the model.")
+        return model

@@ -1,0 +1,85 @@
+"""The numbers of a run: update steps, epochs, windows, positions."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hf_compat.errors import DataError
+from hf_compat.plan import build_plan
+from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
+
+
+def plan(*, batches, accumulate=1, epochs=3.0, max_steps=-1, examples=100):
+    """Return the plan of a run with 8 samples a batch on one device."""
+    args = SimpleNamespace(gradient_accumulation_steps=accumulate, max_steps=max_steps, num_train_epochs=epochs)
+    return build_plan(args, batches=batches, examples=examples, samples_per_update_step=8 * accumulate)
+
+
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "expected"),
+    [
+        pytest.param(6, 2, 3, id="whole windows only"),
+        pytest.param(5, 2, 3, id="a short last window still steps"),
+        pytest.param(1, 4, 1, id="epoch shorter than one window"),
+    ],
+)
+def test_update_steps_per_epoch(batches, accumulate, expected):
+    """An epoch takes one update step per window of batches, the last window full or not."""
+    assert update_steps_per_epoch(batches, accumulate) == expected
+
+
+@pytest.mark.parametrize(("epochs", "per_epoch", "expected"), [(3, 5, 15), (1.3, 5, 7), (0.1, 5, 1), (0, 5, 0)])
+def test_update_steps_of_fractional_epochs(epochs, per_epoch, expected):
+    """A fraction of an epoch is rounded up to a whole update step."""
+    assert update_steps_for(epochs, per_epoch) == expected
+
+
+@pytest.mark.parametrize(("steps", "per_epoch", "expected"), [(10, 5, 2), (11, 5, 3), (1, 5, 1)])
+def test_epochs_of_update_steps(steps, per_epoch, expected):
+    """As many epochs are begun as it takes to make the update steps."""
+    assert epochs_for(steps, per_epoch) == expected
+
+
+def test_plan_by_epochs():
+    """Without ``max_steps`` the epochs decide; 1.3 epochs of 5 update steps are 7, in two epochs."""
+    result = plan(batches=10, accumulate=2, epochs=1.3)
+    assert (result.max_steps, result.num_train_epochs, result.update_steps_per_epoch) == (7, 2, 5)
+    assert result.num_train_samples == pytest.approx(130)
+
+
+def test_plan_by_max_steps():
+    """``max_steps`` wins over the epochs."""
+    result = plan(batches=10, accumulate=3, epochs=9, max_steps=6)
+    assert (result.max_steps, result.num_train_epochs, result.num_train_samples) == (6, 2, 6 * 24)
+
+
+def test_plan_without_length():
+    """A loader without length is gone through until ``max_steps`` update steps are made."""
+    result = plan(batches=None, accumulate=2, max_steps=4, examples=None)
+    assert (result.max_steps, result.update_steps_per_epoch, result.batches_per_epoch) == (4, 4, 8)
+    assert result.num_train_epochs == sys.maxsize
+
+
+@pytest.mark.parametrize(("batches", "accumulate", "expected"), [(10, 3, 1), (9, 3, 3), (2, 3, 2)])
+def test_last_window(batches, accumulate, expected):
+    """The last window of an epoch holds what is left over, a whole window if nothing is."""
+    assert plan(batches=batches, accumulate=accumulate).last_window == expected
+
+
+def test_position_in_the_run():
+    """After 8 update steps of 5 an epoch, one epoch and 3 update steps of the next are done."""
+    assert plan(batches=5).position(8) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        pytest.param({"batches": 0}, "train_dataset", id="no batch"),
+        pytest.param({"batches": None}, "max_steps=-1", id="no length and no max_steps"),
+    ],
+)
+def test_nothing_to_train_on(settings, named):
+    """A run without a batch, or without an end, is refused with the argument's name."""
+    with pytest.raises(DataError, match=named):
+        plan(**settings)
