@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from hf_compat.data.samplers import SeedableRandomSampler
+from hf_compat.evaluation.accumulate import find_batch_size
 
 __all__ = ["PreparedDataLoader", "move_to_device", "prepare_dataloader", "skip_batches"]
 
@@ -56,6 +57,16 @@ class PreparedDataLoader(DataLoader[Any]):
         iteration: The epoch that the next ``iter`` goes through; counts up by itself, or is set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
+
+    Args:
+        *args: As for ``DataLoader``.
+        device: Where batches are moved; None leaves them on the host.
+        skip: Batches left out at the start, though loaded.
+        drops_last: Whether a partial last batch is dropped.
+        non_blocking: Do not wait for the copies to the device.
+        measures_last: Take ``remainder`` from the last batch itself, as accelerate does where one process reads the
+            data for all.
+        **settings: As for ``DataLoader``.
     """
 
     def __init__(
@@ -65,6 +76,7 @@ class PreparedDataLoader(DataLoader[Any]):
         skip: int = 0,
         drops_last: bool = False,
         non_blocking: bool = False,
+        measures_last: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -72,6 +84,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.skip = skip
         self.drops_last = drops_last
         self.non_blocking = non_blocking
+        self.measures_last = measures_last
         self.iteration = 0
         self.end_of_dataloader = False
         self.remainder = -1
@@ -90,6 +103,8 @@ class PreparedDataLoader(DataLoader[Any]):
                 batch = move_to_device(batch, self.device, non_blocking=self.non_blocking)
             following = next(batches, missing)
             self.end_of_dataloader = following is missing
+            if self.end_of_dataloader and self.measures_last:
+                self.remainder = find_batch_size(batch) or -1
             if index >= self.skip:
                 yield batch
             index += 1
@@ -146,6 +161,7 @@ def prepare_dataloader(
     data_seed: int | None = None,
     seedable: bool = True,
     non_blocking: bool = False,
+    dispatch: bool | None = None,
 ) -> PreparedDataLoader:
     """Return a loader of the same samples that is shuffled by seed and epoch and loads one batch ahead.
 
@@ -155,6 +171,7 @@ def prepare_dataloader(
         data_seed: Seed of the shuffling; None takes torch's initial seed, which ``set_seed`` sets.
         seedable: Replace a ``RandomSampler`` by one whose order follows from seed and epoch alone.
         non_blocking: Do not wait for the copies to the device.
+        dispatch: Whether one process reads the data for all; None for iterable data sets alone.
 
     References:
         Same batches and same draws as accelerate ``data_loader.py`` ``prepare_data_loader`` with one process.
@@ -162,7 +179,12 @@ def prepare_dataloader(
     if isinstance(loader, PreparedDataLoader):
         return loader
     settings = _settings(loader)
-    common: dict[str, Any] = {"device": device, "drops_last": loader.drop_last, "non_blocking": non_blocking}
+    common: dict[str, Any] = {
+        "device": device,
+        "drops_last": loader.drop_last,
+        "non_blocking": non_blocking,
+        "measures_last": isinstance(loader.dataset, IterableDataset) if dispatch is None else dispatch,
+    }
     if isinstance(loader.dataset, IterableDataset):
         return PreparedDataLoader(
             loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **settings, **common

@@ -46,7 +46,6 @@ class SeedableRandomSampler(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of epoch ``epoch``; once through, go on to the next."""
         if self.generator is None:
-            # Made late, as a generator cannot be sent to another process.
             self.generator = Generator(device=torch.get_default_device())
         self.generator.manual_seed(self.initial_seed + self.epoch)
         yield from super().__iter__()

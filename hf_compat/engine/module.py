@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
 from hf_compat.engine.host import EvaluationSession, Host
+from hf_compat.model_facts import accepts_parameter
 
 __all__ = ["HFModule"]
 
@@ -64,7 +65,7 @@ class HFModule(pl.LightningModule):
         total: Tensor | None = None
         for index, batch in enumerate(window.batches):
             with nullcontext() if index == last else host.accelerator.no_sync(host.model_wrapped):
-                loss = host.training_step(host.model_wrapped, batch, window.num_items)
+                loss = self._step(batch, window.num_items)
             total = loss if total is None else total + loss
             host.track_batch(loss, batch)
             if index == last and window.is_complete:
@@ -75,6 +76,12 @@ class HFModule(pl.LightningModule):
                 break
         assert total is not None, "a window has at least one batch"
         return {"loss": total}
+
+    def _step(self, batch: Any, num_items: Any) -> Tensor:
+        host = self._host
+        if accepts_parameter(host.training_step, "num_items_in_batch"):
+            return host.training_step(host.model_wrapped, batch, num_items)
+        return host.training_step(host.model_wrapped, batch)
 
     def _update(self, window: Window) -> None:
         host = self._host

@@ -18,8 +18,9 @@ _HALF = frozenset({torch.float16, torch.bfloat16})
 
 
 def _root_mean_square(tensor: Tensor) -> Tensor:
+    norm: Tensor = tensor.norm(2)
     root: float = tensor.numel() ** 0.5
-    return tensor.norm(2) / root
+    return norm / root
 
 
 def _running_averages(grad: Tensor, *, first_moment: bool) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from hf_compat.arguments.semantics import resolve_semantics
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.groups import decay_parameter_names, parameter_groups
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
@@ -55,6 +56,7 @@ class OptimizerMethods(DataMethods):
                 num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
                 kwargs=self.args.lr_scheduler_kwargs,
+                semantics=self.semantics,
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -62,7 +64,7 @@ class OptimizerMethods(DataMethods):
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: Any, model: nn.Module | None = None) -> tuple[Any, dict[str, Any]]:
         """Return the class and keywords of the optimizer that ``args`` names."""
-        return optimizer_class_and_kwargs(args, model)
+        return optimizer_class_and_kwargs(args, model, semantics=resolve_semantics(args.semantics))
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of ``model``'s parameters that decay: all but biases and those of normalisations."""

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import layout, publish, rng, rotation, state_files, training_args, weights
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.engine.internals import callback_states, restore_callback_states
 from hf_compat.state import is_exportable
 from hf_compat.trainer.evaluation import EvaluationMethods
 
@@ -109,8 +111,6 @@ class SavingMethods(EvaluationMethods):
 
     def _save_lightning_state(self, folder: Path) -> None:
         """Write ``lightning.pt`` if a Lightning callback has a state to keep."""
-        from hf_compat.engine.internals import callback_states
-
         states = callback_states(self.lightning_trainer)  # type: ignore[arg-type]
         if states:
             torch.save({"callbacks": states}, folder / layout.LIGHTNING_STATE_NAME)
@@ -227,9 +227,6 @@ class SavingMethods(EvaluationMethods):
 
     def _restore_lightning_callbacks(self) -> None:
         """Give Lightning callbacks the states of a resumed checkpoint that has some."""
-        from hf_compat.checkpoint.unpickle import load_trusted
-        from hf_compat.engine.internals import restore_callback_states
-
         if self._resume_path is None:
             return
         path = Path(self._resume_path, layout.LIGHTNING_STATE_NAME)

@@ -18,6 +18,10 @@ from hf_compat.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCal
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.data.loader import prepare_dataloader
+from hf_compat.engine.loggers import LoggingCallback, build_loggers
+from hf_compat.engine.module import HFModule
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
+from hf_compat.engine.runner import build_lightning_trainer, evaluate, split_callbacks
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, unwrap_peft
@@ -160,9 +164,7 @@ class Trainer(TrainingMethods):
         self.state = TrainerState(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=[
-                cb for cb in [*self.callback_handler.callbacks, self.control] if is_exportable(cb)
-            ],
+            stateful_callbacks=[cb for cb in [*self.callback_handler.callbacks, self.control] if is_exportable(cb)],
         )
         self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
         if self.semantics.writes_use_cache and getattr(self.model, "config", None) is not None:
@@ -181,6 +183,7 @@ class Trainer(TrainingMethods):
                 data_seed=self.args.data_seed,
                 seedable=config.use_seedable_sampler,
                 non_blocking=config.non_blocking,
+                dispatch=config.dispatch_batches,
             ),
         )
         self._reset_gather_function()
@@ -268,9 +271,6 @@ class Trainer(TrainingMethods):
                 self.label_smoother = LabelSmoother(epsilon=self.args.label_smoothing_factor)
 
     def _set_up_callbacks(self, callbacks: Sequence[Any] | None) -> None:
-        from hf_compat.engine.loggers import LoggingCallback, build_loggers
-        from hf_compat.engine.runner import split_callbacks
-
         users, self._lightning_callbacks = split_callbacks(callbacks)
         own = self._lightning_keywords.pop("logger", None)
         given = [own] if own is not None and not isinstance(own, bool | list | tuple) else list(own or ())
@@ -289,8 +289,6 @@ class Trainer(TrainingMethods):
 
     def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
         """Return a fresh ``lightning.Trainer`` for a run of ``plan``, or for evaluations alone."""
-        from hf_compat.engine.runner import build_lightning_trainer
-
         limits = {"max_epochs": 0, "max_steps": -1}
         if plan is not None:
             # A resumed run that already made all its update steps makes one more, as upstream's does.
@@ -308,8 +306,6 @@ class Trainer(TrainingMethods):
 
     def _place_model(self, model: nn.Module) -> None:
         """Put ``model`` on its device, under autocast if the precision is mixed, compiled if asked for."""
-        from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
-
         args = self.args
         if self._placed_model is model:
             return
@@ -325,9 +321,6 @@ class Trainer(TrainingMethods):
     _placed_model: nn.Module | None = None
 
     def _run_session(self, session: Any, loader: Any, *, test: bool) -> None:
-        from hf_compat.engine.module import HFModule
-        from hf_compat.engine.runner import evaluate
-
         if self.lightning_trainer is None:
             self.lightning_trainer = self._build_lightning_trainer(None)
         if self.lightning_module is None or self.lightning_module.model is not self.model:

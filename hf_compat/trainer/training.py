@@ -13,6 +13,8 @@ import torch
 
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, get_last_checkpoint
 from hf_compat.data.windows import WindowLoader
+from hf_compat.engine.module import HFModule
+from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import has_length
@@ -205,16 +207,13 @@ class TrainingMethods(FlowMethods):
         self._model_is_prepared = True
 
     def _fit(self, train_dataloader: Any, plan: RunPlan, start: tuple[int, int] | None) -> None:
-        from hf_compat.engine import runner
-        from hf_compat.engine.module import HFModule
-
         trainer = self.lightning_trainer = self._build_lightning_trainer(plan)
         module = self.lightning_module = HFModule(self.model, self)
         self.accelerator.attach(module)
         self._restore_lightning_callbacks()
         windows = WindowLoader(train_dataloader, plan, self, lambda: trainer.current_epoch, start)
         step = self.state.global_step
-        runner.fit(trainer, module, windows, start=None if start is None else (start[0], step, step))
+        fit(trainer, module, windows, start=None if start is None else (start[0], step, step))
         if not self._has_begun:  # no epoch was left to run, so Lightning called no hook
             self.build_optimizer_and_scheduler()
             self.begin_training()

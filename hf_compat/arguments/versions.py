@@ -1,0 +1,30 @@
+"""Where the defaults of fields depend on a release: of torch, or of the transformers that is followed."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from packaging.version import Version
+
+__all__ = ["SINCE", "default_optimizer"]
+
+_FUSED_ADAMW_IS_DEFAULT = Version("2.8")
+
+SINCE: dict[str, Version] = {
+    "drops_logging_dir": Version("5.0"),
+    "drops_warmup_ratio": Version("5.0"),
+    "leaves_local_rank": Version("5.0"),
+    "leaves_model_placement_open": Version("5.2"),
+    "leaves_fsdp_unset": Version("5.10"),
+    "renames_gradient_checkpointing": Version("5.23"),
+}
+"""What changed in the shape of ``TrainingArguments``, numbers aside, to the transformers release that changed it."""
+
+
+def default_optimizer() -> str:
+    """Return upstream's default for the installed torch, which is not imported."""
+    try:
+        installed = Version(metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return "adamw_torch"
+    return "adamw_torch_fused" if installed >= _FUSED_ADAMW_IS_DEFAULT else "adamw_torch"

@@ -1,0 +1,96 @@
+"""Whether a checkpoint folder is complete: the marker that hf_compat writes last, and what is checked without it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
+from hf_compat.checkpoint.weight_files import damage, read_json_object
+from hf_compat.errors import CheckpointError
+
+__all__ = ["Marker", "incomplete_reason", "is_complete", "read_marker", "write_marker"]
+
+_FORMAT = 1
+# Text files may be edited by hand or by a callback after the save; the others are written once.
+_BINARY_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".safetensors"})
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What ``lightning.json`` says of the checkpoint that it completes."""
+
+    step: int
+    """The update step of the checkpoint."""
+    run_id: str | None
+    """The run that wrote it; a resumed run goes on under the same one."""
+    files: dict[str, int]
+    """The size in bytes of each file, by its path inside the folder with forward slashes."""
+
+
+def write_marker(folder: Path, *, step: int, run_id: str | None = None) -> None:
+    """Write ``lightning.json``, which lists all other files of ``folder``."""
+    sizes = {
+        path.relative_to(folder).as_posix(): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / LIGHTNING_MARKER_NAME
+    }
+    content = {"files": sizes, "format": _FORMAT, "run_id": run_id, "step": step}
+    (folder / LIGHTNING_MARKER_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_marker(folder: Path) -> Marker | None:
+    """Return what ``lightning.json`` says, None if there is none: hf_compat did not write the folder.
+
+    Raises:
+        CheckpointError: If it cannot be read, or a newer hf_compat wrote it.
+    """
+    path = folder / LIGHTNING_MARKER_NAME
+    if not path.is_file():
+        return None
+    content = read_json_object(path)
+    if content.get("format") != _FORMAT:
+        raise CheckpointError(f"`{path}` has format {content.get('format')!r}, this hf_compat reads {_FORMAT} only.")
+    step, run_id, files = content.get("step"), content.get("run_id"), content.get("files")
+    well_formed = isinstance(step, int) and isinstance(run_id, str | None) and isinstance(files, dict)
+    if not well_formed or not all(isinstance(size, int) for size in files.values()):  # type: ignore[union-attr]
+        raise CheckpointError(f"`{path}` is damaged: `step`, `run_id` or `files` is not what hf_compat writes.")
+    return Marker(step=step, run_id=run_id, files=files)  # type: ignore[arg-type]
+
+
+def incomplete_reason(path: str | os.PathLike[str]) -> str | None:
+    """Return why the checkpoint folder ``path`` cannot be resumed from, None if it can.
+
+    With hf_compat's marker, every file that it lists has to be there, binary ones in their size. Without it,
+    transformers wrote the folder: ``trainer_state.json``, which it writes last, and the headers of weights and states
+    have to be readable.
+    """
+    folder = Path(path)
+    try:
+        if not folder.is_dir():
+            return "there is no such folder."
+        marker = read_marker(folder)
+        if marker is None or TRAINER_STATE_NAME in marker.files:
+            read_json_object(folder / TRAINER_STATE_NAME)
+        return next(damage(folder) if marker is None else _differences(folder, marker), None)
+    except (CheckpointError, OSError) as error:
+        return str(error)
+
+
+def is_complete(path: str | os.PathLike[str]) -> bool:
+    """Return whether the checkpoint folder ``path`` can be resumed from."""
+    return incomplete_reason(path) is None
+
+
+def _differences(folder: Path, marker: Marker) -> Iterator[str]:
+    for name, size in marker.files.items():
+        path = folder / name
+        if ".." in PurePosixPath(name).parts or path == Path(name):
+            yield f"`{LIGHTNING_MARKER_NAME}` lists `{name}`, outside its folder: do not trust this checkpoint."
+        elif not path.is_file():
+            yield f"`{name}` is missing."
+        elif path.suffix in _BINARY_SUFFIXES and path.stat().st_size != size:
+            yield f"`{name}` has {path.stat().st_size} bytes, {size} were written."

@@ -1,0 +1,93 @@
+"""What a folder of checkpoints holds: the names in it, its checkpoints, and the newest complete one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_compat.checkpoint.completeness import incomplete_reason
+from hf_compat.checkpoint.names import (
+    ADAPTER_SAFE_WEIGHTS_NAME,
+    ADAPTER_WEIGHTS_NAME,
+    LIGHTNING_MARKER_NAME,
+    LIGHTNING_STATE_NAME,
+    OPTIMIZER_NAME,
+    PREFIX_CHECKPOINT_DIR,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    checkpoint_name,
+    rng_state_name,
+)
+
+__all__ = [
+    "ADAPTER_SAFE_WEIGHTS_NAME",
+    "ADAPTER_WEIGHTS_NAME",
+    "LIGHTNING_MARKER_NAME",
+    "LIGHTNING_STATE_NAME",
+    "OPTIMIZER_NAME",
+    "PREFIX_CHECKPOINT_DIR",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SCALER_NAME",
+    "SCHEDULER_NAME",
+    "TRAINER_STATE_NAME",
+    "TRAINING_ARGS_NAME",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
+    "Checkpoint",
+    "checkpoint_name",
+    "get_last_checkpoint",
+    "list_checkpoints",
+    "rng_state_name",
+]
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Checkpoint:
+    """A checkpoint folder, complete or not; ordered by its update step."""
+
+    step: int
+    """The update step in the folder's name."""
+    path: Path
+
+
+def list_checkpoints(folder: str | os.PathLike[str]) -> list[Checkpoint]:
+    """Return the checkpoints in ``folder``, complete or not, in the order of their update steps.
+
+    A folder counts if its name is ``checkpoint-`` and a number; ``checkpoint-7-copy`` is someone's own.
+
+    Raises:
+        FileNotFoundError: If there is no ``folder``.
+    """
+    parent = Path(folder)
+    matches = ((_NAME.fullmatch(name), parent / name) for name in os.listdir(parent))
+    return sorted(Checkpoint(int(match[1]), path) for match, path in matches if match and path.is_dir())
+
+
+def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
+    """Return the path of the complete checkpoint with the largest update step in ``folder``, None if there is none.
+
+    Each incomplete one that is passed over is named in a logged warning, with the reason.
+
+    Raises:
+        FileNotFoundError: If there is no ``folder``.
+    """
+    for checkpoint in reversed(list_checkpoints(folder)):
+        reason = incomplete_reason(checkpoint.path)
+        if reason is None:
+            return os.path.join(folder, checkpoint.path.name)
+        logger.warning("Passed over the incomplete checkpoint %s: %s", checkpoint.path, reason)
+    return None

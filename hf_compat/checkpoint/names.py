@@ -1,0 +1,55 @@
+"""What checkpoint folders and the files in them are called.
+
+All names but the two of Lightning's are those that transformers and peft write and look for.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ADAPTER_SAFE_WEIGHTS_NAME",
+    "ADAPTER_WEIGHTS_NAME",
+    "LIGHTNING_MARKER_NAME",
+    "LIGHTNING_STATE_NAME",
+    "OPTIMIZER_NAME",
+    "PREFIX_CHECKPOINT_DIR",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SCALER_NAME",
+    "SCHEDULER_NAME",
+    "TRAINER_STATE_NAME",
+    "TRAINING_ARGS_NAME",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
+    "checkpoint_name",
+    "rng_state_name",
+]
+
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+
+SAFE_WEIGHTS_NAME = "model.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
+WEIGHTS_NAME = "pytorch_model.bin"
+WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
+ADAPTER_SAFE_WEIGHTS_NAME = "adapter_model.safetensors"
+ADAPTER_WEIGHTS_NAME = "adapter_model.bin"
+
+OPTIMIZER_NAME = "optimizer.pt"
+SCHEDULER_NAME = "scheduler.pt"
+SCALER_NAME = "scaler.pt"
+TRAINER_STATE_NAME = "trainer_state.json"
+TRAINING_ARGS_NAME = "training_args.bin"
+
+LIGHTNING_STATE_NAME = "lightning.pt"
+"""The states of Lightning's callbacks and loops."""
+LIGHTNING_MARKER_NAME = "lightning.json"
+"""The completion marker, written last; see ``completeness.py``."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the name of the folder for update step ``step``."""
+    return f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
+def rng_state_name(rank: int, world_size: int) -> str:
+    """Return the name of the file with the random states of process ``rank`` out of ``world_size``."""
+    return "rng_state.pth" if world_size <= 1 else f"rng_state_{rank}.pth"

@@ -1,0 +1,207 @@
+"""Writing a checkpoint folder so that neither ``kill -9`` nor a full disk can spoil it, or one written before.
+
+A checkpoint is written to a hidden sibling folder, flushed to the disk, marked as complete and then renamed. Hidden
+siblings that a killed process left behind are dealt with by ``clean_orphans``. Their names say what they are::
+
+    .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
+    .checkpoint-12.replaced-<host>-<pid>-<token>    the former checkpoint-12, about to be deleted
+    .checkpoint-12.deleted-<host>-<pid>-<token>     given up by rotation, about to be deleted
+
+No listing, transformers' own included, takes one for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
+from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.errors import CheckpointError
+
+__all__ = ["abandon", "begin", "clean_orphans", "delete_folder", "publish", "staging"]
+
+logger = logging.getLogger(__name__)
+
+_HIDDEN = re.compile(
+    r"\.(?P<final>.+)\.(?P<kind>partial|replaced|deleted)-(?P<host>.*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{8})"
+)
+# A container often gives each of its runs the same host name and process id: only the token tells them apart.
+_own_tokens: set[str] = set()
+
+
+@contextmanager
+def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = None) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``final`` when the block ends, and leaves no trace if it fails.
+
+    Args:
+        final: The checkpoint folder. One that exists is replaced.
+        step: The update step, for the completion marker.
+        run_id: The run that writes, for the completion marker; see ``rotation.Ledger``.
+
+    Raises:
+        CheckpointError: If the folder cannot be written; checkpoints written before are untouched.
+    """
+    target = Path(final)
+    try:
+        staged = begin(target)
+        try:
+            yield staged
+            publish(staged, target, step=step, run_id=run_id)
+        except BaseException:
+            abandon(staged)
+            raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not _is_write_failure(error):
+            raise
+        raise CheckpointError(
+            f"`{target}` cannot be written: {error}. Checkpoints written before are untouched; look for free space and "
+            f"permissions in `{target.parent}`."
+        ) from error
+
+
+def _is_write_failure(error: Exception) -> bool:
+    """Whether ``error`` comes from the file system; torch reports that as a RuntimeError."""
+    return (
+        not isinstance(error, RuntimeError) or "inline_container" in str(error) or "PytorchStreamWriter" in str(error)
+    )
+
+
+def begin(final: Path) -> Path:
+    """Return a new, empty folder beside ``final``, on the same file system; its parents are made."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    staged = _hidden_sibling(final, "partial")
+    staged.mkdir()
+    return staged
+
+
+def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) -> None:
+    """Flush ``staged`` to the disk, mark it as complete and rename it to ``final``.
+
+    At every moment one of the two, or the former ``final``, is on the disk and complete.
+    """
+    if final.is_dir() and not (final / TRAINER_STATE_NAME).exists():
+        _keep_other_files(final, staged)
+    for path in staged.rglob("*"):
+        _flush(path)
+    # The marker may reach the disk only after all that it vouches for.
+    write_marker(staged, step=step, run_id=run_id)
+    for path in (*staged.glob("*.json"), staged):
+        _flush(path)
+    if final.exists():
+        former = _hidden_sibling(final, "replaced")
+        final.rename(former)
+        try:
+            staged.rename(final)
+        except OSError:
+            former.rename(final)
+            raise
+        shutil.rmtree(former, ignore_errors=True)
+    else:
+        staged.rename(final)
+    _flush(final.parent)
+
+
+def abandon(staged: Path) -> None:
+    """Delete a folder that ``begin`` made and that will not be published."""
+    shutil.rmtree(staged, ignore_errors=True)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a checkpoint folder; a process killed meanwhile leaves no half of it under its name.
+
+    Raises:
+        OSError: If it cannot be renamed or deleted.
+    """
+    doomed = _hidden_sibling(folder, "deleted")
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
+    """Deal with what processes of this host that are no more left in ``folder``; return the hidden folders concerned.
+
+    A complete checkpoint that only lacked its last rename gets its name; everything else is deleted.
+    """
+    parent = Path(folder)
+    if not parent.is_dir():
+        return []
+    # By kind: of a new and a former checkpoint under one name, the new one is kept.
+    found = sorted((match["kind"], path, match) for path in parent.iterdir() if (match := _HIDDEN.fullmatch(path.name)))
+    handled = []
+    for kind, path, match in found:
+        if not _is_orphan(match):
+            continue
+        final = parent / match["final"]
+        if kind != "deleted" and not final.exists() and read_marker(path) is not None and is_complete(path):
+            path.rename(final)
+            logger.warning("Finished writing %s, which a killed process had left complete as %s.", final, path.name)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            logger.info("Deleted %s, left behind by a killed process.", path)
+        handled.append(path)
+    return handled
+
+
+def _is_orphan(match: re.Match[str]) -> bool:
+    if match["host"] != _host():
+        return False
+    pid = int(match["pid"])
+    return match["token"] not in _own_tokens if pid == os.getpid() else not _is_alive(pid)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # someone else's process
+        return True
+    return True
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
+
+
+def _hidden_sibling(final: Path, kind: str) -> Path:
+    token = secrets.token_hex(4)
+    _own_tokens.add(token)
+    return final.with_name(f".{final.name}.{kind}-{_host()}-{os.getpid()}-{token}")
+
+
+def _keep_other_files(existing: Path, staged: Path) -> None:
+    """Copy what a subclass put into a folder of that name beforehand; what was written since wins."""
+    for path in existing.iterdir():
+        target = staged / path.name
+        if target.exists():
+            continue
+        if path.is_dir():
+            shutil.copytree(path, target)
+        else:
+            shutil.copy2(path, target)
+
+
+def _flush(path: Path) -> None:
+    """Have the system write a file's content, or a folder's list of names, to the disk."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know no flushing of folders.
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,77 @@
+"""The states of the random generators of python, numpy and torch, in memory and as a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_compat.checkpoint.names import rng_state_name
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.errors import CheckpointError
+
+__all__ = ["load_rng_state", "rng_state", "save_rng_state", "set_rng_state"]
+
+logger = logging.getLogger(__name__)
+
+
+def rng_state(*, distributed: bool = False) -> dict[str, Any]:
+    """Return the states of the global generators.
+
+    Args:
+        distributed: Whether to take the states of all of this process's GPUs, as a list, and not the current one's.
+    """
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.random.get_rng_state_all() if distributed else torch.cuda.random.get_rng_state()
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Set the global generators to ``state``; GPUs that it knows nothing of keep theirs, with a logged warning."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.random.set_rng_state(state["cpu"])
+    if torch.cuda.is_available():
+        _set_cuda_state(state.get("cuda"))
+
+
+def _set_cuda_state(saved: Any) -> None:
+    if isinstance(saved, torch.Tensor):
+        torch.cuda.random.set_rng_state(saved)
+    elif isinstance(saved, list) and len(saved) == torch.cuda.device_count():
+        torch.cuda.random.set_rng_state_all(saved)
+    else:
+        logger.warning("The checkpoint's random states are not of these GPUs: dropout will differ.")
+
+
+def save_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:
+    """Write the states of the global generators of process ``rank`` into ``folder``."""
+    torch.save(rng_state(distributed=world_size > 1), Path(folder, rng_state_name(rank, world_size)))
+
+
+def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> bool:
+    """Set the global generators to the states in ``folder``; return whether there were any for process ``rank``.
+
+    Raises:
+        CheckpointError: If the file cannot be read or holds something else.
+    """
+    path = Path(folder, rng_state_name(rank, world_size))
+    if not path.is_file():
+        logger.warning("`%s` is not there: random numbers will differ from those of an uninterrupted run.", path)
+        return False
+    state = load_trusted(path)
+    try:
+        set_rng_state(state)
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"`{path}` does not hold random states: {error or type(error).__name__}.") from error
+    return True

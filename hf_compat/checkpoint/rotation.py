@@ -1,0 +1,163 @@
+"""Which checkpoints ``save_total_limit`` deletes, and deleting them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_compat.checkpoint.completeness import is_complete, read_marker
+from hf_compat.checkpoint.layout import Checkpoint, list_checkpoints
+from hf_compat.checkpoint.publish import delete_folder
+from hf_compat.errors import CheckpointError
+
+__all__ = ["Ledger", "by_age", "delete_others", "rotate", "victims"]
+
+logger = logging.getLogger(__name__)
+
+_USELESS_SPREAD = 1.0
+"""Seconds: file times all within this are not times, some network file systems make them up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Which checkpoints belong to a run: those that it, or the run it goes on from, wrote."""
+
+    run_id: str
+    """Written into each checkpoint's completion marker."""
+    adopted: frozenset[Path] = frozenset()
+    """Resolved folders without a marker that the run also answers for: transformers wrote them."""
+
+    @classmethod
+    def start(cls) -> Ledger:
+        """Return the ledger of a run that starts anew."""
+        return cls(secrets.token_hex(8))
+
+    @classmethod
+    def resume(cls, checkpoint: str | os.PathLike[str]) -> Ledger:
+        """Return the ledger of a run that goes on from ``checkpoint``: of the run that wrote it.
+
+        Whoever goes on from a folder of transformers', or beside such folders, takes over all that lie there.
+        """
+        folder = Path(checkpoint).resolve()
+        marker = read_marker(folder)
+        beside = (item.path.resolve() for item in list_checkpoints(folder.parent))
+        adopted = frozenset(path for path in beside if _run_id(path) is None)
+        return cls(secrets.token_hex(8) if marker is None or marker.run_id is None else marker.run_id, adopted)
+
+    def owns(self, checkpoint: Path) -> bool:
+        """Return whether the run may delete ``checkpoint``."""
+        return _run_id(checkpoint) == self.run_id or checkpoint.resolve() in self.adopted
+
+
+def _run_id(folder: Path) -> str | None:
+    try:
+        marker = read_marker(folder)
+    except CheckpointError:
+        return ""
+    return None if marker is None else marker.run_id
+
+
+def by_age(checkpoints: Sequence[Checkpoint]) -> list[Path]:
+    """Return the folders, oldest first: by file time, or by update step if the file times cannot be told apart."""
+    dated = sorted((item.path.stat().st_mtime, str(item.path), item.path) for item in checkpoints)
+    if len(dated) > 1 and dated[-1][0] - dated[0][0] < _USELESS_SPREAD:
+        return [item.path for item in sorted(checkpoints)]
+    return [path for _, _, path in dated]
+
+
+def victims(
+    checkpoints: Sequence[Path], limit: int, best: str | os.PathLike[str] | None, *, protects_newest: bool
+) -> list[Path]:
+    """Return the checkpoints to delete, in that order.
+
+    Args:
+        checkpoints: All that count, oldest first.
+        limit: How many to keep. The newest and the best are kept even if that makes two under a limit of one.
+        best: The best checkpoint; it need not be among them.
+        protects_newest: Whether newest and best are taken out of the order, as transformers does since 5.2. Before,
+            the best was moved to the place before the newest.
+
+    References:
+        Same folders as transformers ``trainer_utils.py`` ``rotate_checkpoints`` and, before 5.2, ``trainer.py``
+        ``Trainer._rotate_checkpoints``.
+    """
+    if len(checkpoints) <= limit:
+        return []
+    newest = checkpoints[-1]
+    kept = _find(checkpoints, best)
+    if protects_newest:
+        protected = {newest, kept or Path(best)} if best is not None else {newest}
+        candidates = [path for path in checkpoints if path not in protected]
+        excess = len(checkpoints) - max(limit, len(protected))
+    else:
+        candidates = list(checkpoints)
+        if kept is not None and kept != newest:
+            candidates = [*(path for path in checkpoints if path not in (kept, newest)), kept, newest]
+        excess = len(checkpoints) - (2 if limit == 1 and best is not None and kept != newest else limit)
+    return candidates[: max(excess, 0)]
+
+
+def _find(checkpoints: Sequence[Path], wanted: str | os.PathLike[str] | None) -> Path | None:
+    """Return the one of ``checkpoints`` that is ``wanted``, however either path is written."""
+    if wanted is None:
+        return None
+    return next((path for path in checkpoints if path.resolve() == Path(wanted).resolve()), None)
+
+
+def rotate(
+    folder: str | os.PathLike[str],
+    *,
+    limit: int,
+    best: str | os.PathLike[str] | None,
+    protects_newest: bool,
+    ledger: Ledger | None = None,
+) -> list[Path]:
+    """Delete the oldest checkpoints in ``folder`` beyond ``limit``; return them.
+
+    Incomplete checkpoints, and those of other runs, neither count nor are deleted.
+
+    Args:
+        folder: Where the checkpoints are.
+        limit: How many to keep, at least 1.
+        best: The best checkpoint.
+        protects_newest: See ``victims``.
+        ledger: Which checkpoints are this run's. Default: all.
+    """
+    doomed = victims(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
+    return [path for path in doomed if _delete(path)]
+
+
+def delete_others(
+    folder: str | os.PathLike[str], best: str | os.PathLike[str], *, ledger: Ledger | None = None
+) -> list[Path]:
+    """Delete all checkpoints in ``folder`` but ``best``, none if that is not complete; return them.
+
+    Incomplete checkpoints and those of other runs are left alone.
+    """
+    if not is_complete(best):
+        logger.warning("No checkpoint was deleted: the best one, %s, is not there or not complete.", best)
+        return []
+    others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
+    return [path for path in others if _delete(path)]
+
+
+def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:
+    return [
+        item
+        for item in list_checkpoints(folder)
+        if is_complete(item.path) and (ledger is None or ledger.owns(item.path))
+    ]
+
+
+def _delete(path: Path) -> bool:
+    logger.info("Deleting %s, beyond save_total_limit.", path)
+    try:
+        delete_folder(path)
+    except OSError as error:
+        logger.warning("%s, beyond save_total_limit, cannot be deleted: %s", path, error)
+        return False
+    return True

@@ -1,0 +1,67 @@
+"""Reading files of torch's without running code that they may hold."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zipfile
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_compat.errors import CheckpointError
+
+__all__ = ["load_trusted"]
+
+
+@cache
+def _allowed() -> tuple[Any, ...]:
+    """Return what may be rebuilt besides tensors: numpy's arrays and scalars of numbers, as in random states."""
+    core: Any = getattr(np, "_core", None) or np.core
+    multiarray = core.multiarray
+    numbers = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
+    # numpy 2 renamed its package; files of either numpy are read with either.
+    renamed = [
+        (getattr(multiarray, name), f"numpy.{package}.multiarray.{name}")
+        for name in ("_reconstruct", "scalar")
+        for package in ("core", "_core")
+    ]
+    return (*renamed, np.ndarray, np.dtype, *(type(np.dtype(number)) for number in numbers))
+
+
+def load_trusted(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
+    """Return the tensors, numbers, strings and containers of them that a file of ``torch.save`` holds.
+
+    Args:
+        path: ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``pytorch_model.bin``, ...
+        map_location: The device for the tensors.
+
+    Raises:
+        CheckpointError: If the file cannot be read or holds anything else, such as code to run; nothing of it ran.
+    """
+    try:
+        with torch.serialization.safe_globals(list(_allowed())):
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        cause = str(error).partition("WeightsUnpickler error: ")[2].partition("\n")[0] or str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"`{path}` is refused: it holds more than tensors and plain values, or is damaged ({cause}). Nothing of it "
+            "was run."
+        ) from error
+    # A damaged file makes torch raise whatever its parser stumbled over.
+    except (
+        OSError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        OverflowError,
+        MemoryError,
+        zipfile.BadZipFile,
+    ) as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error

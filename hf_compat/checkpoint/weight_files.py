@@ -1,0 +1,123 @@
+"""Which files of a checkpoint folder hold the model's weights, and whether they are whole."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from safetensors import SafetensorError, safe_open
+
+from hf_compat.checkpoint import names
+from hf_compat.errors import CheckpointError
+
+__all__ = ["adapter_file", "adapter_folders", "damage", "read_json_object", "weight_files"]
+
+# In the order in which they are looked for, safetensors before pickles.
+_WHOLE = (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME)
+_INDEXES = (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME)
+_ADAPTERS = (names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME)
+
+
+def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
+    return next((folder / name for name in candidates if (folder / name).is_file()), None)
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """Return the file or the shards with the whole model's weights, in order; none if there are only adapters.
+
+    A single file wins over an index, safetensors over a pickle.
+
+    Raises:
+        CheckpointError: If an index cannot be read, names a file outside ``folder``, or one that is not there.
+    """
+    whole = _first(folder, _WHOLE)
+    if whole is not None:
+        return (whole,)
+    index = _first(folder, _INDEXES)
+    return () if index is None else _shards(index)
+
+
+def _shards(index: Path) -> tuple[Path, ...]:
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"`{index}` has no `weight_map` from names of weights to files: it is damaged.")
+    shards = []
+    for name in sorted(set(weight_map.values())):
+        if not _is_plain_name(name):
+            raise CheckpointError(f"`{index}` points to `{name}`, outside its folder: do not trust this checkpoint.")
+        if not (index.parent / name).is_file():
+            raise CheckpointError(f"`{index.parent}` lacks the shard `{name}` that `{index.name}` lists.")
+        shards.append(index.parent / name)
+    return tuple(shards)
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether ``name`` names a file of the very folder, on any system."""
+    return PurePosixPath(name).name == name == PureWindowsPath(name).name and "\0" not in name
+
+
+def adapter_file(folder: Path) -> Path | None:
+    """Return the file with the weights of the adapter in ``folder``, None if there is none."""
+    return _first(folder, _ADAPTERS)
+
+
+def adapter_folders(folder: Path) -> tuple[Path, ...]:
+    """Return the sub-folders that each hold one adapter, as peft writes all adapters but the default one."""
+    return tuple(sorted(child for child in folder.iterdir() if child.is_dir() and adapter_file(child) is not None))
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Return the object that the JSON file ``path`` holds.
+
+    Raises:
+        CheckpointError: If it cannot be read or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    # Deeply nested brackets exhaust the parser's stack.
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"`{path}` cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, not a JSON object: it is damaged.")
+    return content
+
+
+def damage(folder: Path) -> Iterator[str]:
+    """Yield what keeps the weights and states in ``folder`` from being read, judging by headers and sizes.
+
+    A cut safetensors file is noticed by its header, a cut file of torch's by the table of contents at its end.
+    """
+    try:
+        weights = weight_files(folder)
+    except CheckpointError as error:
+        yield str(error)
+        return
+    adapters = [found for found in map(adapter_file, (folder, *adapter_folders(folder))) if found is not None]
+    if not weights and not adapters:
+        yield f"it holds no weights: neither {', '.join((*_WHOLE, *_INDEXES, *_ADAPTERS))} nor folders of adapters."
+    states = [path for path in sorted(folder.glob("*.pt*")) if path.suffix in (".pt", ".pth") and path.is_file()]
+    for path in (*weights, *adapters, *states):
+        reason = _safetensors_damage(path) if path.suffix == ".safetensors" else _pickle_damage(path)
+        if reason is not None:
+            yield f"`{path.name}` is damaged: {reason}"
+
+
+def _safetensors_damage(path: Path) -> str | None:
+    try:
+        with safe_open(path, "np"):
+            return None
+    except (OSError, SafetensorError, ValueError) as error:
+        return str(error)
+
+
+def _pickle_damage(path: Path) -> str | None:
+    with path.open("rb") as file:
+        start = file.read(2)
+    if not start:
+        return "it is empty."
+    # What torch wrote before 1.6 is no zip file and has no table of contents.
+    if start == b"PK" and not zipfile.is_zipfile(path):
+        return "its end is missing."
+    return None
