@@ -57,13 +57,13 @@ class Scenario:
         body: What to do with a kit.
         warns: What hf_compat is to warn of, a regular expression; None: of nothing.
         resumes_exactly: Whether a run that is resumed ends where the run that was not interrupted ends.
-        since: The first transformers release that can run it.
+        warns_since: The first transformers release for which it is to warn.
     """
 
     body: Callable[[Kit], None]
     warns: str | None = None
     resumes_exactly: bool = False
-    since: str = "4.57"
+    warns_since: str = "4.57"
 
 
 SCENARIOS: dict[str, Scenario] = {}

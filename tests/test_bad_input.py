@@ -14,7 +14,7 @@ from hf_compat.errors import (
     TrainerSetupError,
     UnknownArgumentError,
 )
-from tests.helpers import ListDataset, PlainModel, Stream, vector_rows
+from helpers import ListDataset, PlainModel, Stream, vector_rows
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
 

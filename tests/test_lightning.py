@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
-from tests.helpers import ListDataset, PlainModel, vector_rows
+from helpers import ListDataset, PlainModel, vector_rows
 
 
 class Recorder(Callback):

@@ -11,7 +11,7 @@ from hf_compat.arguments import semantics
 from hf_compat.arguments.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
-from tests.helpers import ListDataset, PadCollator, bert_classifier, gpt2, labelled_rows
+from helpers import ListDataset, PadCollator, bert_classifier, gpt2, labelled_rows
 
 RELEASE_4 = "4.57.6"
 RELEASE_5 = "5.23.0"

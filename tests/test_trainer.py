@@ -7,7 +7,7 @@ import torch
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.trainer import OVERRIDABLE
-from tests.helpers import ListDataset, PlainModel, vector_rows
+from helpers import ListDataset, PlainModel, vector_rows
 
 
 def trainer_of(tmp_path, kind=Trainer, **settings):

@@ -1,1 +1,43 @@
 """What a run is asked to do: ``TrainingArguments``, its enums, the rules of its fields, and upstream's releases."""
+
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.convert import from_transformers
+from hf_compat.arguments.enums import (
+    DebugOption,
+    EvaluationStrategy,
+    ExplicitEnum,
+    FSDPOption,
+    HPSearchBackend,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    ParallelMode,
+    SaveStrategy,
+    SchedulerType,
+)
+from hf_compat.arguments.fields import FIELD_RULES, FieldRule
+from hf_compat.arguments.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
+from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = [
+    "FIELD_RULES",
+    "AcceleratorConfig",
+    "DebugOption",
+    "EvaluationStrategy",
+    "ExplicitEnum",
+    "FSDPOption",
+    "FieldRule",
+    "HPSearchBackend",
+    "HubStrategy",
+    "IntervalStrategy",
+    "OptimizerNames",
+    "ParallelMode",
+    "SaveStrategy",
+    "SchedulerType",
+    "Semantics",
+    "Seq2SeqTrainingArguments",
+    "TrainingArguments",
+    "from_transformers",
+    "resolve_semantics",
+]

@@ -1,6 +1,7 @@
 """Fields of ``TrainingArguments`` that releases from 4.31 to 5.14 had and 5.23.0 has no more."""
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hf_compat.arguments.enums import IntervalStrategy
 from hf_compat.arguments.fields_running import RunningFields
@@ -13,7 +14,16 @@ HALF_PRECISION_BACKENDS = ("auto", "cuda_amp", "apex", "cpu_amp")
 
 @dataclass
 class AllFields(RunningFields):
-    """Every field that a release of transformers has had."""
+    """Every field that a release of transformers has had, and one of our own: ``semantics``."""
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+    ]
 
     overwrite_output_dir: bool = option(False, "For scripts: use an output_dir that is not empty.")
     evaluation_strategy: IntervalStrategy | str | None = option(None, "The name of eval_strategy before 4.41.")
@@ -55,3 +65,6 @@ class AllFields(RunningFields):
     include_tokens_per_second: bool = option(False, "Log the speed in tokens: include_num_input_tokens_seen since 5.0.")
     split_batches: bool | None = option(None, "The name of accelerator_config['split_batches'] before 4.38.")
     tp_size: int | None = option(0, "Devices that share a tensor, in 4.50 and 4.51.")
+    semantics: str | None = option(
+        None, "Whose numbers to reproduce: a transformers release or 'corrected'. Default: the installed release."
+    )

@@ -8,7 +8,7 @@ from packaging.version import Version
 
 __all__ = ["SINCE", "default_optimizer"]
 
-_FUSED_ADAMW_IS_DEFAULT = Version("2.8")
+_FUSED_ADAMW_IS_DEFAULT = (2, 8)
 
 SINCE: dict[str, Version] = {
     "drops_logging_dir": Version("5.0"),
@@ -24,7 +24,7 @@ SINCE: dict[str, Version] = {
 def default_optimizer() -> str:
     """Return upstream's default for the installed torch, which is not imported."""
     try:
-        installed = Version(metadata.version("torch"))
+        installed = Version(metadata.version("torch")).release
     except metadata.PackageNotFoundError:
         return "adamw_torch"
     return "adamw_torch_fused" if installed >= _FUSED_ADAMW_IS_DEFAULT else "adamw_torch"

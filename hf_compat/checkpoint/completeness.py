@@ -55,10 +55,14 @@ def read_marker(folder: Path) -> Marker | None:
     if content.get("format") != _FORMAT:
         raise CheckpointError(f"`{path}` has format {content.get('format')!r}, this hf_compat reads {_FORMAT} only.")
     step, run_id, files = content.get("step"), content.get("run_id"), content.get("files")
-    well_formed = isinstance(step, int) and isinstance(run_id, str | None) and isinstance(files, dict)
-    if not well_formed or not all(isinstance(size, int) for size in files.values()):  # type: ignore[union-attr]
+    if (
+        not isinstance(step, int)
+        or not isinstance(run_id, str | None)
+        or not isinstance(files, dict)
+        or not all(isinstance(size, int) for size in files.values())
+    ):
         raise CheckpointError(f"`{path}` is damaged: `step`, `run_id` or `files` is not what hf_compat writes.")
-    return Marker(step=step, run_id=run_id, files=files)  # type: ignore[arg-type]
+    return Marker(step=step, run_id=run_id, files=files)
 
 
 def incomplete_reason(path: str | os.PathLike[str]) -> str | None:

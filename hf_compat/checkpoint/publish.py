@@ -25,8 +25,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
-from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.checkpoint.completeness import is_complete, write_marker
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError
 
 __all__ = ["abandon", "begin", "clean_orphans", "delete_folder", "publish", "staging"]
@@ -96,9 +96,11 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
         _flush(path)
     # The marker may reach the disk only after all that it vouches for.
     write_marker(staged, step=step, run_id=run_id)
-    for path in (*staged.glob("*.json"), staged):
-        _flush(path)
-    if final.exists():
+    _flush(staged / LIGHTNING_MARKER_NAME)
+    _flush(staged)
+    if final.is_file():
+        raise FileExistsError(errno.EEXIST, "a file of that name is there", str(final))
+    if os.path.lexists(final):
         former = _hidden_sibling(final, "replaced")
         final.rename(former)
         try:
@@ -106,7 +108,7 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
         except OSError:
             former.rename(final)
             raise
-        shutil.rmtree(former, ignore_errors=True)
+        _remove(former)
     else:
         staged.rename(final)
     _flush(final.parent)
@@ -114,15 +116,17 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
 
 def abandon(staged: Path) -> None:
     """Delete a folder that ``begin`` made and that will not be published."""
-    shutil.rmtree(staged, ignore_errors=True)
+    _remove(staged)
 
 
 def delete_folder(folder: Path) -> None:
     """Delete a checkpoint folder; a process killed meanwhile leaves no half of it under its name.
 
     Raises:
-        OSError: If it cannot be renamed or deleted.
+        OSError: If it cannot be renamed or deleted, or is a link to a folder elsewhere.
     """
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a link")
     doomed = _hidden_sibling(folder, "deleted")
     folder.rename(doomed)
     shutil.rmtree(doomed)
@@ -131,36 +135,42 @@ def delete_folder(folder: Path) -> None:
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     """Deal with what processes of this host that are no more left in ``folder``; return the hidden folders concerned.
 
-    A complete checkpoint that only lacked its last rename gets its name; everything else is deleted.
+    A checkpoint that was complete but for its rename gets its name; everything else is deleted.
     """
     parent = Path(folder)
     if not parent.is_dir():
         return []
-    # By kind: of a new and a former checkpoint under one name, the new one is kept.
-    found = sorted((match["kind"], path, match) for path in parent.iterdir() if (match := _HIDDEN.fullmatch(path.name)))
+    found = ((match["kind"], path, match) for path in parent.iterdir() if (match := _HIDDEN.fullmatch(path.name)))
     handled = []
-    for kind, path, match in found:
+    # By kind: of a new (partial) and a former checkpoint under one name, the new one is kept.
+    for kind, path, match in sorted(found, key=lambda item: item[:2]):
         if not _is_orphan(match):
             continue
         final = parent / match["final"]
-        if kind != "deleted" and not final.exists() and read_marker(path) is not None and is_complete(path):
+        if not os.path.lexists(final) and (kind == "replaced" or (kind == "partial" and _is_marked(path))):
             path.rename(final)
-            logger.warning("Finished writing %s, which a killed process had left complete as %s.", final, path.name)
+            logger.warning("Gave %s its name, which a killed process had left as %s.", final, path.name)
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
             logger.info("Deleted %s, left behind by a killed process.", path)
         handled.append(path)
     return handled
 
 
+def _is_marked(path: Path) -> bool:
+    return (path / LIGHTNING_MARKER_NAME).is_file() and is_complete(path)
+
+
 def _is_orphan(match: re.Match[str]) -> bool:
     if match["host"] != _host():
-        return False
+        return False  # its processes cannot be asked after from here
     pid = int(match["pid"])
     return match["token"] not in _own_tokens if pid == os.getpid() else not _is_alive(pid)
 
 
 def _is_alive(pid: int) -> bool:
+    if os.name == "nt":  # where signal 0 is no question but Ctrl-C
+        return True
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -192,9 +202,17 @@ def _keep_other_files(existing: Path, staged: Path) -> None:
             shutil.copy2(path, target)
 
 
+def _remove(path: Path) -> None:
+    """Delete a folder or link as far as possible."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def _flush(path: Path) -> None:
     """Have the system write a file's content, or a folder's list of names, to the disk."""
-    if os.name == "nt" and path.is_dir():
+    if path.is_symlink() or (os.name == "nt" and path.is_dir()):
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:

@@ -6,6 +6,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -68,7 +69,7 @@ def adapter_folders(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(child for child in folder.iterdir() if child.is_dir() and adapter_file(child) is not None))
 
 
-def read_json_object(path: Path) -> dict[str, object]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object that the JSON file ``path`` holds.
 
     Raises:

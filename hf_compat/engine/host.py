@@ -46,6 +46,8 @@ class Host(Protocol):
 class EvaluationSession(Protocol):
     """One pass over an evaluation loader."""
 
+    batches: Any
+
     def step(self, inputs: Any) -> None: ...
 
     def finish(self) -> dict[str, Any]: ...

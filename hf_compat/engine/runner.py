@@ -127,49 +127,25 @@ def fit(trainer: pl.Trainer, module: HFModule, windows: Any, *, start: tuple[int
             raise
 
 
-class _Batches:
-    """A loader as Lightning's evaluation loop iterates it: nothing is rewrapped, nothing is drawn ahead of time."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Any:
-        yield from self._loader
-
-
-class _SizedBatches(_Batches):
-    def __len__(self) -> int:
-        return len(self._loader)
-
-
-def _has_length(loader: Any) -> bool:
-    try:
-        len(loader)
-    except (TypeError, AttributeError, NotImplementedError):
-        return False
-    return True
-
-
-def evaluate(trainer: pl.Trainer, module: HFModule, loader: Any, session: EvaluationSession, *, test: bool) -> None:
-    """Run ``session`` over ``loader`` in one of ``trainer``'s evaluation loops, so that Lightning callbacks take part.
+def evaluate(trainer: pl.Trainer, module: HFModule, session: EvaluationSession, *, test: bool) -> None:
+    """Run ``session`` over its batches in one of ``trainer``'s evaluation loops, so that Lightning callbacks take part.
 
     Inside a fit that is the validation loop, and the fit goes on undisturbed; outside, ``Trainer.validate`` or, for
     ``test``, ``Trainer.test``. An evaluation called from within another (by ``compute_metrics``, say) runs by itself.
     """
     if module.session is not None:
-        for batch in loader:
+        for batch in session.batches:
             session.step(batch)
         session.finish()
         return
-    batches = _SizedBatches(loader) if _has_length(loader) else _Batches(loader)
     module.session = session
     try:
         with without_notices():
             if is_fitting(trainer):
-                validate_in_fit(trainer, batches)
+                validate_in_fit(trainer, session.batches)
             elif test:
-                trainer.test(module, dataloaders=batches, verbose=False)
+                trainer.test(module, dataloaders=session.batches, verbose=False)
             else:
-                trainer.validate(module, dataloaders=batches, verbose=False)
+                trainer.validate(module, dataloaders=session.batches, verbose=False)
     finally:
         module.session = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +42,40 @@ class _Host(Protocol):
     def num_examples(self, dataloader: Any) -> int: ...
 
 
+class FollowedLoader:
+    """A loader that says of the batch being used, not of the one loaded last, whether it is the last of the pass.
+
+    Lightning loads ahead where no length is known.
+
+    Attributes:
+        end_of_dataloader: Whether the batch being used is the last.
+        remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._ahead: deque[tuple[bool, int]] = deque()
+        self.end_of_dataloader = False
+        self.remainder = -1
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
+        for index, batch in enumerate(loader):
+            if hasattr(loader, "end_of_dataloader"):
+                is_last = bool(loader.end_of_dataloader)
+            else:
+                is_last = has_length(loader) and index + 1 == len(loader)
+            self._ahead.append((is_last, getattr(loader, "remainder", -1)))
+            yield batch
+
+    def advance(self) -> None:
+        """Go on to the next batch."""
+        self.end_of_dataloader, self.remainder = self._ahead.popleft()
+
+
 class EvaluationSession:
     """Runs ``prediction_step`` on each batch and gathers what metrics are computed from.
 
@@ -54,6 +89,7 @@ class EvaluationSession:
         keeps_predictions: Keep predictions under ``batch_eval_metrics`` too, as ``predict`` does.
 
     Attributes:
+        batches: The loader, to be gone through once.
         output: What the Trainer's ``evaluation_loop`` returns, set by :meth:`finish`.
 
     References:
@@ -75,6 +111,8 @@ class EvaluationSession:
         self._host = host
         self._model = model
         self._loader = loader
+        self.batches = FollowedLoader(loader)
+        host.accelerator.watch_evaluation(self.batches)
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
@@ -93,6 +131,7 @@ class EvaluationSession:
 
     def step(self, inputs: Any) -> None:
         """Predict one batch."""
+        self.batches.advance()
         host, args = self._host, self._host.args
         observed = find_batch_size(inputs)
         if observed is not None:
@@ -153,12 +192,7 @@ class EvaluationSession:
             losses=losses if "loss" in wanted else None,
             inputs=inputs if "inputs" in wanted else None,
         )
-        self._metrics = host.compute_metrics(prediction, compute_result=self._is_last_batch())
-
-    def _is_last_batch(self) -> bool:
-        if hasattr(self._loader, "end_of_dataloader"):
-            return bool(self._loader.end_of_dataloader)
-        return has_length(self._loader) and self._steps == len(self._loader)
+        self._metrics = host.compute_metrics(prediction, compute_result=self.batches.end_of_dataloader)
 
     def finish(self) -> dict[str, Any]:
         """Compute the metrics and return them, their names prefixed."""

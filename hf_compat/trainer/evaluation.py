@@ -116,7 +116,6 @@ class EvaluationMethods(StepMethods):
         if callable(getattr(self.optimizer, "eval", None)):  # a schedule-free optimizer
             self.optimizer.eval()
         self.callback_handler.eval_dataloader = dataloader
-        self.accelerator.watch_evaluation(dataloader)
         session = EvaluationSession(
             self,
             model,
@@ -127,7 +126,7 @@ class EvaluationMethods(StepMethods):
             keeps_predictions=description == "Prediction",
             preparation_time=self.__dict__.get("model_preparation_time"),
         )
-        self._run_session(session, dataloader, test=description == "Prediction")
+        self._run_session(session, test=description == "Prediction")
         if session.output is None:  # Lightning leaves an empty loader out
             session.finish()
         assert session.output is not None, "a finished session has an output"
@@ -162,7 +161,7 @@ class EvaluationMethods(StepMethods):
     def _place_model(self, model: nn.Module) -> None:
         raise NotImplementedError
 
-    def _run_session(self, session: EvaluationSession, loader: Any, *, test: bool) -> None:
+    def _run_session(self, session: EvaluationSession, *, test: bool) -> None:
         raise NotImplementedError
 
     def prediction_step(

@@ -62,7 +62,7 @@ class SavingMethods(EvaluationMethods):
         run_dir = Path(self._get_output_dir(trial))
         step = self.state.global_step
         folder = run_dir / layout.checkpoint_name(step)
-        with publish.staging(folder, step=step) as staged:
+        with publish.staging(folder, step=step, run_id=self._ledger.run_id) as staged:
             self.save_model(str(staged), _internal_call=True)
             self._note_best_checkpoint(run_dir)
             if not self.args.save_only_model:
@@ -123,13 +123,14 @@ class SavingMethods(EvaluationMethods):
                 limit=self.args.save_total_limit,
                 best=self.state.best_model_checkpoint,
                 protects_newest=self.semantics.rotation_protects_newest,
+                ledger=self._ledger,
             )
 
     def _keep_only_best(self, trial: Any) -> None:
         """Delete all checkpoints but the best at the end of a run with ``save_total_limit=1``."""
         best = self.state.best_model_checkpoint
         if self.args.should_save and best is not None and self.args.save_total_limit == 1:
-            rotation.delete_others(self._get_output_dir(trial), best)
+            rotation.delete_others(self._get_output_dir(trial), best, ledger=self._ledger)
 
     # ---- the best model ----
 
@@ -167,7 +168,7 @@ class SavingMethods(EvaluationMethods):
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint into the model."""
         logger.info("Loading the best model from %s.", self.state.best_model_checkpoint)
-        self._load_weights(str(self.state.best_model_checkpoint))
+        self._load_weights(str(self.state.best_model_checkpoint), trains_on=False)
 
     # ---- resuming ----
 
@@ -179,9 +180,9 @@ class SavingMethods(EvaluationMethods):
         """
         self._load_weights(resume_from_checkpoint, model)
 
-    def _load_weights(self, folder: str, model: nn.Module | None = None) -> None:
+    def _load_weights(self, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:
         target = self.accelerator.unwrap_model(self.model if model is None else model)
-        missing, unexpected = weights.load_weights(target, folder)
+        missing, unexpected = weights.load_weights(target, folder, trains_on=trains_on)
         if missing:
             logger.warning("The checkpoint %s has no weights for %s.", folder, missing)
         if unexpected:
@@ -234,3 +235,4 @@ class SavingMethods(EvaluationMethods):
             restore_callback_states(self.lightning_trainer, load_trusted(path)["callbacks"])  # type: ignore[arg-type]
 
     _resume_path: str | None = None
+    _ledger: rotation.Ledger

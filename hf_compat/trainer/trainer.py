@@ -320,12 +320,12 @@ class Trainer(TrainingMethods):
 
     _placed_model: nn.Module | None = None
 
-    def _run_session(self, session: Any, loader: Any, *, test: bool) -> None:
+    def _run_session(self, session: Any, *, test: bool) -> None:
         if self.lightning_trainer is None:
             self.lightning_trainer = self._build_lightning_trainer(None)
         if self.lightning_module is None or self.lightning_module.model is not self.model:
             self.lightning_module = HFModule(self.model, self)
-        evaluate(self.lightning_trainer, self.lightning_module, loader, session, test=test)
+        evaluate(self.lightning_trainer, self.lightning_module, session, test=test)
 
 
 def _processing_class_of(tokenizer: Any, processing_class: Any) -> Any:

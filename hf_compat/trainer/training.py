@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from hf_compat.checkpoint import publish
+from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, get_last_checkpoint
+from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
@@ -69,6 +72,8 @@ class TrainingMethods(FlowMethods):
             self._prepare_model(trial)
             if self.args.neftune_noise_alpha is not None:
                 neftune = activate_neftune(self.model, self.args.neftune_noise_alpha)
+            publish.clean_orphans(self._get_output_dir(trial))
+            self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 self._load_from_checkpoint(resume_path)
             return self._inner_training_loop(
@@ -100,6 +105,9 @@ class TrainingMethods(FlowMethods):
                 f"`resume_from_checkpoint={str(resume_from_checkpoint)!r}`: there is no such folder. "
                 "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
             )
+        reason = incomplete_reason(resume_from_checkpoint)
+        if reason is not None:  # a file may have been taken out on purpose; what is broken is refused when it is read
+            logger.warning("`resume_from_checkpoint=%s`: it is not as it was written: %s", resume_from_checkpoint, reason)
         return str(resume_from_checkpoint)
 
     # ---- before the run ----

@@ -36,7 +36,7 @@ def of_old(kit: Kit) -> Callable[[Method], Method]:
     return adapt
 
 
-@scenario()
+@scenario(warns="averages its loss over each batch", warns_since="5.0")
 def compute_loss_of_old(kit: Kit) -> None:
     """The signature of scripts written before ``num_items_in_batch``."""
 
@@ -105,7 +105,7 @@ def training_step_of_the_user(kit: Kit) -> None:
     train(kit, language_model(kit, subclass=Own, fields=TWO_EPOCHS))
 
 
-@scenario()
+@scenario(warns="averages its loss over each batch", warns_since="5.0")
 def evaluate_of_the_user(kit: Kit) -> None:
     class Evaluating(kit.Trainer):
         def evaluate(self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:
@@ -187,7 +187,7 @@ def saving_of_a_subclass(kit: Kit) -> None:
     kit.keep("calls", calls)
 
 
-@scenario()
+@scenario(warns="averages its loss over each batch", warns_since="5.0")
 def methods_are_called_in_order(kit: Kit) -> None:
     """The order of calls to every method that subclasses override."""
     calls: list[str] = []

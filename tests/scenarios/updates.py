@@ -45,7 +45,7 @@ def accumulation_of_a_plain_module(kit: Kit) -> None:
     train(kit, plain(kit, fields={**ACCUMULATION, "num_train_epochs": 2}))
 
 
-@scenario()
+@scenario(warns="averages its loss over each batch", warns_since="5.0")
 def accumulation_of_a_classifier(kit: Kit) -> None:
     """In 5.x the head takes the item count and ignores it: gradients grow with the window."""
     train(kit, classifier(kit, fields={**ACCUMULATION, "num_train_epochs": 2}))

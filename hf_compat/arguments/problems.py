@@ -1,0 +1,43 @@
+"""What is wrong with one ``TrainingArguments``, collected first and told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
+
+__all__ = ["Problem", "raise_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One field, its value, and what to do about it."""
+
+    field: str
+    value: Any
+    text: str
+    """What is wrong and what to do: the sentence's second half."""
+    unsupported: bool = False
+    """Whether the value is right but cannot be carried out."""
+
+    def __str__(self) -> str:
+        value = self.value.value if isinstance(self.value, Enum) else self.value
+        # Tokens do not belong in logs.
+        shown = f"<{self.field.upper()}>" if self.field.endswith("_token") else repr(value)
+        return f"`{self.field}={shown}`: {self.text}"
+
+
+def raise_all(problems: Iterable[Problem]) -> None:
+    """Raise one error that tells all ``problems``; return if there are none.
+
+    Raises:
+        UnsupportedArgumentsError: If every problem is a value that cannot be carried out.
+        ArgumentsError: If there is any other.
+    """
+    found = tuple(problems)
+    if found:
+        kind = UnsupportedArgumentsError if all(problem.unsupported for problem in found) else ArgumentsError
+        raise kind([str(problem) for problem in found])

@@ -1,0 +1,26 @@
+"""``Seq2SeqTrainingArguments``: the fields of runs that generate."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_compat.arguments.options import option
+from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["Seq2SeqTrainingArguments"]
+
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """``TrainingArguments`` and five fields for generation in evaluation and prediction."""
+
+    sortish_sampler: bool = option(False, "Without effect in every release.")
+    predict_with_generate: bool = option(False, "Generate in evaluation and prediction.")
+    generation_max_length: int | None = option(None, "Tokens that a generated sequence may have.")
+    generation_num_beams: int | None = option(None, "Beams of the search; 1 is greedy.")
+    generation_config: str | Path | Any | None = option(None, "Generation config: a name, a path or an instance.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the constructor's arguments as values that JSON can hold."""
+        given = super().to_dict()
+        return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in given.items()}

@@ -1,0 +1,74 @@
+"""``TrainingArguments`` as dict, JSON and text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, fields
+from enum import Enum
+from typing import Any
+
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.processes import Processes
+
+__all__ = ["Serialising"]
+
+_PLAIN_TYPES = (bool, int, float, str)
+
+
+def _masked(name: str, value: Any) -> Any:
+    """Return ``value``, or a placeholder for a token."""
+    return f"<{name.upper()}>" if name.endswith("_token") else value
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return ``value`` without enums and config objects."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list) and value and isinstance(value[0], Enum):
+        return [item.value for item in value]
+    if isinstance(value, AcceleratorConfig):
+        settings = value.to_dict()
+        settings.pop("use_configured_state", None)  # upstream has taken it out by the time it is asked
+        return settings
+    if name == "parallelism_config" and value is not None:
+        return value.to_json()
+    if name == "model_init_kwargs" and isinstance(value, dict):
+        quantization = value.get("quantization_config")
+        if hasattr(quantization, "to_dict"):
+            return {**value, "quantization_config": quantization.to_dict()}
+    return value
+
+
+def _with_named_dtypes(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return ``settings`` with torch dtypes under the key ``dtype`` as strings, at any depth."""
+    named = {key: _with_named_dtypes(value) if isinstance(value, dict) else value for key, value in settings.items()}
+    dtype = named.get("dtype")
+    if dtype is not None and not isinstance(dtype, str):
+        named["dtype"] = str(dtype).split(".")[1]
+    return named
+
+
+class Serialising(Processes):
+    """The ways to write the arguments down. Tokens are masked in all of them."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the constructor's arguments as values that JSON can hold."""
+        given = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
+        return _with_named_dtypes({name: _masked(name, _plain(name, value)) for name, value in given.items()})
+
+    def to_json_string(self) -> str:
+        """Return ``to_dict`` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    def to_sanitized_dict(self) -> dict[str, Any]:
+        """Return ``to_dict`` and the batch sizes, with anything but numbers, strings and tensors as a string."""
+        torch = sys.modules.get("torch")
+        kept = (*_PLAIN_TYPES, torch.Tensor) if torch is not None else _PLAIN_TYPES
+        sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
+        merged = {**self.to_dict(), **sizes}
+        return {name: value if type(value) in kept else str(value) for name, value in merged.items()}
+
+    def __str__(self) -> str:
+        lines = "".join(f"{name}={_masked(name, value)},\n" for name, value in sorted(asdict(self).items()))
+        return f"{type(self).__name__}(\n{lines})"

@@ -1,0 +1,74 @@
+"""``TrainingArguments``: what a run is asked to do, in every spelling since transformers 4.31."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+from hf_compat.arguments.checks import PRECISION_VARIABLE, find_problems
+from hf_compat.arguments.hardware import gpu_lacks_tf32, set_tf32
+from hf_compat.arguments.problems import raise_all
+from hf_compat.arguments.resolving import resolve
+from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.setters import Setters
+from hf_compat.arguments.unknown import RefusesUnknown
+from hf_compat.arguments.versions import SINCE
+
+__all__ = ["TrainingArguments"]
+
+
+@dataclass
+class TrainingArguments(Setters, RefusesUnknown):
+    """What a run is asked to do; the fields are described where they are declared.
+
+    Names, order, defaults and behaviour are those of transformers 5.23.0; fields of older releases come after, and work.
+    Fields may be assigned after construction.
+
+    Attributes:
+        mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``.
+
+    Raises:
+        ArgumentsError: If fields contradict each other or hold what no run could use; all that is wrong is told.
+        UnsupportedArgumentsError: If fields ask for what cannot be carried out, and nothing else is wrong.
+        UnknownArgumentError: If no release of transformers has a field of that name.
+    """
+
+    framework = "pt"
+
+    def __post_init__(self) -> None:
+        problems = resolve(self)
+        semantics = resolve_semantics("corrected" if any(p.field == "semantics" for p in problems) else self.semantics)
+        raise_all([*problems, *find_problems(self, semantics)])
+        self.mixed_precision = self._precision()
+        self._allow_tf32()
+
+    def _precision(self) -> str:
+        if self.fp16:
+            return "fp16"
+        return "bf16" if self.bf16 else os.environ.get(PRECISION_VARIABLE, "no")
+
+    def _allow_tf32(self) -> None:
+        """Set TF32 for the process, as upstream does: where the field says so, and for compiled models."""
+        if self.tf32 is not None:
+            if not gpu_lacks_tf32():
+                set_tf32(self.tf32)
+        elif self.torch_compile and (self.bf16 or not self.fp16) and not gpu_lacks_tf32():
+            set_tf32(True)
+
+    __repr__ = Setters.__str__
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Whether the Trainer moves the model to the device; None lets it decide. Subclasses may override it."""
+        return None if resolve_semantics(self.semantics).release >= SINCE["leaves_model_placement_open"] else True
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Return the update steps of warmup in a run of ``num_training_steps`` update steps."""
+        if not resolve_semantics(self.semantics).warmup_below_one_is_ratio:
+            if self.warmup_steps > 0:
+                return int(self.warmup_steps)
+            return math.ceil(num_training_steps * (self.warmup_ratio or 0.0))
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(num_training_steps * self.warmup_steps)

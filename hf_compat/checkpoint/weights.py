@@ -1,0 +1,210 @@
+"""A model's weights in a checkpoint folder: written for ``from_pretrained`` to read, read from whoever wrote them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hf_compat.checkpoint import names
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
+from hf_compat.errors import CheckpointError
+from hf_compat.model_facts import is_peft_model
+
+__all__ = ["load_weights", "save_weights"]
+
+logger = logging.getLogger(__name__)
+
+# Other classes have a `save_pretrained` too, but one that `load_state_dict` cannot undo.
+_SAVE_THEMSELVES = (("transformers.modeling_utils", "PreTrainedModel"), ("peft", "PeftModel"))
+
+
+def save_weights(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    state_dict: Mapping[str, Any] | None = None,
+    safe_serialization: bool = True,
+    max_shard_size: int | str | None = None,
+) -> None:
+    """Write ``model``'s weights, and its configuration if it is one of transformers' or peft's, into ``folder``.
+
+    Of weights that share memory in any other module one is written, which loads them all.
+
+    Args:
+        model: Unwrapped.
+        folder: It exists.
+        state_dict: What to write. Default: ``model.state_dict()``.
+        safe_serialization: Whether to write safetensors; pickles otherwise, where the model still can.
+        max_shard_size: Bytes, or text such as ``"5GB"``, beyond which one of transformers' models is split into
+            several files. Default: the installed transformers'.
+
+    Raises:
+        CheckpointError: If safetensors cannot hold an entry of the state.
+    """
+    if _saves_itself(model):
+        options: dict[str, Any] = {"state_dict": state_dict, "max_shard_size": max_shard_size}
+        if not safe_serialization:
+            options["safe_serialization"] = False
+        given = {name: value for name, value in options.items() if value is not None}
+        model.save_pretrained(str(folder), **given)  # type: ignore[operator]
+        return
+    state = dict(model.state_dict() if state_dict is None else state_dict)
+    if not safe_serialization:
+        torch.save(state, Path(folder, names.WEIGHTS_NAME))
+        return
+    opaque = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if opaque:
+        raise CheckpointError(
+            f"{type(model).__name__}.state_dict() holds more than tensors, which `{names.SAFE_WEIGHTS_NAME}` cannot: "
+            f"{', '.join(opaque)}. Make them tensors (`register_buffer`), or leave them out."
+        )
+    save_file(_without_aliases(state), Path(folder, names.SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+
+
+def _saves_itself(model: nn.Module) -> bool:
+    """Whether ``model`` is an instance of a class of transformers or peft that writes its own checkpoints."""
+    # Where there is an instance, its class's module is loaded.
+    loaded = (getattr(sys.modules.get(module), name, None) for module, name in _SAVE_THEMSELVES)
+    return any(cls is not None and isinstance(model, cls) for cls in loaded)
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what two tensors have in common if they are one and the same memory."""
+    storage = tensor.untyped_storage()
+    return (tensor.device, storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return ``state`` with the first name of each tensor, contiguous, and no two sharing memory."""
+    kept: dict[str, Tensor] = {}
+    tensors: set[tuple[Any, ...]] = set()
+    storages: set[tuple[torch.device, int]] = set()
+    for name, tensor in state.items():
+        if tensor.numel() > 0 and _memory(tensor) in tensors:
+            continue
+        storage = (tensor.device, tensor.untyped_storage().data_ptr())
+        overlaps = storage in storages
+        tensors.add(_memory(tensor))
+        storages.add(storage)
+        kept[name] = tensor.detach().clone().contiguous() if overlaps else tensor.detach().contiguous()
+    return kept
+
+
+def load_weights(
+    model: nn.Module, folder: str | os.PathLike[str], *, trains_on: bool = True
+) -> tuple[list[str], list[str]]:
+    """Load the weights in ``folder`` into ``model``; return the names that were missing and the unexpected ones.
+
+    A name that shares memory with a loaded one is not missing. The files may be transformers', peft's or hf_compat's:
+    safetensors, pickles, either in shards, adapters.
+
+    Args:
+        model: Unwrapped.
+        folder: A checkpoint.
+        trains_on: Whether a peft model goes on training; else it is left in evaluation mode.
+
+    Raises:
+        CheckpointError: If the weights are not there, cannot be read, or do not fit the model.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise CheckpointError(f"`{path}`: there is no such checkpoint folder.")
+    files = weight_files(path)
+    if files:
+        return _load_files(model, files)
+    adapters = adapter_folders(path)
+    if is_peft_model(model) and (adapters or adapter_file(path) is not None):
+        _load_adapters(model, path, adapters, trains_on=trains_on)
+        return [], []
+    raise CheckpointError(
+        f"Can't find a valid checkpoint at `{path}`: it holds no weights for {type(model).__name__}, neither "
+        f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, whole or in shards with an index."
+    )
+
+
+def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], list[str]]:
+    missing: list[str] | None = None
+    unexpected: list[str] = []
+    for file in files:
+        state = _read(file)
+        with _naming(file, model):
+            result = model.load_state_dict(state, strict=False)
+        missing = [name for name in result.missing_keys if missing is None or name in missing]
+        unexpected.extend(result.unexpected_keys)
+    missing = _not_aliased(model, missing or [])
+    if missing and unexpected and _saves_itself(model):
+        return _load_renamed(model, files[0])
+    if missing and set(missing) == set(getattr(model, "_keys_to_ignore_on_save", None) or ()):
+        model.tie_weights()  # type: ignore[operator]
+        missing = []
+    return missing, unexpected
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if file.suffix == ".safetensors":
+        try:
+            return load_file(file, device="cpu")
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise CheckpointError(f"`{file}` cannot be read: {error}") from error
+    state = load_trusted(file)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"`{file}` holds a {type(state).__name__}, not a dict of weights by name.")
+    return state
+
+
+@contextmanager
+def _naming(file: Path, model: nn.Module) -> Iterator[None]:
+    """Name ``file`` and ``model`` in what goes wrong when weights are given to the model."""
+    try:
+        yield
+    except (AttributeError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
+        raise CheckpointError(f"The weights in `{file}` do not fit {type(model).__name__}: {error}") from error
+
+
+def _not_aliased(model: nn.Module, missing: list[str]) -> list[str]:
+    """Return those of ``missing`` that share no memory with a weight that was loaded."""
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    loaded = {_memory(value) for name, value in state.items() if name not in missing}
+    return [name for name in missing if name not in state or _memory(state[name]) not in loaded]
+
+
+def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
+    """Load weights that ``save_pretrained`` wrote under other names or in other shapes than the model has them.
+
+    transformers 5 keeps experts of a mixture fused in memory and apart on the disk; only its ``from_pretrained``
+    puts them together.
+    """
+    logger.info("%s: the weights have other names than in %s; converting.", file.parent, type(model).__name__)
+    # What the fresh model draws for its first weights is no part of the run.
+    with torch.random.fork_rng(devices=[]), _naming(file, model):
+        source, report = type(model).from_pretrained(
+            str(file.parent), config=model.config, dtype=model.dtype, local_files_only=True, output_loading_info=True
+        )
+        model.load_state_dict(source.state_dict(), strict=False)
+    return sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
+
+
+def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trains_on: bool) -> None:
+    """Load the adapters in ``folder``, the default one, and in ``children``, the one in each named like it."""
+    active = model.active_adapters[0] if hasattr(model, "active_adapters") else model.active_adapter
+    own = [(folder, "default" if children else active)] if adapter_file(folder) is not None else []
+    for path, name in (*own, *((child, child.name) for child in children)):
+        file = adapter_file(path)
+        assert file is not None, "adapter folders hold one"
+        if file.suffix == ".bin":
+            load_trusted(file)  # peft reads it as carefully, but its error would not name the file
+        with _naming(file, model):
+            model.load_adapter(str(path), name, is_trainable=trains_on and name == active)
+    if children:
+        model.set_adapter(active)
