@@ -91,7 +91,7 @@ def test_timer_and_learning_rate_monitor(tmp_path):
     assert timer.time_elapsed("train") > 0
     text = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
     header = text.splitlines()[0].split(",")
-    assert {"train/loss", "train/grad_norm", "lr-AdamW"} <= set(header)
+    assert {"train/loss", "train/grad_norm", "lr-AdamW/pg1"} <= set(header)
 
 
 def test_lightning_logger_gets_every_log_at_its_update_step(tmp_path):

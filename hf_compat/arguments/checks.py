@@ -70,7 +70,7 @@ def _bounds(args: Processes, semantics: Semantics) -> Problems:
             continue
         if not isinstance(value, Real):
             yield Problem(name, value, "is no number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
-        elif not least <= value <= largest:
+        elif not least <= float(value) <= largest:
             meant = "0 or more" if largest == float("inf") else f"{least} to {largest}"
             yield Problem(name, value, f"must be {meant}.")
 

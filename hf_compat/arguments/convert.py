@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from typing import Any
 
@@ -30,7 +31,7 @@ _BACKEND_STATE = (
 def _kind_of(args: Any) -> type[TrainingArguments] | None:
     if not dataclasses.is_dataclass(args):
         return None
-    return next((_KINDS[base.__name__] for base in type(args).__mro__ if base.__name__ in _KINDS), None)
+    return next((_KINDS[base.__name__] for base in inspect.getmro(type(args)) if base.__name__ in _KINDS), None)
 
 
 def from_transformers(args: Any) -> TrainingArguments:

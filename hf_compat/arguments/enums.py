@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-class ExplicitEnum(str, Enum):
+class ExplicitEnum(str, Enum):  # noqa: UP042  (a StrEnum prints its value; upstream prints the member)
     """Base of the sets: a wrong name is answered with the right ones."""
 
     @classmethod

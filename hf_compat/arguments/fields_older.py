@@ -1,5 +1,7 @@
 """Fields of ``TrainingArguments`` that releases from 4.31 to 5.14 had and 5.23.0 has no more."""
 
+# ruff: noqa: RUF009  (option and listing return dataclass fields, which the rule cannot see)
+
 from dataclasses import dataclass, field
 from typing import ClassVar
 

@@ -1,5 +1,7 @@
 """Fields of ``TrainingArguments``: logs, evaluation, checkpoints. The second part of transformers 5.23.0's order."""
 
+# ruff: noqa: RUF009  (option and listing return dataclass fields, which the rule cannot see)
+
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +41,9 @@ class ReportingFields(TrainingFields):
     project: str = option("huggingface", "Project of the run in Trackio.")
     trackio_space_id: str | None = option(None, "Space that Trackio deploys to.")
     trackio_bucket_id: str | None = option(None, "Bucket that Trackio stores to.")
-    trackio_static_space_id: str | None | Literal[False] = option(None, "Static Space that Trackio exports to.")
+    trackio_static_space_id: str | None | Literal[False] = option(  # noqa: RUF036  (parsers take the first type)
+        None, "Static Space that Trackio exports to."
+    )
 
     eval_strategy: IntervalStrategy | str = option("no", "When to evaluate.")
     eval_steps: float | None = option(None, "Update steps between evaluations, or a share. Default: logging_steps.")

@@ -1,5 +1,7 @@
 """Fields of ``TrainingArguments``: seeds, devices, data. The last part of transformers 5.23.0's order."""
 
+# ruff: noqa: RUF009  (option and listing return dataclass fields, which the rule cannot see)
+
 from dataclasses import dataclass
 from typing import Any
 

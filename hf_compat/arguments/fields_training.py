@@ -1,9 +1,11 @@
 """Fields of ``TrainingArguments``: how the model is trained. The first part of transformers 5.23.0's order."""
 
+# ruff: noqa: RUF009  (option and listing return dataclass fields, which the rule cannot see)
+
 from dataclasses import dataclass
 
 from hf_compat.arguments.enums import OptimizerNames, SchedulerType
-from hf_compat.arguments.options import Config, Settings, option
+from hf_compat.arguments.options import Config, Folder, Listed, Settings, option
 from hf_compat.arguments.versions import default_optimizer
 
 __all__ = ["TrainingFields"]
@@ -15,7 +17,7 @@ class TrainingFields:
 
     default_optim = default_optimizer()  # public upstream: scripts and subclasses read it
 
-    output_dir: str | None = option(None, "Folder for checkpoints and saved models. Default: trainer_output.")
+    output_dir: Folder = option(None, "Folder for checkpoints and saved models. Default: trainer_output.")
     per_device_train_batch_size: int = option(8, "Samples per device in a training batch.")
     num_train_epochs: float = option(3.0, "Passes over the training set; a fraction ends within a pass.")
     max_steps: int = option(-1, "Update steps of the run; if positive it wins over num_train_epochs.")
@@ -29,7 +31,7 @@ class TrainingFields:
     adam_beta1: float = option(0.9, "First beta of Adam's relatives.")
     adam_beta2: float = option(0.999, "Second beta of Adam's relatives.")
     adam_epsilon: float = option(1e-8, "Epsilon of Adam's relatives.")
-    optim_target_modules: None | str | list[str] = option(None, "Modules that GaLore and APOLLO optimize.")
+    optim_target_modules: Listed = option(None, "Modules that GaLore and APOLLO optimize.")
     gradient_accumulation_steps: int = option(1, "Batches whose gradients make one update step.")
     average_tokens_across_devices: bool = option(True, "Count a window's tokens over all devices.")
     max_grad_norm: float = option(1.0, "Norm that gradients are clipped to; 0 for none.")

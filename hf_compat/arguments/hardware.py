@@ -58,7 +58,7 @@ def set_tf32(enabled: bool) -> None:
     import torch
 
     if _has_named_precisions():
-        torch.backends.fp32_precision = "tf32" if enabled else "ieee"
+        torch.backends.fp32_precision = "tf32" if enabled else "ieee"  # type: ignore[attr-defined]
         return
     torch.backends.cuda.matmul.allow_tf32 = enabled
     torch.backends.cudnn.allow_tf32 = enabled

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Config", "Listed", "Settings", "listing", "option"]
+__all__ = ["Config", "Folder", "Listed", "Settings", "listing", "option"]
 
 # What a field takes is wider than what it holds once ``__post_init__`` has run: a JSON string becomes a dict, a name a
-# list. Annotations at run time say what it takes, which is what command-line parsers read.
+# list, and no folder one. Annotations at run time say what it takes, which is what command-line parsers read.
 if TYPE_CHECKING:
     Config = Any
+    Folder = Any
     Listed = Any
     Settings = Any
 else:
     Config = dict | str | None
+    Folder = str | None
     Listed = None | str | list[str]
     Settings = dict[str, Any] | str | None
 

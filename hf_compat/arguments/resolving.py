@@ -185,7 +185,7 @@ def _shapes_of_release(args: Processes, semantics: Semantics) -> None:
     if semantics.release < SINCE["leaves_local_rank"]:
         args.local_rank = args.local_process_index
     if semantics.release < SINCE["leaves_fsdp_unset"] and not args.fsdp and not args.fsdp_config:
-        args.fsdp = []
+        args.fsdp = []  # type: ignore[assignment]
         args.fsdp_config = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 
 

@@ -1,5 +1,7 @@
 """``Seq2SeqTrainingArguments``: the fields of runs that generate."""
 
+# ruff: noqa: RUF009  (option and listing return dataclass fields, which the rule cannot see)
+
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -34,7 +34,7 @@ def _plain(name: str, value: Any) -> Any:
     if name == "parallelism_config" and value is not None:
         return value.to_json()
     if name == "model_init_kwargs" and isinstance(value, dict):
-        quantization = value.get("quantization_config")
+        quantization: Any = value.get("quantization_config")
         if hasattr(quantization, "to_dict"):
             return {**value, "quantization_config": quantization.to_dict()}
     return value

@@ -22,8 +22,8 @@ __all__ = ["TrainingArguments"]
 class TrainingArguments(Setters, RefusesUnknown):
     """What a run is asked to do; the fields are described where they are declared.
 
-    Names, order, defaults and behaviour are those of transformers 5.23.0; fields of older releases come after, and work.
-    Fields may be assigned after construction.
+    Names, order, defaults and behaviour are those of transformers 5.23.0; older releases' fields come after
+    them and work. Fields may be assigned after construction.
 
     Attributes:
         mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``.

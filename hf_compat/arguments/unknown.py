@@ -24,7 +24,7 @@ def _message(owner: str, unknown: Iterable[str], known: Iterable[str]) -> str:
 class _InitSignature:
     """``__signature__`` of a class whose ``__new__`` takes anything: that of its ``__init__``."""
 
-    def __get__(self, instance: object, owner: type) -> inspect.Signature:
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 

@@ -197,6 +197,7 @@ def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
 
 def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trains_on: bool) -> None:
     """Load the adapters in ``folder``, the default one, and in ``children``, the one in each named like it."""
+    was_training = model.training
     active = model.active_adapters[0] if hasattr(model, "active_adapters") else model.active_adapter
     own = [(folder, "default" if children else active)] if adapter_file(folder) is not None else []
     for path, name in (*own, *((child, child.name) for child in children)):
@@ -208,3 +209,5 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
             model.load_adapter(str(path), name, is_trainable=trains_on and name == active)
     if children:
         model.set_adapter(active)
+    if trains_on:
+        model.train(was_training)  # peft goes into evaluation mode with each adapter that is not trained

@@ -91,6 +91,9 @@ def build_lightning_trainer(
         **keywords,
         **limits,
         "callbacks": [*callbacks, BridgeCallback(host)],
+        # Says that evaluations go by update steps: callbacks with a monitor then wait for one, not for the epoch's end.
+        "check_val_every_n_epoch": None,
+        "val_check_interval": 1,
         "inference_mode": False,  # tensors cached by a model during evaluation must remain usable in training
         "num_sanity_val_steps": 0,
         "plugins": plugins,
