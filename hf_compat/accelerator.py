@@ -62,7 +62,7 @@ class Accelerator:
         """Run the backward pass of ``loss``, scaled under fp16."""
         kwargs.pop("scale_wrt_gas", None)
         if self._module is None:
-            loss.backward(**kwargs)
+            torch.autograd.backward(loss, **kwargs)
         else:
             self._module.manual_backward(loss, **kwargs)
 

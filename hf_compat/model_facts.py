@@ -45,9 +45,9 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 
 
 @cache
-def _forward_source(model_class: type) -> str | None:
+def _forward_source(model_class: Any) -> str | None:
     try:
-        return inspect.getsource(inspect.unwrap(model_class.forward))  # type: ignore[attr-defined]
+        return inspect.getsource(inspect.unwrap(model_class.forward))
     except (OSError, TypeError):
         return None
 
@@ -61,7 +61,7 @@ def ignores_item_count(model: nn.Module) -> bool:
     inner = unwrap_peft(model)
     if not accepts_loss_kwargs(inner):
         return False
-    source = _forward_source(type(inner))
+    source = _forward_source(inner.__class__)
     if source is None or "num_items_in_batch" in source or "loss_function" in source:
         return False
     return any(loss in source for loss in ("CrossEntropyLoss(", "cross_entropy(", "MSELoss(", "BCEWithLogitsLoss("))
@@ -90,7 +90,7 @@ def shifts_labels(model: nn.Module) -> bool:
 
 def is_causal_lm(model: nn.Module) -> bool:
     """Return whether ``model`` is a causal language model by its class's name."""
-    inner: Any = model.base_model.model if is_peft_model(model) else model
+    inner = unwrap_peft(model)
     names = _transformers("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     return names is not None and type(inner).__name__ in names.values()
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import ListDataset, PlainModel, Stream, vector_rows
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
@@ -14,7 +15,6 @@ from hf_compat.errors import (
     TrainerSetupError,
     UnknownArgumentError,
 )
-from helpers import ListDataset, PlainModel, Stream, vector_rows
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
 

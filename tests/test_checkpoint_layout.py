@@ -110,7 +110,9 @@ def test_weights_alone_are_complete(checkpoint):
 
 DAMAGES = [
     pytest.param(lambda folder: cut(folder / "model.safetensors"), "model.safetensors", id="weights cut"),
-    pytest.param(lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors", id="weights empty"),
+    pytest.param(
+        lambda folder: (folder / "model.safetensors").write_bytes(b""), "model.safetensors", id="weights empty"
+    ),
     pytest.param(lambda folder: cut(folder / "optimizer.pt"), "optimizer.pt", id="optimizer cut"),
     pytest.param(lambda folder: (folder / "rng_state.pth").write_bytes(b""), "rng_state.pth", id="random state empty"),
     pytest.param(lambda folder: (folder / "trainer_state.json").unlink(), "trainer_state.json", id="no state"),
@@ -202,7 +204,12 @@ def test_other_weights_are_complete_too(tmp_path):
     """Pickled weights, an adapter and adapters in folders count as weights."""
     folder = small_checkpoint(tmp_path / "checkpoint-1")
     weights = folder / "model.safetensors"
-    for name in ("pytorch_model.bin", "adapter_model.bin", "adapter_model.safetensors", "first/adapter_model.safetensors"):
+    for name in (
+        "pytorch_model.bin",
+        "adapter_model.bin",
+        "adapter_model.safetensors",
+        "first/adapter_model.safetensors",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         if name.endswith(".bin"):
             torch.save({}, folder / name)

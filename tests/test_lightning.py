@@ -3,12 +3,12 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from helpers import ListDataset, PlainModel, vector_rows
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer
 from lightning.pytorch.loggers import CSVLogger
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
-from helpers import ListDataset, PlainModel, vector_rows
 
 
 class Recorder(Callback):
@@ -39,10 +39,12 @@ class Recorder(Callback):
 def trainer_of(tmp_path, *, callbacks=(), lightning=None, model=None, **settings):
     """Return a Trainer of a plain model on 12 samples, 3 batches an epoch."""
     settings = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_steps": 1} | settings
-    args = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no", **settings
-    ) if "save_strategy" not in settings else TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", **settings
+    args = (
+        TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no", **settings
+        )
+        if "save_strategy" not in settings
+        else TrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", **settings)
     )
     return Trainer(
         model=model or PlainModel(),
@@ -114,8 +116,15 @@ def test_tensorboard_through_lightning(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     args = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="tensorboard", save_strategy="no",
-        logging_steps=1, max_steps=3, eval_strategy="steps", eval_steps=3,
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="tensorboard",
+        save_strategy="no",
+        logging_steps=1,
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=3,
     )
     trainer = Trainer(
         PlainModel(), args, train_dataset=ListDataset(vector_rows(8)), eval_dataset=ListDataset(vector_rows(4))

@@ -15,7 +15,7 @@ from checkpoints import small_checkpoint
 from transformers import trainer_utils as upstream
 
 from hf_compat.checkpoint import layout, publish
-from hf_compat.checkpoint.completeness import is_complete, read_marker
+from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
 from hf_compat.errors import CheckpointError
 
 ROOT = Path(__file__).parent.parent
@@ -89,9 +89,14 @@ def test_failing_block_leaves_no_trace(tmp_path, error):
     """What goes wrong in the block comes out as it is, and the former checkpoint stays as it was."""
     final = tmp_path / "checkpoint-1"
     write(final, "former")
-    with pytest.raises(type(error)), publish.staging(final, step=1) as folder:
-        (folder / "content.txt").write_text("half")
-        raise error
+
+    def fail():
+        with publish.staging(final, step=1) as folder:
+            (folder / "content.txt").write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
     assert names_in(tmp_path) == ["checkpoint-1"]
     assert (final / "content.txt").read_text() == "former"
 
@@ -224,6 +229,27 @@ def test_orphans_are_of_dead_processes_only(tmp_path, dead_pid):
     with publish.staging(tmp_path / "checkpoint-5", step=5) as own:
         assert sorted(publish.clean_orphans(tmp_path)) == sorted(orphans)
         assert names_in(tmp_path) == sorted([own.name, *(path.name for path in kept)])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "left"),
+    [
+        pytest.param(["replaced"], "former", id="only the former one"),
+        pytest.param(["partial", "replaced"], "former", id="the new one is not finished"),
+        pytest.param(["marked partial", "replaced"], "new", id="the new one is finished"),
+        pytest.param(["deleted"], None, id="given up"),
+    ],
+)
+def test_checkpoint_without_its_name(tmp_path, dead_pid, kinds, left):
+    """A process killed between two renames left a checkpoint nameless: the newest complete one gets the name."""
+    for kind in kinds:
+        path = hidden(tmp_path, kind.removeprefix("marked "), pid=dead_pid)
+        (path / "content.txt").write_text("former" if kind == "replaced" else "new")
+        if kind.startswith("marked"):
+            write_marker(path, step=1)
+    publish.clean_orphans(tmp_path)
+    assert names_in(tmp_path) == ([] if left is None else ["checkpoint-1"])
+    assert left is None or (tmp_path / "checkpoint-1" / "content.txt").read_text() == left
 
 
 def test_orphan_under_our_own_process_id(tmp_path):

@@ -27,14 +27,14 @@ HAS_FUNCTION = Version(transformers.__version__) >= Version("5.2")
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
 
 
-def make(folder, steps, *, newest_first=False, spread=10.0, run_id=None):
-    """Write complete checkpoints, ``spread`` seconds apart."""
+def make(folder, steps, *, newest_first=False, spread=10.0, run_id=None, start=1e9):
+    """Write complete checkpoints, ``spread`` seconds apart, the first one at ``start`` seconds since 1970."""
     for position, step in enumerate(steps):
         path = small_checkpoint(folder / f"checkpoint-{step}")
         if run_id is not None:
             write_marker(path, step=step, run_id=run_id)
-        age = position if newest_first else -position
-        os.utime(path, (1e9 - age * spread, 1e9 - age * spread))
+        time = start + (-position if newest_first else position) * spread
+        os.utime(path, (time, time))
     return folder
 
 
@@ -166,7 +166,7 @@ class TestLedger:
         make(tmp_path, (3,), run_id="another")
         ledger = Ledger.resume(tmp_path / "checkpoint-2")
         assert ledger.run_id == "first"
-        make(tmp_path, (4,), run_id=ledger.run_id)
+        make(tmp_path, (4,), run_id=ledger.run_id, start=1.1e9)
         rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
         assert steps_in(tmp_path) == [3, 4]
 
@@ -175,7 +175,7 @@ class TestLedger:
         make(tmp_path, (1, 2))
         ledger = Ledger.resume(tmp_path / "checkpoint-2")
         make(tmp_path, (3,))
-        make(tmp_path, (4,), run_id=ledger.run_id)
+        make(tmp_path, (4,), run_id=ledger.run_id, start=1.1e9)
         rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
         assert steps_in(tmp_path) == [3, 4]
 

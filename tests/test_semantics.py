@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from helpers import ListDataset, PadCollator, bert_classifier, gpt2, labelled_rows
 from packaging.version import Version
 
 from hf_compat import Trainer, TrainingArguments
@@ -11,7 +12,6 @@ from hf_compat.arguments import semantics
 from hf_compat.arguments.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
-from helpers import ListDataset, PadCollator, bert_classifier, gpt2, labelled_rows
 
 RELEASE_4 = "4.57.6"
 RELEASE_5 = "5.23.0"
@@ -80,9 +80,16 @@ def gradient_norm(tmp_path, accumulate, **settings):
     """Return the first gradient norm of a run over the same 8 samples in ``accumulate`` batches."""
     rows = [{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)]
     args = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no",
-        logging_steps=1, max_steps=1, per_device_train_batch_size=8 // accumulate,
-        gradient_accumulation_steps=accumulate, **settings,
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        max_steps=1,
+        per_device_train_batch_size=8 // accumulate,
+        gradient_accumulation_steps=accumulate,
+        **settings,
     )
     trainer = Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows))
     trainer.train()
@@ -107,8 +114,15 @@ def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
         gradient_norm(tmp_path, 1)
     rows = ListDataset(labelled_rows(8))
     args = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no",
-        max_steps=1, per_device_train_batch_size=2, gradient_accumulation_steps=2, remove_unused_columns=False,
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        max_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        remove_unused_columns=False,
     )
     model = bert_classifier()
     trainer = Trainer(model, args, train_dataset=rows, data_collator=PadCollator())

@@ -4,10 +4,10 @@ import inspect
 
 import pytest
 import torch
+from helpers import ListDataset, PlainModel, vector_rows
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.trainer import OVERRIDABLE
-from helpers import ListDataset, PlainModel, vector_rows
 
 
 def trainer_of(tmp_path, kind=Trainer, **settings):
@@ -66,8 +66,15 @@ def test_overrides_are_called(tmp_path):
             super()._save_checkpoint(model, trial)
 
     trainer_of(
-        tmp_path, Mine, max_steps=1, gradient_accumulation_steps=2, per_device_train_batch_size=4,
-        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1,
+        tmp_path,
+        Mine,
+        max_steps=1,
+        gradient_accumulation_steps=2,
+        per_device_train_batch_size=4,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
     ).train()
     step = ["training_step", "compute_loss"]
     assert calls == [*step, *step, "log", "evaluate", "compute_loss", "log", "save", "log"]
@@ -122,13 +129,20 @@ def test_transformers_arguments_are_taken_as_they_are(tmp_path):
     """An instance of transformers' own ``TrainingArguments`` runs the same training."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to=[], save_strategy="no", max_steps=2,
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to=[],
+        save_strategy="no",
+        max_steps=2,
         logging_steps=1,
     )
     histories = []
     for args in (theirs, None):
-        trainer = trainer_of(tmp_path) if args is None else Trainer(
-            PlainModel(), args, train_dataset=ListDataset(vector_rows(8))
+        trainer = (
+            trainer_of(tmp_path)
+            if args is None
+            else Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
         )
         torch.manual_seed(0)
         for parameter in trainer.model.parameters():

@@ -72,7 +72,7 @@ def test_same_files_as_upstream(make, tmp_path):
 
 
 def test_upstream_loads_ours(make, tmp_path):
-    """transformers' Trainer, and from_pretrained, read what we wrote."""
+    """The Trainer of transformers, and from_pretrained, read what we wrote."""
     model, fresh = make(), make()
     save_weights(model, tmp_path)
     upstream_trainer(fresh, tmp_path / "run")._load_from_checkpoint(str(tmp_path))
@@ -116,7 +116,7 @@ def test_pickled_weights(make, tmp_path):
 
 
 def test_plain_module_with_shared_weights(tmp_path):
-    """transformers cannot save it; ours can, and both read it."""
+    """Upstream cannot save it; ours can, and both read it."""
     model, fresh, theirs = Tied(), Tied(), Tied()
     with pytest.raises(RuntimeError, match="share"):
         upstream_trainer(model, tmp_path / "run")._save(str(tmp_path / "upstream"))
@@ -143,7 +143,7 @@ def test_save_pretrained_of_another_library_is_not_called(tmp_path):
 
 
 def test_state_with_more_than_tensors(tmp_path):
-    """safetensors cannot hold a module's extra state: the error names it."""
+    """A module's extra state is nothing for safetensors: the error names it."""
 
     class WithExtraState(PlainModel):
         def get_extra_state(self):
@@ -184,7 +184,9 @@ def lora(*more, rank=2):
     return model
 
 
-PEFT_WARNINGS = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning", "ignore:.*fan_in_fan_out")
+PEFT_WARNINGS = pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning", "ignore:.*fan_in_fan_out"
+)
 
 
 @PEFT_WARNINGS

@@ -85,7 +85,10 @@ def test_stop_ends_the_epoch_after_the_window_under_way():
 def test_empty_epoch_is_told():
     """An epoch without any batch is reported, so that training ends instead of turning for ever."""
     source = Source()
-    assert windows(prepare_dataloader(DataLoader(Numbers(0))), batches=None, accumulate=1, max_steps=2, source=source) == []
+    assert (
+        windows(prepare_dataloader(DataLoader(Numbers(0))), batches=None, accumulate=1, max_steps=2, source=source)
+        == []
+    )
     assert source.empty == 1
 
 

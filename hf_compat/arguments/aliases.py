@@ -102,8 +102,8 @@ ALIASES: tuple[Alias, ...] = (
 
 
 def _warn(old: str, new: str) -> None:
-    # Past this function, the rule, ``__post_init__`` and ``__init__``, so that the user's line is shown.
-    warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=6)
+    # The user's line is shown: below it are ``__init__``, ``__post_init__``, two of resolving and two of this module.
+    warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=7)
 
 
 def carry_aliases(args: AllFields) -> None:

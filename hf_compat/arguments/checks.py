@@ -57,20 +57,36 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train_sampling_strategy": SAMPLING_STRATEGIES,
 }
 
-_MAY_BE_NONE = ("eval_accumulation_steps", "torch_empty_cache_steps", "max_grad_norm")
+NUMBERS = (
+    *BOUNDS,
+    *LEAST_COUNTS,
+    "eval_steps",
+    "logging_steps",
+    "max_steps",
+    "num_train_epochs",
+    "save_steps",
+    "seed",
+    "warmup_ratio",
+)
+"""Fields that the checks compare."""
+
+_MAY_BE_NONE = ("eval_accumulation_steps", "eval_steps", "max_grad_norm", "torch_empty_cache_steps", "warmup_ratio")
 _LARGEST_SEED = 2**32 - 1
 _RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the rounding of floats
 _ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
 
 
+def _numbers(args: Processes) -> Problems:
+    for name in NUMBERS:
+        value = getattr(args, name)
+        if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
+            yield Problem(name, value, "is no number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
+
+
 def _bounds(args: Processes, semantics: Semantics) -> Problems:
     for name, (least, largest) in BOUNDS.items():
         value = getattr(args, name)
-        if value is None and name in _MAY_BE_NONE:
-            continue
-        if not isinstance(value, Real):
-            yield Problem(name, value, "is no number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
-        elif not least <= float(value) <= largest:
+        if value is not None and not least <= value <= largest:
             meant = "0 or more" if largest == float("inf") else f"{least} to {largest}"
             yield Problem(name, value, f"must be {meant}.")
 
@@ -78,9 +94,7 @@ def _bounds(args: Processes, semantics: Semantics) -> Problems:
 def _counts(args: Processes, semantics: Semantics) -> Problems:
     for name, least in LEAST_COUNTS.items():
         value = getattr(args, name)
-        if value is None and name in _MAY_BE_NONE:
-            continue
-        if not isinstance(value, Integral) or int(value) < least:
+        if value is not None and (not isinstance(value, Integral) or int(value) < least):
             yield Problem(name, value, f"must be a whole number, {least} or more.")
 
 
@@ -219,7 +233,9 @@ CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
 
 def find_problems(args: Processes, semantics: Semantics) -> list[Problem]:
     """Return everything that is wrong with resolved arguments."""
-    found = list(unsupported_problems(args))
+    found = [*unsupported_problems(args), *_numbers(args)]
+    if any(problem.field in NUMBERS for problem in found):
+        return found  # what is no number cannot be compared
     for check in CHECKS:
         found.extend(check(args, semantics))
     return found

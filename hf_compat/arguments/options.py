@@ -11,7 +11,7 @@ __all__ = ["Config", "Folder", "Listed", "Settings", "listing", "option"]
 # list, and no folder one. Annotations at run time say what it takes, which is what command-line parsers read.
 if TYPE_CHECKING:
     Config = Any
-    Folder = Any
+    Folder = str
     Listed = Any
     Settings = Any
 else:

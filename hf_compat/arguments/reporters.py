@@ -36,7 +36,7 @@ def _all_trackers() -> list[str]:
     missed = [name for name, package in _OTHER_TRACKERS.items() if importlib.util.find_spec(package) is not None]
     if missed:
         names = ", ".join(missed)
-        warnings.warn(f"`report_to='all'` leaves out {names}: {_ADVICE}.", HFCompatWarning, stacklevel=6)
+        warnings.warn(f"`report_to='all'` leaves out {names}: {_ADVICE}.", HFCompatWarning, stacklevel=7)
     return list(OWN_TRACKERS)
 
 
@@ -49,7 +49,7 @@ def tracker_names(report_to: Any, semantics: Semantics) -> tuple[list[str], list
     """
     if report_to is None:
         report_to = "none" if semantics.reports_to_none else "all"
-    names = [report_to] if isinstance(report_to, str) else list(report_to)
+    names = list(report_to) if isinstance(report_to, list | tuple) else [report_to]
     if names == ["none"]:
         return [], []
     if names == ["all"]:

@@ -113,6 +113,7 @@ def _enums(args: Processes, semantics: Semantics) -> Problems:
 
 def _evaluation(args: Processes, semantics: Semantics) -> None:
     args.do_eval = args.do_eval or args.eval_strategy != "no"
+    args.eval_delay = args.eval_delay or 0  # None until 4.56
     if args.eval_strategy == "steps" and not args.eval_steps:
         args.eval_steps = args.logging_steps
     if args.metric_for_best_model is None and (
@@ -129,8 +130,9 @@ def _whole_steps(args: Processes, semantics: Semantics) -> None:
         steps = getattr(args, name)
         if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, float) and steps > 1:
             setattr(args, name, int(steps) if steps.is_integer() else steps)
-    if isinstance(args.warmup_steps, float) and args.warmup_steps.is_integer():
-        args.warmup_steps = int(args.warmup_steps)
+    takes_whole_warmup = not semantics.warmup_below_one_is_ratio
+    if takes_whole_warmup and isinstance(args.warmup_steps, float) and args.warmup_steps.is_integer():
+        args.warmup_steps = int(args.warmup_steps)  # a command line gives a float
 
 
 def _trackers(args: Processes, semantics: Semantics) -> Problems:
@@ -176,7 +178,7 @@ def _loaders(args: Processes, semantics: Semantics) -> None:
     if args.use_cpu:
         args.dataloader_pin_memory = False
     workers, method = args.dataloader_num_workers, args.dataloader_multiprocessing_context
-    if sys.platform == "darwin" and workers > 1 and method is None and mps_is_available():
+    if sys.platform == "darwin" and workers not in (0, 1) and method is None and mps_is_available():
         args.dataloader_multiprocessing_context = "fork"  # the only one that works with MPS
 
 

@@ -61,6 +61,8 @@ class Semantics:
     """The best model is loaded after the final log; before, ahead of it."""
     state_epoch_starts_at_zero: bool = _since("5.3")
     """``TrainerState.epoch`` is 0 before training; before, None, and evaluation metrics then had no epoch."""
+    restores_rng_without_batches: bool = _since("5.3")
+    """A resumed epoch of which nothing is left restores the random generators all the same."""
     best_strategy_sets_best_step: bool = _since("5.4")
     """``save_strategy="best"`` records ``best_global_step``, so that the best model can be loaded at the end."""
     evaluates_last_step: bool = _since("5.4")

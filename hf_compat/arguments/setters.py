@@ -79,7 +79,7 @@ class Setters(Serialising):
         self.eval_steps = steps
         self.per_device_eval_batch_size = batch_size
         self.eval_accumulation_steps = accumulation_steps
-        self.eval_delay = 0 if delay is None else delay  # upstream leaves None, which no step can be compared with
+        self.eval_delay = delay or 0  # upstream leaves None, which no update step can be compared with
         self.prediction_loss_only = loss_only
         self.jit_mode_eval = jit_mode
         return self._accepted()

@@ -56,7 +56,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
 
 def _is_plain_name(name: str) -> bool:
     """Whether ``name`` names a file of the very folder, on any system."""
-    return PurePosixPath(name).name == name == PureWindowsPath(name).name and "\0" not in name
+    return name != ".." and PurePosixPath(name).name == name == PureWindowsPath(name).name and "\0" not in name
 
 
 def adapter_file(folder: Path) -> Path | None:

@@ -32,6 +32,7 @@ _KEPT_SETTINGS = (
     "pin_memory_device",
     "in_order",
 )
+_OWN_SETTINGS = ("device", "drops_last", "non_blocking", "measures_last")
 
 
 def move_to_device(data: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
@@ -116,8 +117,9 @@ class PreparedDataLoader(DataLoader[Any]):
         self.iteration = epoch
         sampler = getattr(self.batch_sampler, "sampler", None)
         for part in (self.batch_sampler, getattr(sampler, "batch_sampler", None), sampler, self.dataset):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+            tell = getattr(part, "set_epoch", None)
+            if tell is not None:
+                tell(epoch)
 
     def _count_remainder(self) -> int:
         if self.drops_last:
@@ -218,9 +220,10 @@ def skip_batches(loader: Any, count: int) -> Any:
     if not isinstance(loader, DataLoader):
         return _SkippedIterable(loader, count)
     settings = _settings(loader)
+    kind: Any = DataLoader
     if isinstance(loader, PreparedDataLoader):
-        settings |= {"device": loader.device, "drops_last": loader.drops_last, "non_blocking": loader.non_blocking}
-    kind = PreparedDataLoader if isinstance(loader, PreparedDataLoader) else DataLoader
+        kind = PreparedDataLoader
+        settings |= {name: getattr(loader, name) for name in _OWN_SETTINGS}
     if isinstance(loader.dataset, IterableDataset):
         if kind is DataLoader:
             return _SkippedIterable(loader, count)

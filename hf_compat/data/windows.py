@@ -53,6 +53,7 @@ class WindowLoader:
             generators once the batches before a resumed position are skipped.
         next_epoch: Returns the epoch that the next ``iter`` goes through.
         start: Epoch and update steps into it at which a resumed run goes on; None from the beginning.
+        restores_without_batches: Whether a resumed epoch of which nothing is left restores the generators too.
     """
 
     def __init__(
@@ -62,12 +63,15 @@ class WindowLoader:
         source: _Source,
         next_epoch: Callable[[], int],
         start: tuple[int, int] | None = None,
+        *,
+        restores_without_batches: bool = True,
     ) -> None:
         self._loader = loader
         self._plan = plan
         self._source = source
         self._next_epoch = next_epoch
         self._start = start
+        self._restores_without_batches = restores_without_batches
 
     def __len__(self) -> int:
         """Return the windows of a whole epoch; the upper bound where the train loader has no length."""
@@ -85,7 +89,7 @@ class WindowLoader:
         for index in range(done, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
             drawn, num_items = self._source.draw(batches, plan.last_window if is_last else plan.accumulate)
-            if skipped_any:
+            if skipped_any and (drawn or self._restores_without_batches):
                 self._source.restore_rng()
                 skipped_any = False
             if not drawn:

@@ -53,7 +53,7 @@ class BridgeCallback(Checkpoint):
         host = self._host
         host.control = host.callback_handler.on_step_begin(host.args, host.state, host.control)
 
-    def on_train_batch_end(  # type: ignore[override]
+    def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Window, batch_idx: int
     ) -> None:
         """Fire ``on_step_end`` if the window made an update step, then log, evaluate, save."""

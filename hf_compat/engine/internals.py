@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.loops import _EvaluationLoop
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
@@ -26,8 +26,8 @@ __all__ = [
     "without_notices",
 ]
 
-# Each says something that does not hold for a Trainer whose evaluations are called, not scheduled; the last is Lightning
-# using a deprecated name of torch.
+# Each says something that does not hold for a Trainer whose evaluations are called, not scheduled; the last is
+# Lightning using a deprecated name of torch.
 _MISLEADING = (
     r".*defined a `validation_step` but have no `val_dataloader`.*",
     r".*`train_dataloader` does not have many workers.*",
@@ -75,13 +75,16 @@ def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps
     ``global_step`` is ``manual_optimization.optim_step_progress.total.completed``.
     """
     loop = trainer.fit_loop
-    for count in (loop.epoch_progress.current, loop.epoch_progress.total):
-        count.ready = count.started = count.processed = count.completed = epochs
-    total = loop.epoch_loop.batch_progress.total
-    total.ready = total.started = total.processed = total.completed = windows
     steps = loop.epoch_loop.manual_optimization.optim_step_progress
-    for done in (steps.current, steps.total):
-        done.ready = done.completed = update_steps
+    for tracker, count in (
+        (loop.epoch_progress.current, epochs),
+        (loop.epoch_progress.total, epochs),
+        (loop.epoch_loop.batch_progress.total, windows),
+        (steps.current, update_steps),
+        (steps.total, update_steps),
+    ):
+        for stage in vars(tracker):  # ready, completed and, where they are told apart, started and processed
+            setattr(tracker, stage, count)
     loop.epoch_loop._batches_that_stepped = update_steps
 
 

@@ -54,7 +54,7 @@ class LoggingCallback(TrainerCallback):
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("args", args.to_json_string())
-                if hasattr(config, "to_json_string"):
+                if config is not None and hasattr(config, "to_json_string"):
                     logger.experiment.add_text("model_config", config.to_json_string())
             else:
                 logger.log_hyperparams(args.to_sanitized_dict())
@@ -64,7 +64,8 @@ class LoggingCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         renamed = rewrite_logs(logs)
-        scalars = {key: _number(value) for key, value in renamed.items() if _number(value) is not None}
+        numbers = {key: _number(value) for key, value in renamed.items()}
+        scalars = {key: value for key, value in numbers.items() if value is not None}
         texts = {key: value for key, value in renamed.items() if isinstance(value, str)}
         for logger in self.loggers:
             logger.log_metrics(scalars, step=state.global_step)

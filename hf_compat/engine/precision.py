@@ -42,7 +42,7 @@ class ForwardMixedPrecision(MixedPrecision):
     """Whether the gradient scaler found an infinite gradient and left the last optimizer step out."""
 
     @contextmanager
-    def forward_context(self) -> Iterator[None]:  # type: ignore[override]
+    def forward_context(self) -> Iterator[None]:
         """Do nothing: the model's forward opens its own autocast."""
         yield
 
@@ -98,7 +98,7 @@ def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMana
         return _to_float32(outputs)
 
     in_autocast._hf_compat_autocast = True  # type: ignore[attr-defined]
-    model.forward = in_autocast  # type: ignore[method-assign]
+    model.forward = in_autocast
 
 
 def _to_float32(data: Any) -> Any:

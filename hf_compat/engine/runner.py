@@ -39,7 +39,8 @@ OWNED_KEYWORDS: dict[str, str] = {
 
 def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Callback]]:
     """Return the user callbacks, classes or instances, and the Lightning callbacks in ``callbacks``."""
-    user, lightning = [], []
+    user: list[Any] = []
+    lightning: list[Callback] = []
     for callback in callbacks or ():
         (lightning if isinstance(callback, Callback) else user).append(callback)
     return user, lightning

@@ -47,8 +47,8 @@ class EvalLoopOutput(NamedTuple):
 
     predictions: Arrays | None
     label_ids: Arrays | None
-    metrics: dict[str, float] | None
-    num_samples: int | None
+    metrics: dict[str, float]
+    num_samples: int
 
 
 class PredictionOutput(NamedTuple):

@@ -212,7 +212,7 @@ class EvaluationSession:
                     inputs=inputs if "inputs" in wanted else None,
                 )
             )
-        metrics = denumpify_detensorize(metrics if metrics is not None else {})
+        metrics = dict(denumpify_detensorize(metrics if metrics is not None else {}))
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
             metrics[f"{self._prefix}_loss"] = mean_loss
@@ -237,7 +237,7 @@ class EvaluationSession:
     def _count_samples(self) -> int:
         dataset = getattr(self._loader, "dataset", None)
         if has_length(dataset):
-            samples = len(dataset)  # type: ignore[arg-type]
+            samples = len(dataset)
         elif has_length(self._loader):
             samples = self._host.num_examples(self._loader)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,7 @@ class TrainerBase:
     lightning_module: HFModule | None = None
     lightning_trainer: pl.Trainer | None = None
     """The Lightning trainer of the run under way or the last one."""
-    _lightning_keywords: Mapping[str, Any]
+    _lightning_keywords: dict[str, Any]
     _trial: Any = None
 
     # ---- facts ----

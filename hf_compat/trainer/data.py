@@ -179,5 +179,5 @@ class DataMethods(TrainerBase):
         """Return the samples that one pass over ``dataloader`` gives, estimated from its batches if need be."""
         dataset = getattr(dataloader, "dataset", None)
         if has_length(dataset):
-            return len(dataset)  # type: ignore[arg-type]
+            return len(dataset)
         return len(dataloader) * self.args.per_device_train_batch_size

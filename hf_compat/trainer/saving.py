@@ -213,7 +213,7 @@ class SavingMethods(EvaluationMethods):
         """Make the exportable callbacks anew with their saved states, if asked to."""
         if not self.args.restore_callback_states_from_checkpoint:
             return
-        for name, saved in self.state.stateful_callbacks.items():  # type: ignore[union-attr]
+        for name, saved in self.state.stateful_callbacks.items():
             current = [*self.callback_handler.callbacks, self.control]
             same = [callback for callback in current if type(callback).__name__ == name]
             if not same:

@@ -59,9 +59,9 @@ class StepMethods(OptimizerMethods):
         except (TypeError, AttributeError):  # labels that are no tensors, as in object detection
             return None
         if torch.is_tensor(count):
-            count = count.to(device)
-            return count / 1 if self.semantics.item_count_is_float else count
-        return count
+            scored: Tensor = count.to(device)
+            return scored / 1 if self.semantics.item_count_is_float else scored
+        return int(count)
 
     def _scored_labels(self, batch: Mapping[str, Any]) -> Any:
         if not self.semantics.counts_shifted_labels:
@@ -98,7 +98,8 @@ class StepMethods(OptimizerMethods):
         if not self._loss_is_scaled(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         self.accelerator.backward(loss)
-        return loss.detach()
+        detached: Tensor = loss.detach()
+        return detached
 
     def _loss_is_scaled(self, num_items_in_batch: Any) -> bool:
         """Return whether the loss already is an average over the window."""
@@ -207,10 +208,10 @@ class StepMethods(OptimizerMethods):
         """Return the floating-point operations of forward and backward on one batch; 0 if they cannot be told."""
         model = self.model
         if not self.semantics.counts_flops_per_token:
-            return model.floating_point_ops(inputs) if hasattr(model, "floating_point_ops") else 0  # type: ignore[no-any-return]
+            return int(model.floating_point_ops(inputs)) if hasattr(model, "floating_point_ops") else 0
         name = getattr(model, "main_input_name", "input_ids")
         if name in inputs and hasattr(model, "num_parameters"):
-            return 6 * inputs[name].numel() * self._parameters_outside_embeddings()
+            return 6 * int(inputs[name].numel()) * self._parameters_outside_embeddings()
         return 0
 
     def _parameters_outside_embeddings(self) -> int:

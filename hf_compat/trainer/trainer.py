@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetup
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, unwrap_peft
 from hf_compat.optim.losses import LabelSmoother
+from hf_compat.optim.settings import plain_name
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerControl, TrainerState, is_exportable
@@ -141,6 +143,7 @@ class Trainer(TrainingMethods):
         self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
         self.semantics = resolve_semantics(self.args.semantics)
         self._warned = set()
+        self._set_log_level()
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -171,6 +174,13 @@ class Trainer(TrainingMethods):
             self.model.config.use_cache = self.args.use_cache
 
     # ---- construction ----
+
+    def _set_log_level(self) -> None:
+        """Give our loggers, and transformers', the level that ``args`` ask of this process."""
+        asked = self.args.log_level if self.args.should_log else self.args.log_level_replica
+        if asked != "passive":
+            for name in ("hf_compat", "transformers"):
+                logging.getLogger(name).setLevel(self.args.get_process_log_level())
 
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
@@ -217,7 +227,7 @@ class Trainer(TrainingMethods):
         args, problems = self.args, []
         if args.eval_strategy != "no" and self.eval_dataset is None:
             problems.append(
-                f"`eval_strategy={str(args.eval_strategy.value)!r}`: there is no `eval_dataset` to evaluate on; pass "
+                f"`eval_strategy={plain_name(args.eval_strategy)!r}`: there is no `eval_dataset` to evaluate on; pass "
                 "one to the Trainer, or set `eval_strategy='no'`."
             )
         wants_best = args.save_strategy == "best" or args.load_best_model_at_end
@@ -272,9 +282,10 @@ class Trainer(TrainingMethods):
 
     def _set_up_callbacks(self, callbacks: Sequence[Any] | None) -> None:
         users, self._lightning_callbacks = split_callbacks(callbacks)
-        own = self._lightning_keywords.pop("logger", None)
-        given = [own] if own is not None and not isinstance(own, bool | list | tuple) else list(own or ())
-        self._loggers = [*build_loggers(self.args), *given]
+        given = self._lightning_keywords.pop("logger", None)
+        if isinstance(given, bool) or given is None:
+            given = ()
+        self._loggers = [*build_loggers(self.args), *(given if isinstance(given, list | tuple) else [given])]
         reporting = [LoggingCallback(self._loggers)] if self._loggers else []
         self.callback_handler = CallbackHandler(
             [DefaultFlowCallback, *reporting, *users],
@@ -315,7 +326,9 @@ class Trainer(TrainingMethods):
         if isinstance(plugin, ForwardMixedPrecision):
             autocast_forward(model, plugin.autocast_context_manager)
         if args.torch_compile:
-            compiled = torch.compile(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+            compiled = torch.compile(
+                model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
+            )
             self.model_wrapped = compiled
 
     _placed_model: nn.Module | None = None

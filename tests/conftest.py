@@ -1,0 +1,38 @@
+"""One thread, no hub, and no test that leaves the process other than it found it."""
+
+import os
+import threading
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
+
+
+def _surroundings():
+    return {
+        "working directory": os.getcwd(),
+        "default dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch threads": torch.get_num_threads(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_trace():
+    """Fail a test that changes environment variables or torch's global settings, or leaves a thread running."""
+    before, variables, threads = _surroundings(), dict(os.environ), set(threading.enumerate())
+    yield
+    after, changed = _surroundings(), {}
+    for name in os.environ.keys() | variables.keys():
+        if os.environ.get(name) != variables.get(name) and name != "PYTEST_CURRENT_TEST":
+            changed[name] = os.environ.get(name)
+    # What loading the optional packages sets, once a process.
+    assert {name for name in changed if not name.startswith(("KMP_", "PYTORCH_", "CUDA_", "TORCHINDUCTOR_"))} == set()
+    assert after == before
+    left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
+    assert left == []

@@ -1,0 +1,49 @@
+"""The README does what it says."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_whole_script_runs(tmp_path):
+    """The script in the README runs as it stands and learns the line it is given."""
+    (block,) = re.findall(r"<!-- runs -->\n```python\n(.*?)```", README, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", block], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "{'layer.weight': 2.0, 'layer.bias': 1.0}" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["quickstart", "tests"])
+def test_commands_are_one_line_and_ci_runs_them(name):
+    """Each command is one shell line, and CI takes it from the README."""
+    (command,) = re.findall(rf"<!-- command: {name} -->\n```bash\n(.*?)\n```", README, re.DOTALL)
+    assert "\n" not in command
+    assert f"command_of {name}" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_changelog_has_an_open_section():
+    """Changes are written down as they are made."""
+    assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_refused_fields_are_those_the_readme_names():
+    """What the README says is refused is refused."""
+    from hf_compat import TrainingArguments
+    from hf_compat.errors import UnsupportedArgumentsError
+
+    for field in (
+        {"deepspeed": {"a": 1}},
+        {"fsdp": "full_shard"},
+        {"push_to_hub": True},
+        {"auto_find_batch_size": True},
+    ):
+        with pytest.raises(UnsupportedArgumentsError, match=next(iter(field))):
+            TrainingArguments("out", use_cpu=True, **field)

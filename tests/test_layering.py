@@ -1,0 +1,101 @@
+"""How the modules stand to one another: imports point one way, heavy packages stay where they belong."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hf_compat
+
+ROOT = Path(hf_compat.__file__).parent
+MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+MOST_LINES = 400
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("arguments",),
+    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens"),
+    ("data", "optim", "evaluation", "checkpoint"),
+    ("accelerator", "engine"),
+    ("trainer",),
+)
+"""From the bottom up: a module may import those of its own row and of the rows above it."""
+LAYER_OF = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+
+
+def part_of(module: Path) -> str:
+    """Return the part of the package that a module belongs to."""
+    return module.parts[0].removesuffix(".py")
+
+
+def imports(module: Path, *, top_level_only: bool):
+    """Yield the dotted names that a module imports, those only type checkers see left out."""
+    tree = ast.parse((ROOT / module).read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    for node in nodes:
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if node.module == "hf_compat")
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_imports_point_one_way(module):
+    """A module imports only from its own layer and the layers below."""
+    if module == Path("__init__.py"):
+        return
+    own = LAYER_OF[part_of(module)]
+    used = {name.split(".")[1] for name in imports(module, top_level_only=False) if name.startswith("hf_compat.")}
+    assert {name for name in used if LAYER_OF[name] > own} == set()
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_lightning_is_imported_by_the_engine_alone(module):
+    """Only the engine imports lightning; nobody imports transformers or accelerate at the top."""
+    roots = {name.partition(".")[0] for name in imports(module, top_level_only=True)}
+    assert not roots & {"accelerate", "peft", "pytorch_lightning", "transformers"}
+    assert part_of(module) == "engine" or "lightning" not in roots
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_modules_are_short(module):
+    """A module past 400 lines holds more than one idea."""
+    assert len((ROOT / module).read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("imported", "absent"),
+    [
+        ("hf_compat", ("torch", "lightning", "transformers", "datasets", "accelerate")),
+        ("hf_compat.arguments", ("torch", "lightning", "transformers", "accelerate")),
+        ("hf_compat.plan", ("torch", "lightning", "transformers", "accelerate")),
+        ("hf_compat.callbacks", ("torch", "lightning", "transformers", "accelerate")),
+    ],
+)
+def test_imports_stay_light(imported, absent):
+    """Importing the package, or its pure parts, loads none of the heavy packages."""
+    script = f"import {imported}, sys; print([name for name in {absent!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_test_says_what_it_shows():
+    """Each test function has a docstring that states the fact."""
+    silent = [
+        f"{path.name}:{node.name}"
+        for path in sorted(Path(__file__).parent.glob("test_*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
+    ]
+    assert silent == []
