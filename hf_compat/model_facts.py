@@ -45,9 +45,9 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 
 
 @cache
-def _forward_source(model_class: Any) -> str | None:
+def _source_of(function: Any) -> str | None:
     try:
-        return inspect.getsource(inspect.unwrap(model_class.forward))
+        return inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):
         return None
 
@@ -58,10 +58,10 @@ def ignores_item_count(model: nn.Module) -> bool:
     Found in the source of its forward: a cross-entropy of its own, and neither the count nor the configurable
     ``loss_function`` that divides by it. A forward whose source cannot be read, or calls another model's, passes.
     """
-    inner = unwrap_peft(model)
+    inner: Any = unwrap_peft(model)
     if not accepts_loss_kwargs(inner):
         return False
-    source = _forward_source(inner.__class__)
+    source = _source_of(type(inner).forward)
     if source is None or "num_items_in_batch" in source or "loss_function" in source:
         return False
     return any(loss in source for loss in ("CrossEntropyLoss(", "cross_entropy(", "MSELoss(", "BCEWithLogitsLoss("))

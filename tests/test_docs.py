@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_commands_are_one_line_and_ci_runs_them(name):
     (command,) = re.findall(rf"<!-- command: {name} -->\n```bash\n(.*?)\n```", README, re.DOTALL)
     assert "\n" not in command
     assert f"command_of {name}" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_extra_that_an_error_names_exists():
+    """An error that says `pip install "hf-compat[extra]"` names an extra of the package."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = [path.read_text() for path in (ROOT / "hf_compat").rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r'extra="([a-z]+)"', text)}
+    assert named
+    assert named <= set(extras)
 
 
 def test_changelog_has_an_open_section():

@@ -1,8 +1,8 @@
 """What changed in the numbers between transformers releases, and which side of each change a run is on.
 
 A run follows the installed transformers, the newest known release if none is installed. ``HF_COMPAT_SEMANTICS`` or the
-``semantics`` field of ``TrainingArguments`` says otherwise: a release (``"4.57"``) or ``"corrected"``, which follows the
-installed release except where its numbers are known to be wrong.
+``semantics`` field of ``TrainingArguments`` says otherwise: a release (``"4.57"``) or ``"corrected"``, which follows
+the installed release except where its numbers are known to be wrong.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Semantics:
     """The Trainer sets ``model.config.use_cache`` to the field ``use_cache``."""
     reports_to_none: bool = _since("5.0")
     """``report_to=None`` reports nowhere; before, to every installed tracker."""
+    leaves_loss_out_of_cpu_autocast: bool = _since("5.0")
+    """On a CPU, bf16 covers the model's forward pass alone; before, all of ``compute_loss``."""
     warmup_below_one_is_ratio: bool = _since("5.0")
     """``warmup_steps`` below 1 is a share of all update steps; before, ``warmup_ratio`` was the share."""
     creates_scheduler_apart: bool = _since("5.1")

@@ -168,7 +168,10 @@ class StepMethods(OptimizerMethods):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[Any]:
-        """Return a context for code of a subclass that wants autocast of its own; nothing by default."""
+        """Return the autocast that ``compute_loss`` runs in besides the model's own; a subclass may want one."""
+        on_cpu = self.args.device.type == "cpu" and self.args.mixed_precision == "bf16"
+        if on_cpu and not self.semantics.leaves_loss_out_of_cpu_autocast:
+            return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
         return contextlib.nullcontext()
 
     def _prepare_input(self, data: Any) -> Any:
