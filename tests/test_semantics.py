@@ -58,7 +58,7 @@ def test_a_wish_that_is_no_release():
 
 def test_every_row_says_since_when():
     """Each behaviour has the release that brought it, none after the newest known."""
-    rows = [item for item in Semantics.__dataclass_fields__.values() if "since" in item.metadata]
+    rows = [item for item in Semantics.__dataclass_fields__.values() if item.metadata]
     assert len(rows) == len(Semantics.__dataclass_fields__) - 2
     assert all(Version("4.57") < row.metadata["since"] <= semantics.NEWEST_RELEASE for row in rows)
 
@@ -132,6 +132,50 @@ def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
         trainer.train()
     ours = [item for item in caught if issubclass(item.category, HFCompatWarning)]
     assert len(ours) == int(accepts_loss_kwargs(model))
+
+
+@pytest.mark.parametrize("max_steps", [0, 2])
+def test_a_step_too_many_is_left_out_when_corrected(tmp_path, max_steps):
+    """With all update steps made within an epoch, upstream makes one more; a corrected run makes none."""
+
+    def steps(**settings):
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            save_steps=1,
+            max_steps=max_steps,
+            per_device_train_batch_size=2,
+            **settings,
+        )
+        trainer = Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows))
+        return trainer.train(resume_from_checkpoint=max_steps > 0).global_step
+
+    rows = [{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)]
+    if max_steps:
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            max_steps=max_steps,
+            save_steps=max_steps,
+            per_device_train_batch_size=2,
+        )
+        Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows)).train()
+    assert steps(semantics="corrected") == max_steps
+    with pytest.warns(HFCompatWarning, match="makes one more"):
+        assert steps() == max_steps + 1
+
+
+def test_a_second_division_is_reproduced_and_corrected():
+    """5.2 to 5.5 divided accumulated gradients twice; neither the releases around them nor a corrected run do."""
+    by_release = {
+        release: resolve_semantics(release).divides_gradients_twice for release in ("5.1", "5.2", "5.5.4", "5.6")
+    }
+    assert by_release == {"5.1": False, "5.2": True, "5.5.4": True, "5.6": False}
+    assert not resolve_semantics("corrected").divides_gradients_twice
 
 
 def test_language_models_use_the_count():

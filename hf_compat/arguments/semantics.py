@@ -8,9 +8,11 @@ the installed release except where its numbers are known to be wrong.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import metadata
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
@@ -23,9 +25,16 @@ NEWEST_RELEASE = Version("5.23.0")
 OLDEST_RELEASE = Version("4.57")  # anything older follows it
 
 
-def _since(release: str) -> bool:
-    """Declare a behaviour that transformers has had since ``release``; off before it."""
-    return field(default=False, metadata={"since": Version(release)})
+def _since(release: str, *, until: str | None = None, corrected: bool | None = None) -> bool:
+    """Declare a behaviour that transformers has had since ``release``; off before it.
+
+    Args:
+        release: The first release with it.
+        until: The first release without it again.
+        corrected: What a corrected run does whatever the release; None follows the release.
+    """
+    last = None if until is None else Version(until)
+    return field(default=False, metadata={"since": Version(release), "until": last, "corrected": corrected})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,8 @@ class Semantics:
     """A checkpoint's batch size wins only under ``auto_find_batch_size``; before, always."""
     refuses_model_and_model_init: bool = _since("5.2")
     """``Trainer(model, model_init=...)`` is an error; before, ``model_init`` won with a warning."""
+    divides_gradients_twice: bool = _since("5.2", until="5.6", corrected=False)
+    """Gradients, not the logged loss, are divided by the accumulation a second time."""
     rotation_protects_newest: bool = _since("5.2")
     """Rotation never deletes the newest nor the best checkpoint; before, the best was only moved up the order."""
     always_logs_grad_norm: bool = _since("5.3")
@@ -65,7 +76,7 @@ class Semantics:
     """``TrainerState.epoch`` is 0 before training; before, None, and evaluation metrics then had no epoch."""
     restores_rng_without_batches: bool = _since("5.3")
     """A resumed epoch of which nothing is left restores the random generators all the same."""
-    best_strategy_sets_best_step: bool = _since("5.4")
+    best_strategy_sets_best_step: bool = _since("5.4", corrected=True)
     """``save_strategy="best"`` records ``best_global_step``, so that the best model can be loaded at the end."""
     evaluates_last_step: bool = _since("5.4")
     """With ``eval_strategy="steps"`` the last update step is evaluated whatever ``eval_steps``."""
@@ -77,7 +88,7 @@ class Semantics:
     """Length-grouped evaluation draws from a generator of its own; before, from the global one."""
     drops_missing_best_checkpoint: bool = _since("5.17")
     """A resumed ``best_model_checkpoint`` that no longer exists is forgotten."""
-    averages_over_session_steps: bool = _since("5.19")
+    averages_over_session_steps: bool = _since("5.19", corrected=True)
     """``train_loss`` and training speeds count the update steps of this ``train`` call; before, all of the run."""
     item_count_is_float: bool = _since("5.23")
     """``num_items_in_batch`` is a float tensor; before, an integer tensor."""
@@ -85,6 +96,12 @@ class Semantics:
     """Special tokens that the tokenizer does not define stay as the model's configuration has them."""
     drops_non_finite_eval_losses: bool = _since("5.23")
     """The evaluation loss leaves out NaN and infinite batches under ``logging_nan_inf_filter``."""
+
+
+def _is_on(row: Mapping[str, Any], release: Version, corrected: bool) -> bool:
+    if corrected and row["corrected"] is not None:
+        return bool(row["corrected"])
+    return release >= row["since"] and (row["until"] is None or release < row["until"])
 
 
 @cache
@@ -115,5 +132,5 @@ def resolve_semantics(requested: str | None = None) -> Semantics:
         except InvalidVersion:
             problem = f"`semantics={wish!r}`: use 'corrected' or a transformers release such as '4.57'."
             raise ArgumentsError([problem]) from None
-    flags = {item.name: release >= item.metadata["since"] for item in fields(Semantics) if "since" in item.metadata}
+    flags = {item.name: _is_on(item.metadata, release, corrected) for item in fields(Semantics) if item.metadata}
     return Semantics(release=max(release, OLDEST_RELEASE), corrected=corrected, **flags)

@@ -17,6 +17,8 @@ from hf_compat.trainer.optimization import OptimizerMethods
 
 __all__ = ["StepMethods"]
 
+_SWITCH = "Set `TrainingArguments(semantics='corrected')` for the right ones."
+
 
 class StepMethods(OptimizerMethods):
     """What happens to one batch in training: draw, forward, loss, backward, count."""
@@ -97,7 +99,8 @@ class StepMethods(OptimizerMethods):
             torch.cuda.empty_cache()
         if not self._loss_is_scaled(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
-        self.accelerator.backward(loss)
+        again = self.args.gradient_accumulation_steps if self.semantics.divides_gradients_twice else 1
+        self.accelerator.backward(loss if again == 1 else loss / again)
         detached: Tensor = loss.detach()
         return detached
 
@@ -251,19 +254,24 @@ class StepMethods(OptimizerMethods):
     def _settle_loss_scaling(self) -> None:
         """Decide who divides the loss by the window, and warn where upstream's answer is known to be wrong."""
         self._loss_shifts_labels = shifts_labels(self.model)
-        if self.args.gradient_accumulation_steps < 2 or self.compute_loss_func is not None:
+        steps = self.args.gradient_accumulation_steps
+        if self.semantics.divides_gradients_twice and steps > 1:
+            self._warn_once(
+                f"transformers {self.semantics.release} divides accumulated gradients by `gradient_accumulation_steps="
+                f"{steps}` twice, and so does this run: they are {steps} times too small. {_SWITCH}"
+            )
+        if steps < 2 or self.compute_loss_func is not None:
             return
         if self.loss_is_scaled_for_ga is not None or not ignores_item_count(self.model):
             return
-        name, steps = type(self.model).__name__, self.args.gradient_accumulation_steps
+        name = type(self.model).__name__
         if self.semantics.corrected:
             self.model_accepts_loss_kwargs = False
         elif self.model_accepts_loss_kwargs:
             self._warn_once(
                 f"{name} takes `num_items_in_batch` but averages its loss over each batch, so transformers "
                 f"{self.semantics.release} trains it on losses and gradients up to {steps} times too large "
-                f"(`gradient_accumulation_steps={steps}`), and so does this run. "
-                "Set `TrainingArguments(semantics='corrected')` for the right ones."
+                f"(`gradient_accumulation_steps={steps}`), and so does this run. {_SWITCH}"
             )
 
     def _warn_once(self, message: str) -> None:

@@ -6,6 +6,7 @@ import inspect
 import logging
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,18 @@ class TrainingMethods(FlowMethods):
         self.state.init_training_references(self, plan.max_steps, plan.num_train_epochs, trial)
         return position
 
+    def _without_surplus_step(self, plan: RunPlan, epochs_done: int) -> RunPlan:
+        """Return ``plan``, cut where all its update steps are made but upstream would make one more."""
+        if self.state.global_step < plan.max_steps or epochs_done >= plan.num_train_epochs:
+            return plan
+        if self.semantics.corrected:
+            return replace(plan, num_train_epochs=epochs_done)
+        self._warn_once(
+            f"All of `max_steps={plan.max_steps}` update steps are made, but transformers makes one more where an "
+            "epoch has begun, and so does this run. Set `TrainingArguments(semantics='corrected')` to make none."
+        )
+        return plan
+
     def _check_resumed_state(self) -> None:
         """Warn where the checkpoint's cadences, which win, differ from the arguments'."""
         best = self.state.best_model_checkpoint
@@ -199,6 +212,7 @@ class TrainingMethods(FlowMethods):
         train_dataloader = self.get_train_dataloader()
         plan = self.plan = self._plan(train_dataloader)
         start = self._init_training_state(plan, resume_from_checkpoint, trial)
+        plan = self.plan = self._without_surplus_step(plan, start[0])
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._ignore_keys_for_eval = ignore_keys_for_eval

@@ -1,0 +1,175 @@
+"""A server of training processes to be killed: it imports the heavy packages once, then forks a process a request.
+
+Reads one JSON request a line from standard input, the keywords of ``train``, and answers with one JSON event a line on
+standard output: ``ready`` (the server), ``start`` (the training process, with its id), ``begin`` (with the update step
+resumed from), ``step``, ``saving``, ``waiting``, ``saved`` (each with the update step), ``error`` or ``done``, and ``exit``
+(the server, once the process is no more; with its status, negative for a signal).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from hf_compat import HFCompatError, Trainer, TrainerCallback, TrainingArguments
+
+STEPS = 3 * 7
+"""26 rows are 13 batches of two: six windows of two batches and a short one an epoch, for three epochs."""
+STAGES = ("weights written", "optimizer written", "random states written", "published")
+"""Where a save can be made to wait."""
+
+_events = os.dup(1)
+
+
+def report(event: str, **values: Any) -> None:
+    """Tell the parent; a short line reaches a pipe whole."""
+    os.write(_events, (json.dumps({"event": event, **values}) + "\n").encode())
+
+
+class Rows(Dataset):
+    """Eight numbers a row, and their sum as the label."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.values = torch.randn(count, 8, generator=torch.Generator().manual_seed(seed))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"x": self.values[index], "labels": self.values[index].sum()}
+
+
+class Model(nn.Module):
+    """Two layers with dropout between them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Dropout(0.3), nn.Linear(width, 1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        prediction = self.body(x).squeeze(-1)
+        return {"loss": nn.functional.mse_loss(prediction, labels), "prediction": prediction}
+
+
+class Progress(TrainerCallback):
+    """Reports how far the run is; may leave the disk no space after one of the saves."""
+
+    def __init__(self, full_after: int | None) -> None:
+        self.full_after = full_after
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        report("begin", step=state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        report("step", step=state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        report("saved", step=state.global_step)
+        if state.global_step == self.full_after:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+
+class WaitingTrainer(Trainer):
+    """Reports when a save begins, and waits to be killed at ``stage`` of the save of update step ``wait_step``."""
+
+    stage: str | None = None
+    wait_step: int | None = None
+
+    def _wait_at(self, stage: str) -> None:
+        if (stage, self.state.global_step) == (self.stage, self.wait_step):
+            report("waiting", step=self.wait_step)
+            while True:
+                signal.pause()
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        report("saving", step=self.state.global_step)
+        super()._save_checkpoint(model, trial)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        self._wait_at("weights written")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        self._wait_at("optimizer written")
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self._wait_at("random states written")
+
+    def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
+        self._wait_at("published")
+        super()._rotate_checkpoints(use_mtime, output_dir)
+
+
+def train(
+    folder: str,
+    resume: bool = False,
+    width: int = 8,
+    stage: str | None = None,
+    wait_step: int | None = None,
+    full_after: int | None = None,
+) -> None:
+    """Train in ``folder``, with checkpoints of every update step in ``out``; the arguments are the request's.
+
+    Args:
+        folder: Where to work.
+        resume: Whether to go on from the newest checkpoint.
+        width: Of the model; it has ten times as many weights, and the optimizer's state twice as many as that.
+        stage: One of ``STAGES``, to wait there.
+        wait_step: The update step whose save waits.
+        full_after: The update step after whose save no file can grow past a kilobyte, as on a full disk.
+    """
+    os.chdir(folder)
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        "out",
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        learning_rate=0.01,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=2,
+        metric_for_best_model="loss",
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+    )
+    callbacks = [Progress(full_after)]
+    trainer = WaitingTrainer(Model(width), args, train_dataset=Rows(26, 1), eval_dataset=Rows(4, 2), callbacks=callbacks)
+    trainer.stage, trainer.wait_step = stage, wait_step
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    except HFCompatError as error:
+        report("error", kind=type(error).__name__, message=str(error))
+    else:
+        report("done", step=trainer.state.global_step)
+
+
+def serve() -> None:
+    """Answer requests until there are no more."""
+    os.dup2(2, 1)  # what the Trainer prints is no event
+    torch.set_num_threads(1)
+    report("ready", threads=len(os.listdir("/proc/self/task")))
+    for line in sys.stdin:
+        process = os.fork()
+        if process == 0:
+            report("start", process=os.getpid())
+            train(**json.loads(line))
+            os._exit(0)
+        report("exit", status=os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+
+
+if __name__ == "__main__":
+    serve()
