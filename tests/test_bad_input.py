@@ -80,6 +80,24 @@ def test_bare_transformers_model(tmp_path):
         trainer_of(tmp_path, model=transformers.BertModel(config))
 
 
+def test_bare_transformers_model_with_a_loss_of_the_users(tmp_path):
+    """A base model trains with a loss that the user computes, and predicts where nothing is trained."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, max_steps=1, save_strategy="no")
+    rows = ListDataset([{"input_ids": torch.tensor([1, 2, 3])}] * 2)
+    hidden = Trainer(transformers.BertModel(config), args).predict(rows).predictions[0]
+    assert hidden.shape == (2, 3, 8)
+
+    class Squared(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs).last_hidden_state.pow(2).mean()
+
+    assert Squared(transformers.BertModel(config), args, train_dataset=rows).train().global_step == 1
+
+
 def test_strategies_that_disagree(tmp_path):
     """The best model can only be loaded if evaluations are saved."""
     with pytest.raises(ArgumentsError, match="load_best_model_at_end"):

@@ -39,6 +39,40 @@ def test_every_extra_that_an_error_names_exists():
     assert named <= set(extras)
 
 
+@pytest.mark.slow
+def test_quickstart_learns(tmp_path):
+    """The quickstart's last line tells of a model that has learned, and what it names is there."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "quickstart.py", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    told = re.fullmatch(
+        r"accuracy (\S+)% -> (\S+)% on 500 held-out reviews in \d+ s of training; best checkpoint: (\S+), "
+        r"curves: tensorboard --logdir (\S+)",
+        last,
+    )
+    assert told, last
+    before, after, checkpoint, curves = told.groups()
+    assert float(before) < 60
+    assert float(after) >= 72
+    assert (tmp_path / checkpoint / "model.safetensors").exists()
+    assert list((tmp_path / curves).rglob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("package", ["pandas", "transformers"])
+def test_quickstart_names_a_missing_package(package):
+    """Without one of the extra's packages the quickstart says which and how to install it."""
+    script = f"import sys, runpy; sys.modules[{package!r}] = None; runpy.run_path('examples/quickstart.py')"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"The package {package} is missing. Run, in the checkout: pip install -e '.[quickstart]'\n"
+
+
 def test_changelog_has_an_open_section():
     """Changes are written down as they are made."""
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,19 @@ import hf_compat
 
 ROOT = Path(hf_compat.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+PREFIX = "hf_compat."
 MOST_LINES = 400
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("arguments",),
     ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens"),
-    ("data", "optim", "evaluation", "checkpoint"),
+    ("evaluation", "optim"),
+    ("data", "checkpoint"),
     ("accelerator", "engine"),
     ("trainer",),
+    ("tools",),
+    ("cli",),
 )
 """From the bottom up: a module may import those of its own row and of the rows above it."""
 LAYER_OF = {name: depth for depth, names in enumerate(LAYERS) for name in names}
@@ -30,19 +35,21 @@ def part_of(module: Path) -> str:
     return module.parts[0].removesuffix(".py")
 
 
-def imports(module: Path, *, top_level_only: bool):
-    """Yield the dotted names that a module imports, those only type checkers see left out."""
-    tree = ast.parse((ROOT / module).read_text())
-    skipped = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    for node in nodes:
-        if id(node) in skipped:
+def statements(tree: ast.AST, *, in_functions: bool):
+    """Yield all nodes that run, those of function bodies if asked for; what only type checkers see is left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
+        if in_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from statements(node, in_functions=in_functions)
+
+
+def imports(module: Path, *, top_level_only: bool):
+    """Yield the dotted names that a module imports, with or without the imports inside functions."""
+    tree = ast.parse((ROOT / module).read_text())
+    for node in statements(tree, in_functions=not top_level_only):
+        assert not getattr(node, "level", 0), f"{module}, line {node.lineno}: relative imports escape this check"
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -56,8 +63,18 @@ def test_imports_point_one_way(module):
     if module == Path("__init__.py"):
         return
     own = LAYER_OF[part_of(module)]
-    used = {name.split(".")[1] for name in imports(module, top_level_only=False) if name.startswith("hf_compat.")}
+    used = {name.split(".")[1] for name in imports(module, top_level_only=False) if name.startswith(PREFIX)}
     assert {name for name in used if LAYER_OF[name] > own} == set()
+
+
+def test_parts_import_in_no_circle():
+    """Parts of one row may use one another, but not each other: the whole can be sorted."""
+    used = {part: set() for part in LAYER_OF}
+    for module in MODULES:
+        if module != Path("__init__.py"):
+            names = {name.split(".")[1] for name in imports(module, top_level_only=False) if name.startswith(PREFIX)}
+            used[part_of(module)] |= names & LAYER_OF.keys() - {part_of(module)}
+    assert set(TopologicalSorter(used).static_order()) == LAYER_OF.keys()
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
@@ -81,6 +98,8 @@ def test_modules_are_short(module):
         ("hf_compat.arguments", ("torch", "lightning", "transformers", "accelerate")),
         ("hf_compat.plan", ("torch", "lightning", "transformers", "accelerate")),
         ("hf_compat.callbacks", ("torch", "lightning", "transformers", "accelerate")),
+        ("hf_compat.cli", ("torch", "lightning", "transformers", "accelerate")),
+        ("hf_compat.tools.checkpoints", ("torch", "lightning", "transformers", "accelerate")),
     ],
 )
 def test_imports_stay_light(imported, absent):

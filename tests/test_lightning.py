@@ -149,10 +149,19 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
     assert resumed.seen[0] == ("train_start", 2)
 
 
-def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("keyword", "value", "advice"),
+    [
+        ("max_epochs", 3, "num_train_epochs"),
+        ("devices", 2, "one device"),
+        ("strategy", "ddp", "one device"),
+        ("enable_checkpointing", False, "save_strategy"),
+    ],
+)
+def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, value, advice):
     """A Lightning keyword that would contradict the arguments is refused, naming what to use."""
-    trainer = trainer_of(tmp_path, lightning={"max_epochs": 3})
-    with pytest.raises(TrainerSetupError, match="num_train_epochs"):
+    trainer = trainer_of(tmp_path, lightning={keyword: value})
+    with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
         trainer.train()
 
 

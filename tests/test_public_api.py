@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +26,21 @@ def test_nothing_else_is_public():
     with pytest.raises(AttributeError, match="Trainr"):
         _ = hf_compat.Trainr
     assert dir(hf_compat) == hf_compat.__all__
+
+
+def test_each_name_has_a_home():
+    """The table of homes and ``__all__`` hold the same names, the version aside."""
+    assert sorted([*hf_compat._HOMES, "__version__"]) == hf_compat.__all__
+
+
+def test_version_is_the_installed_one():
+    """The package says the version that its metadata says."""
+    assert hf_compat.__version__ == metadata.version("hf-compat")
+
+
+def test_types_are_shipped():
+    """Type checkers are told that the package has types."""
+    assert (Path(hf_compat.__file__).parent / "py.typed").exists()
 
 
 def test_star_import_in_a_fresh_process():

@@ -1,20 +1,21 @@
 """The Trainer's surface: upstream's names and parameters, and overrides called at upstream's points."""
 
 import inspect
+from collections import UserDict
 
 import pytest
 import torch
 from helpers import ListDataset, PlainModel, vector_rows
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainingArguments, default_data_collator
 from hf_compat.trainer import OVERRIDABLE
 
 
-def trainer_of(tmp_path, kind=Trainer, **settings):
+def trainer_of(tmp_path, kind=Trainer, *, model=None, **settings):
     settings = {"save_strategy": "no", "max_steps": 2, "logging_steps": 1} | settings
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", **settings)
     rows = ListDataset(vector_rows(8))
-    return kind(PlainModel(), args, train_dataset=rows, eval_dataset=rows)
+    return kind(model or PlainModel(), args, train_dataset=rows, eval_dataset=rows)
 
 
 @pytest.mark.parametrize("name", OVERRIDABLE)
@@ -107,6 +108,70 @@ def test_model_stays_where_it_is_between_evaluations(tmp_path):
     assert first["eval_loss"] == second["eval_loss"]
     trainer.train()
     assert [parameter.data_ptr() for parameter in trainer.model.parameters()] == pointers
+
+
+def test_a_model_put_in_place_of_the_first_is_the_one_evaluated(tmp_path):
+    """After ``trainer.model = other`` evaluations, and a training, are of the other model."""
+    trainer = trainer_of(tmp_path)
+    trainer.train()
+    trainer.model = PlainModel()
+    loss = trainer.evaluate()["eval_loss"]
+    assert loss == trainer_of(tmp_path / "fresh", model=trainer.model).evaluate()["eval_loss"]
+    trainer.optimizer = None
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    assert not all(map(torch.equal, before, trainer.model.parameters()))
+
+
+class Batch(UserDict):
+    """A mapping that moves itself to a device, as a tokenizer's ``BatchEncoding`` does."""
+
+    def to(self, device, non_blocking=False):
+        self.data = {name: value.to(device) for name, value in self.data.items()}
+        return self
+
+
+def test_computing_the_loss_leaves_the_batch_whole(tmp_path):
+    """Labels that a loss function takes out of its inputs are still in the batch that is counted afterwards."""
+    counted = []
+
+    class Counts(Trainer):
+        def floating_point_ops(self, inputs):
+            counted.append(sorted(inputs))
+            return 0
+
+    trainer = trainer_of(tmp_path, Counts)
+    trainer.data_collator = lambda samples: Batch(default_data_collator(samples))
+    trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch: outputs["logits"].sum() + labels.sum()
+    trainer.train()
+    assert counted == [["features", "labels"]] * 2
+
+
+class LossAlone(PlainModel):
+    """Returns its loss as a tensor, in a dimension of its own."""
+
+    def forward(self, features, labels=None):
+        return super().forward(features, labels)["loss"].unsqueeze(0)
+
+
+def test_a_loss_in_a_dimension_of_its_own(tmp_path):
+    """A tensor of one element is a loss, whatever its shape."""
+    assert trainer_of(tmp_path, model=LossAlone()).train().global_step == 2
+
+
+def test_settings_of_checkpointing_reach_the_model(tmp_path):
+    """``every_n_layers`` and ``offload`` are arguments of their own to models that know them."""
+    asked = {}
+
+    class Checkpoints(PlainModel):
+        def activation_checkpointing_enable(self, **settings):
+            asked.update(settings)
+
+    settings = {"every_n_layers": 2, "use_reentrant": False}
+    trainer_of(
+        tmp_path, model=Checkpoints(), activation_checkpointing=True, activation_checkpointing_kwargs=settings
+    ).train()
+    assert asked == {"every_n_layers": 2, "activation_checkpointing_kwargs": {"use_reentrant": False}}
 
 
 def test_tokenizer_is_the_old_name_of_processing_class(tmp_path):

@@ -12,7 +12,7 @@ from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
 from hf_compat.checkpoint.weight_files import damage, read_json_object
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Marker", "incomplete_reason", "is_complete", "read_marker", "write_marker"]
+__all__ = ["Marker", "differences", "incomplete_reason", "is_complete", "read_marker", "write_marker"]
 
 _FORMAT = 1
 # Text files may be edited by hand or by a callback after the save; the others are written once.
@@ -79,7 +79,7 @@ def incomplete_reason(path: str | os.PathLike[str]) -> str | None:
         marker = read_marker(folder)
         if marker is None or TRAINER_STATE_NAME in marker.files:
             read_json_object(folder / TRAINER_STATE_NAME)
-        return next(damage(folder) if marker is None else _differences(folder, marker), None)
+        return next(damage(folder) if marker is None else differences(folder, marker), None)
     except (CheckpointError, OSError) as error:
         return str(error)
 
@@ -89,7 +89,8 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
     return incomplete_reason(path) is None
 
 
-def _differences(folder: Path, marker: Marker) -> Iterator[str]:
+def differences(folder: Path, marker: Marker) -> Iterator[str]:
+    """Yield in what ``folder`` differs from its ``marker``: files that are missing, or binary ones of another size."""
     for name, size in marker.files.items():
         path = folder / name
         if ".." in PurePosixPath(name).parts or path == Path(name):

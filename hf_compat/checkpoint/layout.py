@@ -44,6 +44,7 @@ __all__ = [
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
     "Checkpoint",
+    "checkpoint_at",
     "checkpoint_name",
     "get_last_checkpoint",
     "list_checkpoints",
@@ -62,6 +63,13 @@ class Checkpoint:
     step: int
     """The update step in the folder's name."""
     path: Path
+
+
+def checkpoint_at(path: str | os.PathLike[str]) -> Checkpoint | None:
+    """Return the checkpoint, complete or not, that ``path`` is; None if it is no folder of such a name."""
+    folder = Path(path)
+    match = _NAME.fullmatch(folder.resolve().name)
+    return Checkpoint(int(match[1]), folder) if match and folder.is_dir() else None
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[Checkpoint]:

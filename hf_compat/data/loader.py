@@ -121,12 +121,23 @@ class PreparedDataLoader(DataLoader[Any]):
             if tell is not None:
                 tell(epoch)
 
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of a full batch, over all processes; None if the sampler does not tell."""
+        sampler = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
+        return self.batch_size or getattr(sampler, "batch_size", None)
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples of the data set, over all processes."""
+        return len(self.dataset)  # type: ignore[arg-type]
+
     def _count_remainder(self) -> int:
         if self.drops_last:
             return -1
-        batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
+        batch_size = self.total_batch_size
         try:
-            length = len(self.dataset)  # type: ignore[arg-type]
+            length = self.total_dataset_length
         except (TypeError, NotImplementedError, AttributeError):
             return -1
         return length % batch_size if batch_size else -1

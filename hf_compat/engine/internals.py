@@ -20,7 +20,6 @@ __all__ = [
     "callback_states",
     "fast_forward",
     "is_fitting",
-    "publish_metrics",
     "restore_callback_states",
     "validate_in_fit",
     "without_notices",
@@ -86,14 +85,6 @@ def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps
         for stage in vars(tracker):  # ready, completed and, where they are told apart, started and processed
             setattr(tracker, stage, count)
     loop.epoch_loop._batches_that_stepped = update_steps
-
-
-def publish_metrics(trainer: pl.Trainer, metrics: dict[str, Any]) -> None:
-    """Add ``metrics`` to ``trainer.callback_metrics``, where monitors and tuners look.
-
-    Contract: ``callback_metrics`` is built from the connector's ``_callback_metrics``.
-    """
-    trainer._logger_connector._callback_metrics.update(metrics)
 
 
 def callback_states(trainer: pl.Trainer) -> dict[str, Any]:

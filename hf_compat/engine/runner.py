@@ -20,17 +20,25 @@ from hf_compat.errors import TrainerSetupError
 
 __all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "evaluate", "fit", "split_callbacks"]
 
+_ONE_DEVICE = "nothing: this version trains on one device of one process"
+
 OWNED_KEYWORDS: dict[str, str] = {
+    "accelerator": "TrainingArguments(use_cpu=...)",
     "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
+    "barebones": "nothing: it would switch off what evaluates and saves",
     "callbacks": "Trainer(callbacks=[...]), which takes Lightning callbacks too",
     "check_val_every_n_epoch": "TrainingArguments(eval_strategy=...)",
+    "devices": _ONE_DEVICE,
+    "enable_checkpointing": "TrainingArguments(save_strategy=...)",
     "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
     "gradient_clip_val": "TrainingArguments(max_grad_norm=...)",
     "inference_mode": "nothing: evaluation runs under torch.no_grad",
     "max_epochs": "TrainingArguments(num_train_epochs=...)",
     "max_steps": "TrainingArguments(max_steps=...)",
+    "num_nodes": _ONE_DEVICE,
     "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
     "precision": "TrainingArguments(bf16=True) or (fp16=True)",
+    "strategy": _ONE_DEVICE,
     "use_distributed_sampler": "nothing: batches are shared out as upstream does",
     "val_check_interval": "TrainingArguments(eval_steps=...)",
 }

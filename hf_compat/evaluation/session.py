@@ -112,7 +112,7 @@ class EvaluationSession:
         self._model = model
         self._loader = loader
         self.batches = FollowedLoader(loader)
-        host.accelerator.watch_evaluation(self.batches)
+        self._loader_around = host.accelerator.watch_evaluation(self.batches)
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
@@ -197,6 +197,7 @@ class EvaluationSession:
     def finish(self) -> dict[str, Any]:
         """Compute the metrics and return them, their names prefixed."""
         host = self._host
+        host.accelerator.watch_evaluation(self._loader_around)
         host.gather_function = host.accelerator.gather_for_metrics
         losses, predictions, labels, inputs = (
             kept.get_arrays() for kept in (self._losses, self._predictions, self._labels, self._inputs)

@@ -1,5 +1,6 @@
 """The Trainer: transformers' class on a Lightning run, one file a topic, each adding to the one before."""
 
+from hf_compat.trainer.seq2seq import Seq2SeqTrainer
 from hf_compat.trainer.trainer import OVERRIDABLE, Trainer
 
-__all__ = ["OVERRIDABLE", "Trainer"]
+__all__ = ["OVERRIDABLE", "Seq2SeqTrainer", "Trainer"]

@@ -166,9 +166,13 @@ class SavingMethods(EvaluationMethods):
         return True
 
     def _load_best_model(self) -> None:
-        """Load the weights of the best checkpoint into the model."""
-        logger.info("Loading the best model from %s.", self.state.best_model_checkpoint)
-        self._load_weights(str(self.state.best_model_checkpoint), trains_on=False)
+        """Load the weights of the best checkpoint into the model, if that is still there."""
+        best = str(self.state.best_model_checkpoint)
+        if not Path(best).is_dir():  # no error: it would cost the result of the whole training
+            logger.warning("The best checkpoint `%s` is gone: the model keeps its last weights.", best)
+            return
+        logger.info("Loading the best model from %s.", best)
+        self._load_weights(best, trains_on=False)
 
     # ---- resuming ----
 

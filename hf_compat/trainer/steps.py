@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, HFCompatWarning, ModelError
-from hf_compat.model_facts import accepts_parameter, ignores_item_count, is_causal_lm, shifts_labels
+from hf_compat.model_facts import accepts_parameter, ignores_item_count, is_causal_lm
 from hf_compat.trainer.optimization import OptimizerMethods
 
 __all__ = ["StepMethods"]
@@ -153,12 +153,12 @@ class StepMethods(OptimizerMethods):
                 f"`model`: {type(self.model).__name__} returned no loss, only: {returned}. It was given: {given}. "
                 "Give it labels under a name its forward takes, pass `compute_loss_func`, or override `compute_loss`."
             )
-        if isinstance(outputs, Tensor) and outputs.dim() > 0:
+        if isinstance(outputs, Tensor) and outputs.numel() != 1:
             raise ModelError(
                 f"`model`: {type(self.model).__name__} returned a tensor of shape {tuple(outputs.shape)}, not a loss. "
                 "Return a dict with `loss` or a tuple that starts with it, or override `compute_loss`."
             )
-        return outputs if isinstance(outputs, Tensor) else outputs[0]
+        return outputs.squeeze() if isinstance(outputs, Tensor) else outputs[0]
 
     def compute_loss_context_manager(self) -> contextlib.ExitStack:
         """Return the context that the loss is computed in; autocast is around the model's forward already."""
@@ -178,7 +178,9 @@ class StepMethods(OptimizerMethods):
         return contextlib.nullcontext()
 
     def _prepare_input(self, data: Any) -> Any:
-        """Return ``data`` with its tensors on the training device."""
+        """Return ``data`` with its tensors on the training device; a mapping as a new one, to be taken apart."""
+        if isinstance(data, Mapping):
+            return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
         return move_to_device(data, self.args.device)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
@@ -253,7 +255,6 @@ class StepMethods(OptimizerMethods):
 
     def _settle_loss_scaling(self) -> None:
         """Decide who divides the loss by the window, and warn where upstream's answer is known to be wrong."""
-        self._loss_shifts_labels = shifts_labels(self.model)
         steps = self.args.gradient_accumulation_steps
         if self.semantics.divides_gradients_twice and steps > 1:
             self._warn_once(

@@ -25,7 +25,7 @@ from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, 
 from hf_compat.engine.runner import build_lightning_trainer, evaluate, split_callbacks
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.metrics import has_length
-from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, unwrap_peft
+from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, shifts_labels, unwrap_peft
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.optim.settings import plain_name
 from hf_compat.plan import RunPlan
@@ -255,7 +255,7 @@ class Trainer(TrainingMethods):
                 warnings.warn("`model_init` takes the place of `model`; pass only one.", FutureWarning, stacklevel=3)
             model = self.call_model_init()
         assert model is not None, "checked before"
-        if is_bare_model(model):
+        if is_bare_model(model) and self._leaves_loss_to_model():
             raise ModelError(
                 f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
                 "Choose one with a head for the task, such as an `AutoModelFor...`."
@@ -264,12 +264,19 @@ class Trainer(TrainingMethods):
             model.to(self.args.device)
         return model
 
+    def _leaves_loss_to_model(self) -> bool:
+        """Return whether training would take the loss that the model returns."""
+        own = type(self)
+        overridden = own.compute_loss is not Trainer.compute_loss or own.training_step is not Trainer.training_step
+        return self.train_dataset is not None and self.compute_loss_func is None and not overridden
+
     def _inspect_model(self) -> None:
         """Find out what the model takes and returns."""
         inner = unwrap_peft(self.model)
         self.model_accepts_loss_kwargs = accepts_loss_kwargs(self.model)
         self.label_names = find_labels(inner) if self.args.label_names is None else self.args.label_names
         self.can_return_loss = can_return_loss(inner)
+        self._loss_shifts_labels = shifts_labels(inner)
         self.label_smoother = None
         if self.args.label_smoothing_factor != 0:
             if getattr(getattr(self.model, "config", None), "problem_type", None) == "multi_label_classification":
@@ -330,6 +337,8 @@ class Trainer(TrainingMethods):
                 model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
             )
             self.model_wrapped = compiled
+        elif self.accelerator.unwrap_model(self.model_wrapped) is not model:  # the user put another model in place
+            self.model_wrapped = model
 
     _placed_model: nn.Module | None = None
 

@@ -22,7 +22,7 @@ from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import has_length
-from hf_compat.optim.neftune import activate_neftune
+from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.special_tokens import align_special_tokens
@@ -90,7 +90,7 @@ class TrainingMethods(FlowMethods):
             self.is_in_train = False
             self.accelerator.attach(None)
             if neftune is not None:
-                neftune.remove()
+                deactivate_neftune(self.model, neftune)
 
     def _find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
@@ -126,14 +126,21 @@ class TrainingMethods(FlowMethods):
             self.optimizer = self.lr_scheduler = None
             self._signature_columns = None
         self._place_model(self.model)
-        if args.gradient_checkpointing:
-            settings = args.gradient_checkpointing_kwargs
-            if hasattr(self.model, "gradient_checkpointing_enable"):
-                self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
-            else:
-                self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=settings)
+        if args.activation_checkpointing or args.gradient_checkpointing:
+            self._enable_checkpointing(args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
         align_special_tokens(self.model, self.processing_class, self.semantics)
         self._settle_loss_scaling()
+
+    def _enable_checkpointing(self, settings: dict[str, Any] | None) -> None:
+        """Have the model compute activations again in the backward pass, by the name its release has for that."""
+        if not hasattr(self.model, "activation_checkpointing_enable"):
+            self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+            return
+        # Arguments of their own since 5.23; the rest goes on to ``torch.utils.checkpoint``.
+        own = ("every_n_layers", "offload")
+        options = {name: value for name, value in (settings or {}).items() if name in own}
+        rest = {name: value for name, value in (settings or {}).items() if name not in own}
+        self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **options)
 
     def _plan(self, train_dataloader: Any) -> RunPlan:
         """Return every number of the run."""

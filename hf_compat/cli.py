@@ -1,0 +1,59 @@
+"""The command ``hf-compat``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import hf_compat
+from hf_compat.errors import HFCompatError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command with ``arguments``, those of the process by default, and return its exit status.
+
+    The status is 0, or 1 if ``--verify`` found damage. Wrong usage ends the process with 2, as argparse has it.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except HFCompatError as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hf-compat", description="Tools for runs of the hf_compat Trainer.")
+    parser.add_argument("--version", action="version", version=f"hf-compat {hf_compat.__version__}")
+    commands = parser.add_subparsers(title="commands", required=True)
+    checkpoints = commands.add_parser("checkpoints", help="list the checkpoints of a run", description=_CHECKPOINTS)
+    checkpoints.add_argument("folder", metavar="DIR", help="the run's output folder, or one checkpoint in it")
+    checkpoints.add_argument("--verify", action="store_true", help="read every file; exit with 1 if one is damaged")
+    checkpoints.add_argument("--json", action="store_true", help="print a JSON list, sizes in bytes")
+    checkpoints.set_defaults(run=_checkpoints)
+    return parser
+
+
+_CHECKPOINTS = (
+    "List checkpoints with their update step, epoch, metric (the best value so far of metric_for_best_model, else the "
+    "last eval_loss), size, and whether they are complete. `best` is what the newest one names as the best of the run, "
+    "`newest` is what resume_from_checkpoint=True goes on from."
+)
+
+
+def _checkpoints(options: argparse.Namespace) -> int:
+    from hf_compat.tools.checkpoints import as_json, as_table, describe_checkpoints
+
+    found = describe_checkpoints(options.folder, verify=options.verify)
+    if options.json:
+        print(as_json(found))
+    else:
+        print(as_table(found) if found else f"There is no checkpoint in `{options.folder}`.")
+    return int(options.verify and any(item.problems for item in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""What lies in a folder of checkpoints, and whether it is whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from hf_compat.checkpoint.completeness import differences, incomplete_reason, read_marker
+from hf_compat.checkpoint.layout import Checkpoint, checkpoint_at, list_checkpoints
+from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.checkpoint.weight_files import damage, read_json_object
+from hf_compat.errors import CheckpointError
+
+__all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints"]
+
+_TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth"})
+_HEADINGS = ("step", "epoch", "metric", "MB", "marks", "state")
+_RIGHT_ALIGNED = 4
+"""How many columns, from the left, hold numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """One checkpoint folder as a listing shows it."""
+
+    step: int
+    """The update step in the folder's name."""
+    path: Path
+    epoch: float | None
+    """Epochs done; None if ``trainer_state.json`` does not say."""
+    metric: float | None
+    """The best value so far of the run's ``metric_for_best_model``; the last ``eval_loss`` of a run that has none."""
+    size: int
+    """Bytes of all files."""
+    problems: tuple[str, ...]
+    """Why it cannot be resumed from, or what is damaged; empty if it is whole."""
+    is_best: bool = False
+    """Whether the newest checkpoint names it as the run's best."""
+    is_newest: bool = False
+    """Whether ``resume_from_checkpoint=True`` goes on from it."""
+
+
+def describe_checkpoints(folder: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointSummary]:
+    """Return the checkpoints in ``folder``, or ``folder`` itself if it is one, in the order of their update steps.
+
+    Args:
+        folder: The output folder of a run, or one of its checkpoints.
+        verify: Whether to read every file and report all that is wrong, not only what a resume would look at: sizes
+            against the marker, headers of safetensors files, checksums of torch's files, the syntax of JSON files. The
+            values in a safetensors file have no checksum.
+
+    Raises:
+        CheckpointError: If there is no such folder.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise CheckpointError(f"`{place}`: there is no such folder.")
+    itself = checkpoint_at(place)
+    checkpoints = list_checkpoints(place) if itself is None else [itself]
+    described = [_describe(checkpoint, verify=verify) for checkpoint in checkpoints]
+    resumable = [item for item in described if incomplete_reason(item.path) is None]
+    if not resumable:
+        return described
+    newest = resumable[-1].path
+    best = _state(newest).get("best_model_checkpoint")
+    # By its name alone: the run's folder may have moved, and be of either system.
+    best_name = PureWindowsPath(best).name if isinstance(best, str) else None
+    return [replace(item, is_best=item.path.name == best_name, is_newest=item.path == newest) for item in described]
+
+
+def _describe(checkpoint: Checkpoint, *, verify: bool) -> CheckpointSummary:
+    state = _state(checkpoint.path)
+    reason = incomplete_reason(checkpoint.path)
+    problems = [] if reason is None else [reason]
+    if verify:
+        problems += _damages(checkpoint.path)
+    return CheckpointSummary(
+        step=checkpoint.step,
+        path=checkpoint.path,
+        epoch=_number(state.get("epoch")),
+        metric=_metric(state),
+        size=sum(path.stat().st_size for path in _files(checkpoint.path)),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(folder / TRAINER_STATE_NAME)
+    except CheckpointError:
+        return {}
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _metric(state: dict[str, Any]) -> float | None:
+    best = _number(state.get("best_metric"))
+    history = state.get("log_history")
+    if best is not None or not isinstance(history, list):
+        return best
+    losses = (_number(log.get("eval_loss")) for log in reversed(history) if isinstance(log, dict))
+    return next((loss for loss in losses if loss is not None), None)
+
+
+def _damages(folder: Path) -> Iterator[str]:
+    """Yield all that is wrong with the files of ``folder``, each once."""
+    try:
+        marker = read_marker(folder)
+        if marker is not None:
+            yield from differences(folder, marker)
+        yield from damage(folder)
+    except (CheckpointError, OSError) as error:
+        yield str(error)
+    for path in _files(folder):
+        try:
+            reason = _content_damage(path)
+        except (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+            reason = str(error)
+        if reason is not None:
+            yield f"`{path.relative_to(folder).as_posix()}` is damaged: {reason}"
+
+
+def _content_damage(path: Path) -> str | None:
+    if path.suffix == ".json":
+        json.loads(path.read_text(encoding="utf-8"))
+    elif path.suffix in _TORCH_SUFFIXES and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+        return None if broken is None else f"the checksum of `{broken}` in it is wrong."
+    return None
+
+
+def as_table(checkpoints: Sequence[CheckpointSummary]) -> str:
+    """Return an aligned table of ``checkpoints``, one line each and one more for each further problem."""
+    rows = [_HEADINGS, *(row for item in checkpoints for row in _rows(item))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column < _RIGHT_ALIGNED else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _rows(item: CheckpointSummary) -> Iterator[tuple[str, ...]]:
+    marks = ", ".join(name for name, holds in (("best", item.is_best), ("newest", item.is_newest)) if holds)
+    epoch = "-" if item.epoch is None else f"{item.epoch:.2f}"
+    metric = "-" if item.metric is None else f"{item.metric:.6g}"
+    first, *further = [_printable(problem) for problem in item.problems] or ["complete"]
+    yield (str(item.step), epoch, metric, f"{item.size / 1e6:.2f}", marks, first)
+    for problem in further:
+        yield (*[""] * (len(_HEADINGS) - 1), problem)
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` without what a terminal would obey: names of files come from the checkpoint."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def as_json(checkpoints: Sequence[CheckpointSummary]) -> str:
+    """Return ``checkpoints`` as a JSON list of objects with the fields of ``CheckpointSummary``, NaN as null."""
+    return json.dumps(
+        [{name: _json_value(value) for name, value in asdict(item).items()} for item in checkpoints], indent=2
+    )
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,72 @@
+"""What ``accelerator`` gathers, in evaluation and in training."""
+
+import pytest
+import torch
+from helpers import ListDataset, PlainModel, vector_rows
+
+from hf_compat import Trainer, TrainingArguments
+
+
+class WithScalar(PlainModel):
+    """Returns a number beside the logits, as mixtures of experts do with their balance loss."""
+
+    def forward(self, features, labels=None):
+        outputs = super().forward(features, labels)
+        return outputs | {"balance": outputs["logits"].mean()}
+
+
+def trainer_of(tmp_path, kind=Trainer, *, model=None, **settings):
+    """Return a Trainer that evaluates 7 samples in batches of 3, the last one partial."""
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        per_device_eval_batch_size=3,
+        **settings,
+    )
+    rows = ListDataset(vector_rows(8))
+    return kind(
+        model or PlainModel(),
+        args,
+        train_dataset=rows,
+        eval_dataset=ListDataset(vector_rows(7)),
+        compute_metrics=lambda prediction: {"count": len(prediction.label_ids)},
+    )
+
+
+def test_outputs_without_dimensions_pass_a_partial_last_batch(tmp_path):
+    """A number among a model's outputs cannot be trimmed, so the batch is kept as it is."""
+    assert trainer_of(tmp_path, model=WithScalar()).evaluate()["eval_count"] == 7
+
+
+def test_training_gathers_whole_batches_after_an_evaluation(tmp_path):
+    """What a ``compute_loss`` gathers in training is not trimmed by the loader evaluated before."""
+    gathered = []
+
+    class Gathers(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            if model.training:
+                gathered.append(len(self.accelerator.gather_for_metrics(outputs["logits"])))
+            return (loss, outputs) if return_outputs else loss
+
+    settings = {"max_steps": 4, "per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 2}
+    trainer_of(tmp_path, Gathers, **settings).train()
+    assert gathered == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("at_end", [False, True], ids=["within the pass", "on the last batch"])
+def test_only_the_last_batch_is_trimmed(tmp_path, at_end):
+    """A batch is cut to the samples that the data set has left, on the last batch alone."""
+    accelerator = trainer_of(tmp_path).accelerator
+
+    class Followed:
+        end_of_dataloader = at_end
+        remainder = 1
+
+    before = accelerator.watch_evaluation(Followed())
+    assert len(accelerator.gather_for_metrics(torch.ones(3, 2))) == (1 if at_end else 3)
+    accelerator.watch_evaluation(before)
+    assert len(accelerator.gather_for_metrics(torch.ones(3, 2))) == 3

@@ -1,0 +1,159 @@
+"""``hf-compat checkpoints`` lists what lies in a folder and finds what is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import small_checkpoint
+from crash_script import Model, Rows
+
+import hf_compat
+from hf_compat import Trainer, TrainingArguments, cli, get_last_checkpoint
+from hf_compat.checkpoint.completeness import write_marker
+from hf_compat.errors import CheckpointError
+from hf_compat.tools.checkpoints import describe_checkpoints
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The output folder of a run with checkpoints of update steps 2, 4 and 6, an epoch each; 4 or 6 is the best."""
+    folder = tmp_path_factory.mktemp("trained") / "out"
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        str(folder),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        num_train_epochs=3,
+        learning_rate=0.05,
+        per_device_train_batch_size=4,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        metric_for_best_model="loss",
+    )
+    trainer = Trainer(Model(8), args, train_dataset=Rows(8, 1), eval_dataset=Rows(4, 2))
+    trainer.train()
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of it, elsewhere."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def state_of(folder):
+    return json.loads((folder / "trainer_state.json").read_text())
+
+
+def change_state(folder, **values):
+    (folder / "trainer_state.json").write_text(json.dumps({**state_of(folder), **values}))
+
+
+def listed(capsys, *arguments):
+    """The lines that the command prints, and its status."""
+    status = cli.main(["checkpoints", *map(str, arguments)])
+    return capsys.readouterr().out.splitlines(), status
+
+
+def test_listing_of_a_run(run, capsys):
+    """One aligned line a checkpoint: update step, epoch, best metric so far, size, marks, state."""
+    for step in (2, 4, 6):
+        change_state(run / f"checkpoint-{step}", best_metric=12.5 / step, best_model_checkpoint="old/place/checkpoint-4")
+        write_marker(run / f"checkpoint-{step}", step=step)
+    sizes = [sum(p.stat().st_size for p in (run / f"checkpoint-{step}").iterdir()) / 1e6 for step in (2, 4, 6)]
+    lines, status = listed(capsys, run)
+    assert lines == [
+        "step  epoch   metric    MB  marks   state",
+        f"   2   1.00     6.25  {sizes[0]:.2f}          complete",
+        f"   4   2.00    3.125  {sizes[1]:.2f}  best    complete",
+        f"   6   3.00  2.08333  {sizes[2]:.2f}  newest  complete",
+    ]
+    assert status == 0
+
+
+def test_values_are_those_of_the_state(run):
+    """What a real run wrote is what is listed; the newest is the one that a resume takes."""
+    found = describe_checkpoints(run, verify=True)
+    states = [state_of(item.path) for item in found]
+    assert [item.step for item in found] == [state["global_step"] for state in states] == [2, 4, 6]
+    assert [item.epoch for item in found] == [1.0, 2.0, 3.0]
+    assert [item.metric for item in found] == [state["best_metric"] for state in states]
+    assert [item.problems for item in found] == [(), (), ()]
+    assert [str(item.path) for item in found if item.is_newest] == [get_last_checkpoint(run)]
+    assert [item.step for item in found if item.is_best] == [states[-1]["best_global_step"]]
+
+
+@pytest.mark.parametrize(
+    ("state", "metric"),
+    [
+        pytest.param({"best_metric": 0.25, "log_history": [{"eval_loss": 1.0}]}, 0.25, id="best metric"),
+        pytest.param(
+            {"best_metric": None, "log_history": [{"eval_loss": 2.0}, {"eval_loss": 1.0}, {"loss": 3.0}]}, 1.0, id="last"
+        ),
+        pytest.param({"best_metric": None, "log_history": [{"loss": 3.0}]}, None, id="never evaluated"),
+        pytest.param({"best_metric": "high", "log_history": [7, {"eval_loss": True}]}, None, id="no numbers"),
+        pytest.param({"log_history": {"eval_loss": 1.0}}, None, id="no list"),
+    ],
+)
+def test_metric(tmp_path, state, metric):
+    """The best metric, else the last loss of an evaluation, else none; nonsense in the file does not matter."""
+    folder = small_checkpoint(tmp_path / "checkpoint-3")
+    (folder / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": 5, **state}))
+    (found,) = describe_checkpoints(tmp_path)
+    assert (found.metric, found.epoch, found.is_best, found.is_newest) == (metric, None, False, True)
+
+
+@pytest.mark.parametrize("path", ["out\\checkpoint-4", "/gone/out/checkpoint-4", "checkpoint-4"])
+def test_best_is_found_by_name(run, path):
+    """A run that moved, from another system even, still shows its best checkpoint."""
+    change_state(run / "checkpoint-6", best_model_checkpoint=path)
+    assert [item.step for item in describe_checkpoints(run) if item.is_best] == [4]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip(path):
+    """Change one byte of the first tensor in a file of torch's; its size stays."""
+    with zipfile.ZipFile(path) as archive:
+        content = next(archive.read(name) for name in archive.namelist() if name.endswith("/data/0"))
+    changed = bytes([content[0] ^ 1]) + content[1:]
+    path.write_bytes(path.read_bytes().replace(content, changed, 1))
+
+
+def spoil_header(path):
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+DAMAGES = {
+    "cut weights": ("model.safetensors", cut, r"`model.safetensors` has [0-9]+ bytes, [0-9]+ were written\.", True),
+    "missing weights": ("model.safetensors", Path.unlink, r"`model.safetensors` is missing\.", True),
+    "spoiled header": ("model.safetensors", spoil_header, "`model.safetensors` is damaged: .*header", False),
+    "cut optimizer": ("optimizer.pt", cut, "`optimizer.pt` has", True),
+    "flipped bit": ("optimizer.pt", flip, "`optimizer.pt` is damaged: the checksum of `.*/data/0` in it is wrong.", False),
+    "cut state": ("trainer_state.json", cut, "`.*trainer_state.json` cannot be read", True),
+    "marker": ("lightning.json", lambda path: path.write_text("[]"), "`.*lightning.json` holds a list", True),
+    "other JSON": ("config.json", lambda path: path.write_text("{"), "`config.json` is damaged: Expecting", False),
+    "deep JSON": ("config.json", lambda path: path.write_text("[" * 200_000), "`config.json` is damaged: ", False),
+}
+
+
+@pytest.mark.parametrize(("name", "harm", "message", "is_seen_by_resume"), DAMAGES.values(), ids=DAMAGES)
+def test_damage(run, capsys, name, harm, message, is_seen_by_resume):
+    """``--verify`` names each damaged file and exits with 1; what a resume would pass over is listed without it too."""
+    harm(run / "checkpoint-6" / name)
+    lines, status = listed(capsys, run, "--verify")
+    assert status == 1
+    assert sum("complete" in line for line in lines) == 2
+    found = describe_checkpoints(run, verify=True)
+    assert pytest.raises(CheckpointError, match=message) if False else any(map(lambda p: p, found[-1].problems))
