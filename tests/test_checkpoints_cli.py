@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -18,8 +19,9 @@ from crash_script import Model, Rows
 import hf_compat
 from hf_compat import Trainer, TrainingArguments, cli, get_last_checkpoint
 from hf_compat.checkpoint.completeness import write_marker
-from hf_compat.errors import CheckpointError
 from hf_compat.tools.checkpoints import describe_checkpoints
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,9 @@ def listed(capsys, *arguments):
 def test_listing_of_a_run(run, capsys):
     """One aligned line a checkpoint: update step, epoch, best metric so far, size, marks, state."""
     for step in (2, 4, 6):
-        change_state(run / f"checkpoint-{step}", best_metric=12.5 / step, best_model_checkpoint="old/place/checkpoint-4")
+        change_state(
+            run / f"checkpoint-{step}", best_metric=12.5 / step, best_model_checkpoint="old/place/checkpoint-4"
+        )
         write_marker(run / f"checkpoint-{step}", step=step)
     sizes = [sum(p.stat().st_size for p in (run / f"checkpoint-{step}").iterdir()) / 1e6 for step in (2, 4, 6)]
     lines, status = listed(capsys, run)
@@ -97,7 +101,9 @@ def test_values_are_those_of_the_state(run):
     [
         pytest.param({"best_metric": 0.25, "log_history": [{"eval_loss": 1.0}]}, 0.25, id="best metric"),
         pytest.param(
-            {"best_metric": None, "log_history": [{"eval_loss": 2.0}, {"eval_loss": 1.0}, {"loss": 3.0}]}, 1.0, id="last"
+            {"best_metric": None, "log_history": [{"eval_loss": 2.0}, {"eval_loss": 1.0}, {"loss": 3.0}]},
+            1.0,
+            id="last",
         ),
         pytest.param({"best_metric": None, "log_history": [{"loss": 3.0}]}, None, id="never evaluated"),
         pytest.param({"best_metric": "high", "log_history": [7, {"eval_loss": True}]}, None, id="no numbers"),
@@ -140,7 +146,12 @@ DAMAGES = {
     "missing weights": ("model.safetensors", Path.unlink, r"`model.safetensors` is missing\.", True),
     "spoiled header": ("model.safetensors", spoil_header, "`model.safetensors` is damaged: .*header", False),
     "cut optimizer": ("optimizer.pt", cut, "`optimizer.pt` has", True),
-    "flipped bit": ("optimizer.pt", flip, "`optimizer.pt` is damaged: the checksum of `.*/data/0` in it is wrong.", False),
+    "flipped bit": (
+        "optimizer.pt",
+        flip,
+        "`optimizer.pt` is damaged: the checksum of `.*/data/0` in it is wrong.",
+        False,
+    ),
     "cut state": ("trainer_state.json", cut, "`.*trainer_state.json` cannot be read", True),
     "marker": ("lightning.json", lambda path: path.write_text("[]"), "`.*lightning.json` holds a list", True),
     "other JSON": ("config.json", lambda path: path.write_text("{"), "`config.json` is damaged: Expecting", False),
@@ -148,12 +159,108 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(("name", "harm", "message", "is_seen_by_resume"), DAMAGES.values(), ids=DAMAGES)
-def test_damage(run, capsys, name, harm, message, is_seen_by_resume):
-    """``--verify`` names each damaged file and exits with 1; what a resume would pass over is listed without it too."""
+@pytest.mark.parametrize(("name", "harm", "message", "stops_a_resume"), DAMAGES.values(), ids=DAMAGES)
+def test_damage(run, capsys, name, harm, message, stops_a_resume):
+    """``--verify`` names a damaged file and exits with 1; what a resume would pass over is listed without it too."""
     harm(run / "checkpoint-6" / name)
     lines, status = listed(capsys, run, "--verify")
     assert status == 1
-    assert sum("complete" in line for line in lines) == 2
-    found = describe_checkpoints(run, verify=True)
-    assert pytest.raises(CheckpointError, match=message) if False else any(map(lambda p: p, found[-1].problems))
+    assert [line.split()[0] for line in lines if line.endswith("complete")] == ["2", "4"]
+    assert any(re.search(message, line) for line in lines[3:])
+    lines, status = listed(capsys, run)
+    assert status == 0
+    assert bool(re.search(message, lines[3])) == stops_a_resume
+    (newest,) = (item for item in describe_checkpoints(run) if item.is_newest)
+    assert newest.step == (4 if stops_a_resume else 6)
+
+
+def test_every_problem_is_named_once(run, capsys):
+    """Further problems of a checkpoint stand below the first; a file of its author's is not one."""
+    for name in ("optimizer.pt", "scheduler.pt"):
+        (run / "checkpoint-4" / name).unlink()
+    (run / "checkpoint-4" / "notes.txt").write_text("mine")
+    lines, _ = listed(capsys, run, "--verify")
+    assert lines[2].endswith("  `optimizer.pt` is missing.")
+    assert lines[3].strip() == "`scheduler.pt` is missing."
+    assert lines[3].index("`") == lines[2].index("`") == lines[0].index("state")
+    assert len(lines) == 5
+
+
+def test_checkpoint_of_transformers(tmp_path, capsys):
+    """A folder without hf_compat's marker is judged by its headers."""
+    folder = small_checkpoint(tmp_path / "checkpoint-1")
+    assert listed(capsys, tmp_path, "--verify")[1] == 0
+    cut(folder / "scheduler.pt")
+    lines, status = listed(capsys, tmp_path, "--verify")
+    assert status == 1
+    assert lines[1].endswith("`scheduler.pt` is damaged: its end is missing.")
+
+
+def test_names_of_files_are_not_obeyed(tmp_path, capsys):
+    """Nothing that a checkpoint says reaches the terminal as a control sequence or out of its line."""
+    folder = small_checkpoint(tmp_path / "checkpoint-1")
+    marker = {"format": 1, "step": 1, "run_id": None, "files": {"\x1b[2J\nmodel.bin": 3}}
+    (folder / "lightning.json").write_text(json.dumps(marker))
+    lines, _ = listed(capsys, tmp_path)
+    assert len(lines) == 2
+    assert lines[1].endswith("`\ufffd[2J\ufffdmodel.bin` is missing.")
+
+
+def test_one_checkpoint(run, capsys):
+    """The folder of a checkpoint itself is listed alone."""
+    lines, status = listed(capsys, run / "checkpoint-4", "--verify")
+    assert (len(lines), lines[1].split()[0], status) == (2, "4", 0)
+
+
+def test_json(run, capsys):
+    """``--json`` prints all fields, sizes in bytes; NaN, which JSON does not know, is null."""
+    change_state(run / "checkpoint-2", best_metric=float("nan"))
+    (run / "checkpoint-4" / "optimizer.pt").unlink()
+    assert cli.main(["checkpoints", str(run), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert [item["step"] for item in content] == [2, 4, 6]
+    assert content[0] == {
+        "step": 2,
+        "path": str(run / "checkpoint-2"),
+        "epoch": 1.0,
+        "metric": None,
+        "size": sum(path.stat().st_size for path in (run / "checkpoint-2").iterdir()),
+        "problems": [],
+        "is_best": False,
+        "is_newest": False,
+    }
+    assert content[1]["problems"] == ["`optimizer.pt` is missing."]
+    assert [item["is_newest"] for item in content] == [False, False, True]
+
+
+def test_nothing_there(tmp_path, capsys):
+    """A folder without checkpoints is no error; no folder is one, with status 2."""
+    assert listed(capsys, tmp_path, "--verify") == ([f"There is no checkpoint in `{tmp_path}`."], 0)
+    assert listed(capsys, tmp_path, "--json") == (["[]"], 0)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["checkpoints", str(tmp_path / "nowhere")])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"hf-compat: `{tmp_path / 'nowhere'}`: there is no such folder.\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["checkpoints"], ["nonsense"]], ids=["none", "no folder", "unknown"])
+def test_wrong_usage(arguments, capsys):
+    """Wrong usage ends with status 2 and says how to use the command."""
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: hf-compat")
+
+
+def test_command(tmp_path):
+    """The command is installed under its name, and its exit status is that of ``main``."""
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"hf-compat": "hf_compat.cli:main"}
+    command = [sys.executable, "-m", "hf_compat.cli"]
+    done = subprocess.run([*command, "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"hf-compat {hf_compat.__version__}\n"
+    cut(small_checkpoint(tmp_path / "checkpoint-1") / "model.safetensors")
+    done = subprocess.run(
+        [*command, "checkpoints", str(tmp_path), "--verify"], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 1

@@ -14,7 +14,9 @@ GENERATES = {"predict_with_generate": True, "per_device_eval_batch_size": 2, "ma
 
 def length(prediction: Any) -> dict[str, float]:
     """Return the mean of all tokens generated, and the share of labels that are scored."""
-    return {"mean": float(prediction.predictions.mean()), "scored": float((prediction.label_ids != -100).mean())}
+    predictions = prediction.predictions
+    tokens = predictions[0] if isinstance(predictions, tuple) else predictions
+    return {"mean": float(tokens.mean()), "scored": float((prediction.label_ids != -100).mean())}
 
 
 def translator(kit: Kit, *, rows: int = 8, fields: Any = None, **given: Any) -> Any:
