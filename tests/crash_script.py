@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ STEPS = 3 * 7
 """26 rows are 13 batches of two: six windows of two batches and a short one an epoch, for three epochs."""
 STAGES = ("weights written", "optimizer written", "random states written", "published")
 """Where a save can be made to wait."""
+ALLOCATOR_THREAD = "jemalloc_bg_thd"
+"""A thread of pyarrow's memory allocator, which sees to forks by itself."""
 
 
 def report(event: str, **values: Any) -> None:
@@ -161,7 +164,8 @@ def train(
 def serve() -> None:
     """Answer requests until there are no more."""
     torch.set_num_threads(1)
-    report("ready", threads=len(os.listdir("/proc/self/task")))
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    report("ready", threads=sum(name != ALLOCATOR_THREAD for name in names))
     for line in sys.stdin:
         process = os.fork()
         if process == 0:

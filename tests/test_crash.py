@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from crash_script import STAGES, STEPS
 
 from hf_compat.checkpoint.layout import get_last_checkpoint
 from hf_compat.tools.checkpoints import describe_checkpoints
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and counts threads in /proc")
 
 TESTS = Path(__file__).parent
 PATIENCE = 120
@@ -74,18 +77,21 @@ class Server:
 
     def kill(self, process, count=0, seconds=0.0):
         """Kill the training process ``seconds`` after its next ``count`` events; return all it sent until its end."""
-        events = [{"event": None}]
-        while count > 0 and events[-1]["event"] != "exit":
+        events = []
+        for _ in range(count):
             events.append(self.next_event())
-            count -= 1
+            if events[-1]["event"] == "exit":
+                return events
         deadline = time.monotonic() + seconds
-        while events[-1]["event"] != "exit":
+        while True:
             try:
                 events.append(self.next_event(deadline - time.monotonic()))
             except queue.Empty:
-                os.kill(process, signal.SIGKILL)
-                events += self.events_until("exit")
-        return events
+                with suppress(ProcessLookupError):  # it may have come to its end this very moment
+                    os.kill(process, signal.SIGKILL)
+                return events + self.events_until("exit")
+            if events[-1]["event"] == "exit":
+                return events
 
     def close(self):
         self._process.stdin.close()
@@ -179,10 +185,8 @@ def run_killed_at(server, folder, moments):
 @pytest.mark.parametrize(
     ("kills", "seed"), [pytest.param(6, 0, id="6 kills"), pytest.param(200, 1, id="200 kills", marks=pytest.mark.slow)]
 )
-def test_killed_at_random_moments(server, unharmed, tmp_path, request, kills, seed):
+def test_killed_at_random_moments(server, unharmed, tmp_path, kills, seed):
     """Each start goes on from a whole checkpoint, at most one update step back; the end is that of a run unharmed."""
-    if kills > 6 and "slow" not in request.config.getoption("-m"):
-        pytest.skip("takes minutes: run it with `-m slow`")
     expected, seconds = unharmed
     draw, done = random.Random(seed), 0
     for attempt in range(kills):
@@ -230,7 +234,8 @@ def test_killed_while_much_is_written(server, tmp_path):
     for _ in range(2 * STEPS):
         before = newest(tmp_path)
         process = server.start(tmp_path, width=WIDE)
-        assert steps(server.events_until("saving"), "begin") == [before]
+        (resumed,) = steps(server.events_until("saving"), "begin")
+        assert resumed in (before, before + 1)  # the next one may have been whole but for its name
         assert server.kill(process, seconds=draw.uniform(0, seconds))[-1] == KILLED
         assert newest(tmp_path) >= before
         assert all(item.problems == () for item in describe_checkpoints(tmp_path / "out", verify=True))

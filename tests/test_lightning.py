@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from helpers import ListDataset, PlainModel, vector_rows
-from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 from hf_compat import Trainer, TrainingArguments
@@ -163,6 +163,13 @@ def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, 
     trainer = trainer_of(tmp_path, lightning={keyword: value})
     with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
         trainer.train()
+
+
+def test_lightning_progress_bar(tmp_path):
+    """A progress bar of Lightning's counts update steps, as any of its callbacks."""
+    bar = TQDMProgressBar()
+    trainer_of(tmp_path, callbacks=[bar], gradient_accumulation_steps=2).train()
+    assert bar.total_train_batches == 2
 
 
 def test_lightning_profiler(tmp_path):

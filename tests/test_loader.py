@@ -74,6 +74,14 @@ def test_last_batch_and_remainder_are_known():
     assert [(loader.end_of_dataloader, loader.remainder) for _ in loader] == [(False, 1), (False, 1), (True, 1)]
 
 
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_sizes_equal_accelerates(drop_last):
+    """A loader tells the sizes that accelerate's does: of a full batch, and of the data set."""
+    expected, found = upstream_loader(shuffled(drop_last=drop_last)), prepare_dataloader(shuffled(drop_last=drop_last))
+    assert found.total_batch_size == expected.total_batch_size == 3
+    assert found.total_dataset_length == expected.total_dataset_length == 10
+
+
 def test_moving_keeps_containers():
     """Nested lists, tuples, dicts and named tuples keep their types on the way to a device."""
     data = {"a": [torch.ones(1)], "b": (torch.ones(1), "text")}

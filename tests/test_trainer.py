@@ -1,13 +1,14 @@
 """The Trainer's surface: upstream's names and parameters, and overrides called at upstream's points."""
 
 import inspect
+import shutil
 from collections import UserDict
 
 import pytest
 import torch
-from helpers import ListDataset, PlainModel, vector_rows
+from helpers import ListDataset, PlainModel, gpt2, vector_rows
 
-from hf_compat import Trainer, TrainingArguments, default_data_collator
+from hf_compat import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from hf_compat.trainer import OVERRIDABLE
 
 
@@ -159,6 +160,22 @@ def test_a_loss_in_a_dimension_of_its_own(tmp_path):
     assert trainer_of(tmp_path, model=LossAlone()).train().global_step == 2
 
 
+class Loses(TrainerCallback):
+    """Deletes every checkpoint once it is saved."""
+
+    def on_save(self, args, state, control, **kwargs):
+        shutil.rmtree(state.best_model_checkpoint, ignore_errors=True)
+
+
+def test_a_lost_best_checkpoint_does_not_cost_the_result(tmp_path, caplog):
+    """Where the best checkpoint is gone when training ends, the model keeps its last weights, with a warning."""
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    trainer = trainer_of(tmp_path, load_best_model_at_end=True, **settings)
+    trainer.add_callback(Loses())
+    assert trainer.train().global_step == 2
+    assert "is gone" in caplog.text
+
+
 def test_settings_of_checkpointing_reach_the_model(tmp_path):
     """``every_n_layers`` and ``offload`` are arguments of their own to models that know them."""
     asked = {}
@@ -215,3 +232,14 @@ def test_transformers_arguments_are_taken_as_they_are(tmp_path):
         trainer.train()
         histories.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert histories[0] == histories[1]
+
+
+def test_items_are_counted_alike_before_and_after_training(tmp_path):
+    """An untrained trainer counts a batch's items, and so scales an evaluation's loss, as transformers' own does."""
+    transformers = pytest.importorskip("transformers")
+    batch = {"input_ids": torch.ones(2, 5, dtype=torch.long), "labels": torch.ones(2, 5, dtype=torch.long)}
+    found = trainer_of(tmp_path, model=gpt2())
+    args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    expected = transformers.Trainer(gpt2(), args)
+    counts = [trainer.get_batch_samples(iter([batch]), 1, found.args.device)[1] for trainer in (found, expected)]
+    assert counts[0] == counts[1]

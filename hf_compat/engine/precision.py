@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import MethodType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -89,16 +90,19 @@ def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMana
     """
     if hasattr(model.forward, "_hf_compat_autocast"):
         return
-    forward = model.forward
+    forward: Any = model.forward
+    # Bound anew, so that a deep copy of the model runs its own weights and not those of this one.
+    owner = getattr(forward, "__self__", None)
+    function = forward.__func__ if owner is model else forward
 
-    @functools.wraps(forward)
+    @functools.wraps(function)
     def in_autocast(*args: Any, **kwargs: Any) -> Any:
         with context():
-            outputs = forward(*args, **kwargs)
+            outputs = function(*args, **kwargs)
         return _to_float32(outputs)
 
     in_autocast._hf_compat_autocast = True  # type: ignore[attr-defined]
-    model.forward = in_autocast
+    model.forward = MethodType(in_autocast, model) if owner is model else in_autocast
 
 
 def _to_float32(data: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.engine.bridge import BridgeCallback
@@ -95,7 +95,8 @@ def build_lightning_trainer(
         **_device_keywords(device),
         "default_root_dir": host.args.output_dir,
         "enable_model_summary": False,
-        "enable_progress_bar": False,  # the user callbacks bring upstream's
+        # The user callbacks bring upstream's.
+        "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
         "logger": list(loggers) or False,
         **keywords,
         **limits,
