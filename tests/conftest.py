@@ -12,6 +12,9 @@ import torch
 torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
 
 
+SET_ONCE = ("ACCELERATE_", "CUDA_", "KMP_", "PYTORCH_", "TORCHINDUCTOR_")
+
+
 def _surroundings():
     return {
         "working directory": os.getcwd(),
@@ -32,7 +35,7 @@ def leaves_no_trace():
         if os.environ.get(name) != variables.get(name) and name != "PYTEST_CURRENT_TEST":
             changed[name] = os.environ.get(name)
     # What loading the optional packages sets, once a process.
-    assert {name for name in changed if not name.startswith(("KMP_", "PYTORCH_", "CUDA_", "TORCHINDUCTOR_"))} == set()
+    assert {name for name in changed if not name.startswith(SET_ONCE)} == set()
     assert after == before
     new = [thread for thread in threading.enumerate() if thread not in threads and not thread.daemon]
     # transformers reads weights in a pool of threads that goes when it is garbage-collected; ours has no pools.

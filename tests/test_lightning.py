@@ -160,9 +160,8 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
 )
 def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, value, advice):
     """A Lightning keyword that would contradict the arguments is refused, naming what to use."""
-    trainer = trainer_of(tmp_path, lightning={keyword: value})
     with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
-        trainer.train()
+        trainer_of(tmp_path, lightning={keyword: value})
 
 
 def test_lightning_progress_bar(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -34,8 +35,15 @@ class HFModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.model = model
-        self._host = host
+        self._host_reference = weakref.ref(host)
         self.session: EvaluationSession | None = None
+
+    @property
+    def _host(self) -> Host:
+        # Weakly held: a Lightning callback that copies the module must not copy the Trainer and its data sets.
+        host = self._host_reference()
+        assert host is not None, "a run's Trainer outlives it"
+        return host
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning sets this one some 45 times an update step; nn.Module's bookkeeping would cost 2 µs each time.

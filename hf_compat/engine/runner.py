@@ -16,9 +16,10 @@ from hf_compat.engine.host import EvaluationSession, Host
 from hf_compat.engine.internals import fast_forward, is_fitting, validate_in_fit, without_notices
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import precision_plugin
+from hf_compat.engine.strategies import device_keywords
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "evaluate", "fit", "split_callbacks"]
+__all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "check_keywords", "evaluate", "fit", "split_callbacks"]
 
 _ONE_DEVICE = "nothing: this version trains on one device of one process"
 
@@ -30,14 +31,22 @@ OWNED_KEYWORDS: dict[str, str] = {
     "check_val_every_n_epoch": "TrainingArguments(eval_strategy=...)",
     "devices": _ONE_DEVICE,
     "enable_checkpointing": "TrainingArguments(save_strategy=...)",
+    "fast_dev_run": "TrainingArguments(max_steps=...)",
     "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
     "gradient_clip_val": "TrainingArguments(max_grad_norm=...)",
     "inference_mode": "nothing: evaluation runs under torch.no_grad",
+    "limit_test_batches": "a smaller data set",
+    "limit_train_batches": "TrainingArguments(max_steps=...)",
+    "limit_val_batches": "a smaller `eval_dataset`",
     "max_epochs": "TrainingArguments(num_train_epochs=...)",
     "max_steps": "TrainingArguments(max_steps=...)",
+    "min_epochs": "nothing: callbacks may stop a run at any time",
+    "min_steps": "nothing: callbacks may stop a run at any time",
     "num_nodes": _ONE_DEVICE,
     "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
+    "overfit_batches": "a smaller `train_dataset`",
     "precision": "TrainingArguments(bf16=True) or (fp16=True)",
+    "reload_dataloaders_every_n_epochs": "a data set with `set_epoch`",
     "strategy": _ONE_DEVICE,
     "use_distributed_sampler": "nothing: batches are shared out as upstream does",
     "val_check_interval": "TrainingArguments(eval_steps=...)",
@@ -54,10 +63,16 @@ def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Ca
     return user, lightning
 
 
-def _device_keywords(device: torch.device) -> dict[str, Any]:
-    if device.type == "cpu":
-        return {"accelerator": "cpu", "devices": 1}
-    return {"accelerator": "gpu" if device.type == "cuda" else device.type, "devices": [device.index or 0]}
+def check_keywords(keywords: Mapping[str, Any]) -> None:
+    """Refuse keywords of ``lightning.Trainer`` that would contradict the arguments.
+
+    Raises:
+        TrainerSetupError: If there are some; all are named.
+    """
+    owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
+    if owned:
+        advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
+        raise TrainerSetupError(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
 
 
 def build_lightning_trainer(
@@ -80,19 +95,12 @@ def build_lightning_trainer(
         loggers: Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
         keywords: The user's own keywords of ``lightning.Trainer``; they win.
         limits: ``max_epochs`` and ``max_steps``.
-
-    Raises:
-        TrainerSetupError: If ``keywords`` names one that follows from ``TrainingArguments``.
     """
-    owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
-    if owned:
-        advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
-        raise TrainerSetupError(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
     plugins = list(keywords.get("plugins") or ())
     if not any(isinstance(plugin, Precision) for plugin in plugins):
         plugins.append(precision_plugin(mixed_precision, device))
     settings: dict[str, Any] = {
-        **_device_keywords(device),
+        **device_keywords(device),
         "default_root_dir": host.args.output_dir,
         "enable_model_summary": False,
         # The user callbacks bring upstream's.

@@ -22,7 +22,7 @@ from hf_compat.data.loader import prepare_dataloader
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
-from hf_compat.engine.runner import build_lightning_trainer, evaluate, split_callbacks
+from hf_compat.engine.runner import build_lightning_trainer, check_keywords, evaluate, split_callbacks
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, shifts_labels, unwrap_peft
@@ -206,6 +206,11 @@ class Trainer(TrainingMethods):
                 f"The environment asks for {args.world_size} processes (WORLD_SIZE or SLURM), which would train "
                 "independent copies: this version trains on one. Start the script with one process."
             )
+        if args.device.type == "cuda" and torch.cuda.device_count() > 1:
+            raise TrainerSetupError(
+                f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch; this "
+                "version trains on one. Set CUDA_VISIBLE_DEVICES to the one to use."
+            )
         if model is None and self.model_init is None:
             raise TrainerSetupError("`model=None`: pass a `model`, or a `model_init` that returns one.")
         if self.model_init is not None and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
@@ -261,8 +266,23 @@ class Trainer(TrainingMethods):
                 "Choose one with a head for the task, such as an `AutoModelFor...`."
             )
         if self.args.place_model_on_device is not False:
-            model.to(self.args.device)
+            self._move_model_to_device(model, self.args.device)
         return model
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Move ``model`` to ``device``, unless it was loaded into its place.
+
+        Raises:
+            ModelError: If it is spread over several devices.
+        """
+        spread = set((getattr(model, "hf_device_map", None) or {}).values())
+        if len(spread) > 1:
+            raise ModelError(
+                f"`model` is spread over {sorted(map(str, spread))} by its `device_map`; this version trains on one "
+                "device. Load it without `device_map`."
+            )
+        if not spread and getattr(model, "quantization_method", None) is None:
+            model.to(device)
 
     def _leaves_loss_to_model(self) -> bool:
         """Return whether training would take the loss that the model returns."""
@@ -289,9 +309,12 @@ class Trainer(TrainingMethods):
 
     def _set_up_callbacks(self, callbacks: Sequence[Any] | None) -> None:
         users, self._lightning_callbacks = split_callbacks(callbacks)
-        given = self._lightning_keywords.pop("logger", None)
-        if isinstance(given, bool) or given is None:
-            given = ()
+        check_keywords(self._lightning_keywords)
+        given = self._lightning_keywords.pop("logger", ())
+        if isinstance(given, bool):
+            raise TrainerSetupError(
+                f"`lightning={{'logger': {given}}}`: pass loggers, or leave it out; `report_to` names simple ones."
+            )
         self._loggers = [*build_loggers(self.args), *(given if isinstance(given, list | tuple) else [given])]
         reporting = [LoggingCallback(self._loggers)] if self._loggers else []
         self.callback_handler = CallbackHandler(
@@ -328,7 +351,7 @@ class Trainer(TrainingMethods):
         if self._placed_model is model:
             return
         self._placed_model = model
-        model.to(args.device)
+        self._move_model_to_device(model, args.device)
         plugin = precision_plugin(args.mixed_precision, args.device)
         if isinstance(plugin, ForwardMixedPrecision):
             autocast_forward(model, plugin.autocast_context_manager)
