@@ -10,6 +10,7 @@
     ├── ModelError (ValueError)                a model that cannot be trained
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
+    ├── NotCarriedOutError (NotImplementedError)  a method of transformers' that is not there yet
     └── MissingPackageError (ImportError)      an optional package that is not installed
 
 Each also derives from the built-in error that transformers raises in the same place, so that ``except ValueError`` in a
@@ -30,6 +31,7 @@ __all__ = [
     "HFCompatWarning",
     "MissingPackageError",
     "ModelError",
+    "NotCarriedOutError",
     "TrainerSetupError",
     "UnknownArgumentError",
     "UnsupportedArgumentsError",
@@ -81,6 +83,10 @@ class CheckpointError(HFCompatError, ValueError):
 
 class TrainerSetupError(HFCompatError, RuntimeError):
     """Says which constructor arguments of the ``Trainer`` exclude each other."""
+
+
+class NotCarriedOutError(HFCompatError, NotImplementedError):
+    """Says which method is not carried out yet, and what to do meanwhile."""
 
 
 class MissingPackageError(HFCompatError, ImportError):

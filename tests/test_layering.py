@@ -18,7 +18,7 @@ MOST_LINES = 400
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("arguments",),
-    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens"),
+    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
     ("evaluation", "optim"),
     ("data", "checkpoint"),
     ("accelerator", "engine"),

@@ -238,6 +238,8 @@ def test_an_untrained_trainer_counts_the_labels_that_are_scored(tmp_path):
     """Before any training too, a causal language model's first labels are no items: evaluations divide by them."""
     pytest.importorskip("transformers")
     batch = {"input_ids": torch.ones(2, 5, dtype=torch.long), "labels": torch.ones(2, 5, dtype=torch.long)}
-    trainer = trainer_of(tmp_path, model=gpt2())
+    model = gpt2()
+    model.loss_type = "ForCausalLM"  # as the models of 5.x that score shifted labels have it
+    trainer = trainer_of(tmp_path, model=model)
     items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)[1]
     assert items == (2 * 4 if trainer.semantics.counts_shifted_labels else 2 * 5)

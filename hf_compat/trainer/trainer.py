@@ -31,7 +31,7 @@ from hf_compat.optim.settings import plain_name
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerControl, TrainerState, is_exportable
-from hf_compat.trainer.training import TrainingMethods
+from hf_compat.trainer.sharing import SharingMethods
 
 __all__ = ["OVERRIDABLE", "Trainer"]
 
@@ -88,7 +88,7 @@ OVERRIDABLE: tuple[str, ...] = (
 """Methods that a subclass may override; they are called at upstream's points with upstream's arguments."""
 
 
-class Trainer(TrainingMethods):
+class Trainer(SharingMethods):
     """Trains, evaluates and predicts as transformers' ``Trainer`` does, on a ``lightning.Trainer``.
 
     Args:

@@ -142,6 +142,10 @@ class TrainingMethods(FlowMethods):
         rest = {name: value for name, value in (settings or {}).items() if name not in own}
         self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **options)
 
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Return the samples that one update step sees, over all devices and the window."""
+        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
     def _plan(self, train_dataloader: Any) -> RunPlan:
         """Return every number of the run."""
         args = self.args
@@ -150,7 +154,7 @@ class TrainingMethods(FlowMethods):
             args,
             batches=batches,
             examples=self.num_examples(train_dataloader) if batches else None,
-            samples_per_update_step=self._train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            samples_per_update_step=self.get_total_train_batch_size(args),
         )
 
     def _init_training_state(self, plan: RunPlan, resume_from_checkpoint: str | None, trial: Any) -> tuple[int, int]:
