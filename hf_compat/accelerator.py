@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.data.loader import PreparedDataLoader, prepare_dataloader
 
 if TYPE_CHECKING:
     from hf_compat.engine.module import HFModule
@@ -23,7 +24,8 @@ class Accelerator:
 
     Args:
         device: Where the model is.
-        prepare_loader: How a plain ``DataLoader`` becomes one that shuffles by seed and epoch.
+        config: How loaders are shared out; its settings are readable here too.
+        data_seed: Seed of the order of samples; None takes torch's initial seed.
     """
 
     num_processes = 1
@@ -33,9 +35,14 @@ class Accelerator:
     is_local_main_process = True
     distributed_type = "NO"
 
-    def __init__(self, device: torch.device, prepare_loader: Callable[[DataLoader[Any]], PreparedDataLoader]) -> None:
+    def __init__(self, device: torch.device, config: AcceleratorConfig, data_seed: int | None = None) -> None:
         self.device = device
-        self._prepare_loader = prepare_loader
+        self.split_batches = config.split_batches
+        self.dispatch_batches = config.dispatch_batches
+        self.even_batches = config.even_batches
+        self.use_seedable_sampler = config.use_seedable_sampler
+        self.non_blocking = config.non_blocking
+        self._data_seed = data_seed
         self._module: HFModule | None = None
         self._eval_loader: Any = None
         self.sync_gradients = True
@@ -115,6 +122,16 @@ class Accelerator:
         """Return ``objects`` ready for the run: loaders shuffle by seed and epoch, the rest is as it was."""
         prepared = tuple(self._prepare_loader(item) if isinstance(item, DataLoader) else item for item in objects)
         return prepared[0] if len(prepared) == 1 else prepared
+
+    def _prepare_loader(self, loader: DataLoader[Any]) -> PreparedDataLoader:
+        return prepare_dataloader(
+            loader,
+            device=self.device,
+            data_seed=self._data_seed,
+            seedable=self.use_seedable_sampler,
+            non_blocking=self.non_blocking,
+            dispatch=self.dispatch_batches,
+        )
 
     def prepare_model(self, model: nn.Module, device_placement: bool | None = None, **_: Any) -> nn.Module:
         """Return ``model`` on the run's device."""

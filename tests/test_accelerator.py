@@ -70,3 +70,12 @@ def test_only_the_last_batch_is_trimmed(tmp_path, at_end):
     assert len(accelerator.gather_for_metrics(torch.ones(3, 2))) == (1 if at_end else 3)
     accelerator.watch_evaluation(before)
     assert len(accelerator.gather_for_metrics(torch.ones(3, 2))) == 3
+
+
+def test_settings_of_the_loaders_are_readable(tmp_path):
+    """The accelerator tells how loaders are shared out, as accelerate's does."""
+    config = {"even_batches": False, "use_seedable_sampler": False, "dispatch_batches": False}
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", accelerator_config=config)
+    accelerator = Trainer(PlainModel(), args).accelerator
+    assert {name: getattr(accelerator, name) for name in config} == config
+    assert accelerator.split_batches is False

@@ -18,7 +18,6 @@ from hf_compat.arguments.semantics import resolve_semantics
 from hf_compat.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
-from hf_compat.data.loader import prepare_dataloader
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
@@ -184,18 +183,7 @@ class Trainer(SharingMethods):
 
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
-        config = self.args.accelerator_config
-        self.accelerator = Accelerator(
-            self.args.device,
-            lambda loader: prepare_dataloader(
-                loader,
-                device=self.args.device,
-                data_seed=self.args.data_seed,
-                seedable=config.use_seedable_sampler,
-                non_blocking=config.non_blocking,
-                dispatch=config.dispatch_batches,
-            ),
-        )
+        self.accelerator = Accelerator(self.args.device, self.args.accelerator_config, self.args.data_seed)
         self._reset_gather_function()
 
     def _validate_args(self, model: nn.Module | None) -> None:
