@@ -243,3 +243,12 @@ def test_an_untrained_trainer_counts_the_labels_that_are_scored(tmp_path):
     trainer = trainer_of(tmp_path, model=model)
     items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)[1]
     assert items == (2 * 4 if trainer.semantics.counts_shifted_labels else 2 * 5)
+
+
+def test_auto_resumes_if_there_is_a_checkpoint(tmp_path):
+    """``"auto"`` starts anew in an empty folder and goes on from the newest checkpoint otherwise."""
+    settings = {"save_strategy": "steps", "save_steps": 1}
+    assert trainer_of(tmp_path, max_steps=1, **settings).train("auto").global_step == 1
+    resumed = trainer_of(tmp_path, max_steps=3, **settings)
+    assert resumed.train("auto").global_step == 3
+    assert resumed._initial_global_step == 1
