@@ -49,8 +49,8 @@ class TrainingMethods(FlowMethods):
         """Train, and return the update steps made, the mean loss and the final metrics.
 
         Args:
-            resume_from_checkpoint: A checkpoint folder to go on from; True for the newest complete one in ``output_dir``;
-                ``"auto"`` for the same if there is one, else from the start.
+            resume_from_checkpoint: A checkpoint folder to go on from; True for the newest complete one in
+                ``output_dir``; ``"auto"`` for the same if there is one, else from the start.
             trial: A trial of a hyperparameter search, handed to ``model_init``.
             ignore_keys_for_eval: Model outputs that evaluations during training leave out of the predictions.
             **kwargs: ``model_path``, the old name of ``resume_from_checkpoint``.
