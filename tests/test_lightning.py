@@ -164,6 +164,12 @@ def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, 
         trainer_of(tmp_path, lightning={keyword: value})
 
 
+def test_unknown_keywords_are_refused(tmp_path):
+    """A keyword that Lightning does not have is refused before anything runs, with the nearest name."""
+    with pytest.raises(TrainerSetupError, match=r"`profilr`.*Did you mean `profiler`"):
+        trainer_of(tmp_path, lightning={"profilr": "simple"})
+
+
 def test_lightning_progress_bar(tmp_path):
     """A progress bar of Lightning's counts update steps, as any of its callbacks."""
     bar = TQDMProgressBar()

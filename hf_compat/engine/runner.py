@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,11 +66,18 @@ def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Ca
 
 
 def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Refuse keywords of ``lightning.Trainer`` that would contradict the arguments.
+    """Refuse keywords that ``lightning.Trainer`` does not have, and those that would contradict the arguments.
 
     Raises:
         TrainerSetupError: If there are some; all are named.
     """
+    known = inspect.signature(pl.Trainer.__init__).parameters
+    unknown = sorted(set(keywords) - set(known))
+    if unknown:
+        names = ", ".join(f"`{name}`" for name in unknown)
+        nearest = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+        raise TrainerSetupError(f"`lightning` holds keywords that `lightning.Trainer` does not have: {names}.{hint}")
     owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
     if owned:
         advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
