@@ -15,7 +15,7 @@ from checkpoints import small_checkpoint, train_upstream
 from helpers import gpt2
 from transformers import trainer_utils as upstream
 
-from hf_compat.checkpoint import completeness, layout
+from hf_compat.checkpoint import completeness, layout, names
 from hf_compat.errors import CheckpointError
 
 
@@ -47,10 +47,10 @@ def cut(path):
 def test_names_are_upstreams():
     """Every name but Lightning's is the constant of that name in transformers."""
     own = {"LIGHTNING_MARKER_NAME", "LIGHTNING_STATE_NAME"}
-    for name in (name for name in layout.__all__ if name.isupper() and name not in own):
+    for name in (name for name in names.__all__ if name.isupper() and name not in own):
         places = (upstream_trainer_module, upstream, upstream_utils)
         expected = {getattr(place, name) for place in places if hasattr(place, name)}
-        assert expected == {getattr(layout, name)}, name
+        assert expected == {getattr(names, name)}, name
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_names_are_upstreams():
 )
 def test_rng_state_name(rank, world_size, name):
     """One process writes one file; of several each has its own."""
-    assert layout.rng_state_name(rank, world_size) == name
+    assert names.rng_state_name(rank, world_size) == name
 
 
 def test_list_checkpoints_by_step(tmp_path):
@@ -144,7 +144,7 @@ def test_marked_checkpoint(marked):
     assert completeness.is_complete(marked)
     assert (marker.step, marker.run_id) == (2, "run")
     assert marker.files == {
-        path.name: path.stat().st_size for path in marked.iterdir() if path.name != layout.LIGHTNING_MARKER_NAME
+        path.name: path.stat().st_size for path in marked.iterdir() if path.name != names.LIGHTNING_MARKER_NAME
     }
 
 
@@ -171,8 +171,8 @@ def test_text_may_be_edited(marked):
 )
 def test_marker_that_hf_compat_did_not_write(marked, content):
     """A marker that cannot be understood makes the folder incomplete, never an exception."""
-    (marked / layout.LIGHTNING_MARKER_NAME).write_text(content)
-    assert layout.LIGHTNING_MARKER_NAME in completeness.incomplete_reason(marked)
+    (marked / names.LIGHTNING_MARKER_NAME).write_text(content)
+    assert names.LIGHTNING_MARKER_NAME in completeness.incomplete_reason(marked)
 
 
 def write_index(folder, *shards):
@@ -226,6 +226,6 @@ def test_other_weights_are_complete_too(tmp_path):
 
 def test_read_marker_names_the_file(marked):
     """Reading a damaged marker is a CheckpointError that names it."""
-    (marked / layout.LIGHTNING_MARKER_NAME).write_text("{")
+    (marked / names.LIGHTNING_MARKER_NAME).write_text("{")
     with pytest.raises(CheckpointError, match=r"lightning\.json"):
         completeness.read_marker(marked)

@@ -8,12 +8,12 @@ from checkpoints import train_upstream, upstream_trainer
 from helpers import gpt2
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
-from hf_compat.checkpoint import layout
+from hf_compat.checkpoint import names
 from hf_compat.checkpoint.state_files import load_state_file, save_state_file
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 
-NAMES = (layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME)
+NAMES = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME)
 
 
 def assert_same(left, right):
@@ -90,8 +90,8 @@ def test_torchs_schedulers(make, tmp_path):
 def test_gradient_scaler(tmp_path):
     """A gradient scaler's scale and counts are kept."""
     scaler, target = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (8.0, 2.0))
-    save_state_file(scaler, tmp_path, layout.SCALER_NAME)
-    load_state_file(target, tmp_path, layout.SCALER_NAME)
+    save_state_file(scaler, tmp_path, names.SCALER_NAME)
+    load_state_file(target, tmp_path, names.SCALER_NAME)
     assert target.state_dict() == scaler.state_dict()
 
 

@@ -14,7 +14,7 @@ from packaging.version import Version
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from hf_compat.checkpoint import layout
+from hf_compat.checkpoint import names
 from hf_compat.checkpoint.weights import load_weights, save_weights
 from hf_compat.errors import CheckpointError
 
@@ -98,7 +98,7 @@ def test_shards(make, safe, tmp_path):
     model, fresh, theirs = make(), make(), make()
     save_weights(model, tmp_path, max_shard_size="10KB", safe_serialization=safe)
     assert len(tensors_in(tmp_path)) > 1
-    assert (tmp_path / (layout.SAFE_WEIGHTS_INDEX_NAME if safe else layout.WEIGHTS_INDEX_NAME)).is_file()
+    assert (tmp_path / (names.SAFE_WEIGHTS_INDEX_NAME if safe else names.WEIGHTS_INDEX_NAME)).is_file()
     assert load_weights(fresh, tmp_path) == ([], [])
     assert_equal_weights(model, fresh)
     upstream_trainer(theirs, tmp_path / "run")._load_from_checkpoint(str(tmp_path))

@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds: the names in it, its checkpoints, and the newest complete one."""
+"""What a folder of checkpoints holds: its checkpoints, and the newest complete one."""
 
 from __future__ import annotations
 
@@ -9,47 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.names import (
-    ADAPTER_SAFE_WEIGHTS_NAME,
-    ADAPTER_WEIGHTS_NAME,
-    LIGHTNING_MARKER_NAME,
-    LIGHTNING_STATE_NAME,
-    OPTIMIZER_NAME,
-    PREFIX_CHECKPOINT_DIR,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    SCALER_NAME,
-    SCHEDULER_NAME,
-    TRAINER_STATE_NAME,
-    TRAINING_ARGS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    checkpoint_name,
-    rng_state_name,
-)
+from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 
-__all__ = [
-    "ADAPTER_SAFE_WEIGHTS_NAME",
-    "ADAPTER_WEIGHTS_NAME",
-    "LIGHTNING_MARKER_NAME",
-    "LIGHTNING_STATE_NAME",
-    "OPTIMIZER_NAME",
-    "PREFIX_CHECKPOINT_DIR",
-    "SAFE_WEIGHTS_INDEX_NAME",
-    "SAFE_WEIGHTS_NAME",
-    "SCALER_NAME",
-    "SCHEDULER_NAME",
-    "TRAINER_STATE_NAME",
-    "TRAINING_ARGS_NAME",
-    "WEIGHTS_INDEX_NAME",
-    "WEIGHTS_NAME",
-    "Checkpoint",
-    "checkpoint_at",
-    "checkpoint_name",
-    "get_last_checkpoint",
-    "list_checkpoints",
-    "rng_state_name",
-]
+__all__ = ["Checkpoint", "checkpoint_at", "get_last_checkpoint", "list_checkpoints"]
 
 logger = logging.getLogger(__name__)
 

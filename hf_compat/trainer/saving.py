@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_compat.checkpoint import layout, publish, rng, rotation, state_files, training_args, weights
+from hf_compat.checkpoint import names, publish, rng, rotation, state_files, training_args, weights
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.engine.internals import callback_states, restore_callback_states
 from hf_compat.state import is_exportable
@@ -61,7 +61,7 @@ class SavingMethods(EvaluationMethods):
             self.store_flos()
         run_dir = Path(self._get_output_dir(trial))
         step = self.state.global_step
-        folder = run_dir / layout.checkpoint_name(step)
+        folder = run_dir / names.checkpoint_name(step)
         with publish.staging(folder, step=step, run_id=self._ledger.run_id) as staged:
             self.save_model(str(staged), _internal_call=True)
             self._note_best_checkpoint(run_dir)
@@ -71,7 +71,7 @@ class SavingMethods(EvaluationMethods):
                 self._save_rng_state(str(staged))
                 self._save_lightning_state(staged)
             self._export_callback_states()
-            self.state.save_to_json(str(staged / layout.TRAINER_STATE_NAME))
+            self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
         self._rotate_checkpoints(output_dir=str(run_dir))
 
     def _note_best_checkpoint(self, run_dir: Path) -> None:
@@ -79,7 +79,7 @@ class SavingMethods(EvaluationMethods):
         best_step = self.state.best_global_step
         if not best_step or self.args.save_strategy not in ("steps", "epoch", "best"):
             return
-        best = run_dir / layout.checkpoint_name(best_step)
+        best = run_dir / names.checkpoint_name(best_step)
         if best_step == self.state.global_step or best.exists():
             self.state.best_model_checkpoint = os.path.join(self._get_output_dir(self._trial), best.name)
 
@@ -97,13 +97,13 @@ class SavingMethods(EvaluationMethods):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write ``optimizer.pt`` and ``scheduler.pt``."""
-        state_files.save_state_file(self.optimizer, output_dir, layout.OPTIMIZER_NAME)
-        state_files.save_state_file(self.lr_scheduler, output_dir, layout.SCHEDULER_NAME)
+        state_files.save_state_file(self.optimizer, output_dir, names.OPTIMIZER_NAME)
+        state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write ``scaler.pt`` of an fp16 run."""
         if self.accelerator.scaler is not None:
-            state_files.save_state_file(self.accelerator.scaler, output_dir, layout.SCALER_NAME)
+            state_files.save_state_file(self.accelerator.scaler, output_dir, names.SCALER_NAME)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of the random generators of python, numpy and torch."""
@@ -113,7 +113,7 @@ class SavingMethods(EvaluationMethods):
         """Write ``lightning.pt`` if a Lightning callback has a state to keep."""
         states = callback_states(self.lightning_trainer)  # type: ignore[arg-type]
         if states:
-            torch.save({"callbacks": states}, folder / layout.LIGHTNING_STATE_NAME)
+            torch.save({"callbacks": states}, folder / names.LIGHTNING_STATE_NAME)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
@@ -196,17 +196,17 @@ class SavingMethods(EvaluationMethods):
         """Give optimizer and schedule the state of ``checkpoint`` if it has both."""
         if checkpoint is None:
             return
-        names = (layout.OPTIMIZER_NAME, layout.SCHEDULER_NAME)
-        if all(Path(checkpoint, name).is_file() for name in names):
-            state_files.load_state_file(self.optimizer, checkpoint, layout.OPTIMIZER_NAME)
-            state_files.load_state_file(self.lr_scheduler, checkpoint, layout.SCHEDULER_NAME)
+        written = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME)
+        if all(Path(checkpoint, name).is_file() for name in written):
+            state_files.load_state_file(self.optimizer, checkpoint, names.OPTIMIZER_NAME)
+            state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Give the gradient scaler of an fp16 run the state of ``checkpoint`` if it has one."""
         if checkpoint is None or self.accelerator.scaler is None:
             return
-        if Path(checkpoint, layout.SCALER_NAME).is_file():
-            state_files.load_state_file(self.accelerator.scaler, checkpoint, layout.SCALER_NAME)
+        if Path(checkpoint, names.SCALER_NAME).is_file():
+            state_files.load_state_file(self.accelerator.scaler, checkpoint, names.SCALER_NAME)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set the random generators to the states of ``checkpoint`` if it has them."""
@@ -234,7 +234,7 @@ class SavingMethods(EvaluationMethods):
         """Give Lightning callbacks the states of a resumed checkpoint that has some."""
         if self._resume_path is None:
             return
-        path = Path(self._resume_path, layout.LIGHTNING_STATE_NAME)
+        path = Path(self._resume_path, names.LIGHTNING_STATE_NAME)
         if path.is_file():
             restore_callback_states(self.lightning_trainer, load_trusted(path)["callbacks"])  # type: ignore[arg-type]
 

@@ -14,7 +14,8 @@ import torch
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.layout import TRAINER_STATE_NAME, get_last_checkpoint
+from hf_compat.checkpoint.layout import get_last_checkpoint
+from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.module import HFModule
