@@ -15,7 +15,7 @@ import torch
 from checkpoints import small_checkpoint
 from helpers import PlainModel
 
-from hf_compat.checkpoint import layout
+from hf_compat.checkpoint import names
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.rng import load_rng_state
 from hf_compat.checkpoint.state_files import load_state_file
@@ -98,7 +98,7 @@ READERS = {
     "scaler.pt": load_scaler,
     "rng_state.pth": load_rng_state,
     "rng_state_1.pth": lambda folder: load_rng_state(folder, rank=1, world_size=2),
-    "lightning.pt": lambda folder: load_trusted(folder / layout.LIGHTNING_STATE_NAME),
+    "lightning.pt": lambda folder: load_trusted(folder / names.LIGHTNING_STATE_NAME),
 }
 
 
