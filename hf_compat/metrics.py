@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from hf_compat.state import read_json_object, write_text
+from hf_compat.files import read_json_object, write_text
 
 __all__ = [
     "denumpify_detensorize",

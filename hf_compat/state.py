@@ -9,13 +9,13 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from hf_compat.arguments.semantics import Semantics, resolve_semantics
 from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
+from hf_compat.files import read_json_object, write_text
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -26,8 +26,6 @@ __all__ = [
     "TrainerControl",
     "TrainerState",
     "is_exportable",
-    "read_json_object",
-    "write_text",
 ]
 
 logger = logging.getLogger(__name__)
@@ -35,40 +33,6 @@ logger = logging.getLogger(__name__)
 
 class NotExportableError(HFCompatError, TypeError):
     """Says that a callback was to be saved with the state but cannot say what to save."""
-
-
-# Files
-
-
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write ``text`` to ``path`` in UTF-8 so that a reader sees the old content or the new one, never a part.
-
-    Raises:
-        OSError: If the folder is missing or cannot be written to; ``path`` is then as it was.
-    """
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the JSON object in the file ``path``.
-
-    Raises:
-        CheckpointError: If the file does not hold exactly one JSON object.
-        FileNotFoundError: If there is no such file.
-    """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # neither UTF-8 nor JSON: both errors are of this kind
-        raise CheckpointError(f"`{path}` is not a JSON file ({error}): it was cut short or is another file.") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` holds a JSON {type(content).__name__}, an object is expected.")
-    return content
 
 
 # Objects that are saved with the state
@@ -225,9 +189,9 @@ class TrainerState:
             FileNotFoundError: If there is no such file.
         """
         content = read_json_object(json_path)
-        for name, kinds in _CHECKED_FIELDS.items():
-            if name in content and not isinstance(content[name], kinds):
-                raise CheckpointError(f"`{json_path}` is not a trainer state: `{name}` is {content[name]!r}.")
+        for name, fits in _FITS.items():
+            if name in content and not fits(content[name]):
+                raise CheckpointError(f"`{json_path}` is not a trainer state: `{name}` is {content[name]!r:.200}.")
         known = {item.name for item in fields(cls)}
         unknown = sorted(content.keys() - known)
         if unknown:
@@ -257,12 +221,44 @@ class TrainerState:
         self.is_world_process_zero = trainer.is_world_process_zero()
 
 
-_CHECKED_FIELDS: Mapping[str, tuple[type, ...]] = {
-    "global_step": (int,),
-    "log_history": (list, type(None)),
-    "stateful_callbacks": (dict, type(None)),
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_interval(value: Any) -> bool:
+    return value is None or (_is_number(value) and value > 0)
+
+
+def _is_history(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(log, dict) for log in value))
+
+
+def _or_none(kind: type) -> Callable[[Any], bool]:
+    return lambda value: value is None or isinstance(value, kind)
+
+
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "epoch": lambda value: value is None or (_is_number(value) and value >= 0),
+    "global_step": _is_count,
+    "logging_steps": _is_interval,
+    "eval_steps": _is_interval,
+    "save_steps": _is_interval,
+    "train_batch_size": lambda value: value is None or (_is_count(value) and value > 0),
+    "num_input_tokens_seen": _is_number,
+    "total_flos": _is_number,
+    "log_history": _is_history,
+    "best_metric": lambda value: value is None or _is_number(value),
+    "best_global_step": lambda value: value is None or _is_count(value),
+    "best_model_checkpoint": _or_none(str),
+    "trial_name": _or_none(str),
+    "trial_params": _or_none(dict),
+    "stateful_callbacks": _or_none(dict),
 }
-"""The fields that a resume counts with or walks through, and the types they may have in a file."""
+"""What a field of a file has to be; those that are missing here are set anew before they are used."""
 
 
 def _plain(value: Any) -> Any:

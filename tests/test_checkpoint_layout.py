@@ -229,3 +229,21 @@ def test_read_marker_names_the_file(marked):
     (marked / names.LIGHTNING_MARKER_NAME).write_text("{")
     with pytest.raises(CheckpointError, match=r"lightning\.json"):
         completeness.read_marker(marked)
+
+
+def test_best_checkpoint_of_a_run_that_moved(tmp_path):
+    """It is looked for beside the resumed one; where it is still in its old place, or nowhere, the path stays."""
+    resumed, best = (small_checkpoint(tmp_path / "new" / f"checkpoint-{step}") for step in (4, 2))
+    assert layout.moved_along(str(tmp_path / "old" / "checkpoint-2"), resumed) == str(best)
+    assert layout.moved_along(r"C:\runs\old\checkpoint-2", resumed) == str(best)
+    assert layout.moved_along("old/checkpoint-3", resumed) == "old/checkpoint-3"
+    kept = small_checkpoint(tmp_path / "old" / "checkpoint-2")
+    assert layout.moved_along(str(kept), resumed) == str(kept)
+
+
+@pytest.mark.parametrize("path", ["..", "../../elsewhere", "/etc/passwd", "old/checkpoint-2/..", "checkpoint-x", ""])
+def test_best_checkpoint_that_is_none(path, tmp_path):
+    """A state that names anything but a checkpoint folder is refused, with the name of the resumed checkpoint."""
+    resumed = small_checkpoint(tmp_path / "checkpoint-4")
+    with pytest.raises(CheckpointError, match=r"checkpoint-4.*do not trust"):
+        layout.moved_along(path, resumed)

@@ -130,15 +130,6 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path):
     assert {item: item.read_bytes() for item in tmp_path.iterdir()} == {path: before}
 
 
-def test_a_write_that_fails_leaves_no_draft(tmp_path):
-    """When the file cannot be replaced the draft is removed."""
-    target = tmp_path / "taken"
-    target.mkdir()
-    with pytest.raises(OSError, match="taken"):
-        ours.write_text(target, "text")
-    assert list(tmp_path.iterdir()) == [target]
-
-
 @pytest.mark.parametrize("interval", [1, 3, 500, 0.1, 0.34, None], ids=str)
 def test_intervals_below_one_are_shares_of_the_run(interval):
     """The three intervals come out as upstream computes them; None leaves the state's own."""

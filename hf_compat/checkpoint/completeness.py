@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
-from hf_compat.checkpoint.weight_files import damage, read_json_object
+from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
+from hf_compat.files import read_json_object
 
 __all__ = ["Marker", "differences", "incomplete_reason", "is_complete", "read_marker", "write_marker"]
 

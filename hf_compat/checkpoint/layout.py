@@ -6,12 +6,13 @@ import logging
 import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from hf_compat.errors import CheckpointError
 
-__all__ = ["Checkpoint", "checkpoint_at", "get_last_checkpoint", "list_checkpoints"]
+__all__ = ["Checkpoint", "checkpoint_at", "get_last_checkpoint", "list_checkpoints", "moved_along"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,3 +62,22 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
             return os.path.join(folder, checkpoint.path.name)
         logger.warning("Passed over the incomplete checkpoint %s: %s", checkpoint.path, reason)
     return None
+
+
+def moved_along(best: str, resumed: str | os.PathLike[str]) -> str:
+    """Return where the run's best checkpoint is now: at ``best``, or beside the one resumed if the run has moved.
+
+    Args:
+        best: What the state of the resumed checkpoint says; returned as it is if it is nowhere.
+        resumed: The checkpoint that the run goes on from.
+
+    Raises:
+        CheckpointError: If ``best`` does not end in the name of a checkpoint: nobody's trainer wrote that.
+    """
+    name = PureWindowsPath(best).name  # a path of either system
+    if not _NAME.fullmatch(name):
+        raise CheckpointError(
+            f"`best_model_checkpoint` of `{resumed}` is `{best}`, which is no checkpoint: do not trust this folder."
+        )
+    beside = Path(resumed).parent / name
+    return str(beside) if not Path(best).is_dir() and beside.is_dir() else best

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
+from hf_compat.files import read_json_object
 
-__all__ = ["adapter_file", "adapter_folders", "damage", "read_json_object", "weight_files"]
+__all__ = ["adapter_file", "adapter_folders", "damage", "weight_files"]
 
 # In the order in which they are looked for, safetensors before pickles.
 _WHOLE = (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME)
@@ -67,22 +66,6 @@ def adapter_file(folder: Path) -> Path | None:
 def adapter_folders(folder: Path) -> tuple[Path, ...]:
     """Return the sub-folders that each hold one adapter, as peft writes all adapters but the default one."""
     return tuple(sorted(child for child in folder.iterdir() if child.is_dir() and adapter_file(child) is not None))
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Return the object that the JSON file ``path`` holds.
-
-    Raises:
-        CheckpointError: If it cannot be read or holds something else.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    # Deeply nested brackets exhaust the parser's stack.
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"`{path}` holds a {type(content).__name__}, not a JSON object: it is damaged.")
-    return content
 
 
 def damage(folder: Path) -> Iterator[str]:

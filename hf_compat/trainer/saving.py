@@ -13,6 +13,7 @@ from torch import nn
 from hf_compat.checkpoint import names, publish, rng, rotation, state_files, training_args, weights
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.engine.internals import callback_states, restore_callback_states
+from hf_compat.errors import CheckpointError
 from hf_compat.state import is_exportable
 from hf_compat.trainer.evaluation import EvaluationMethods
 
@@ -223,7 +224,7 @@ class SavingMethods(EvaluationMethods):
             if not same:
                 logger.warning("The checkpoint has a state for %s, which is not among the callbacks.", name)
             for callback, state in zip(same, saved if isinstance(saved, list) else [saved], strict=False):
-                restored = type(callback).from_state(state)
+                restored = _rebuilt(callback, state)
                 if callback is self.control:
                     self.control = restored
                 else:
@@ -235,8 +236,27 @@ class SavingMethods(EvaluationMethods):
         if self._resume_path is None:
             return
         path = Path(self._resume_path, names.LIGHTNING_STATE_NAME)
-        if path.is_file():
+        if not path.is_file():
+            return
+        try:
             restore_callback_states(self.lightning_trainer, load_trusted(path)["callbacks"])  # type: ignore[arg-type]
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"`{path}` does not fit this run's Lightning callbacks: {error or type(error).__name__}. Resume with "
+                "the callbacks that the checkpoint was written with."
+            ) from error
 
     _resume_path: str | None = None
     _ledger: rotation.Ledger
+
+
+def _rebuilt(callback: Any, state: Any) -> Any:
+    """Return a new object of ``callback``'s class in ``state``, as a checkpoint has it."""
+    try:
+        return type(callback).from_state(state)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The checkpoint's `{names.TRAINER_STATE_NAME}` holds no state of a {type(callback).__name__} under "
+            f"`stateful_callbacks`: {error or type(error).__name__}. Resume without "
+            "`restore_callback_states_from_checkpoint`."
+        ) from error

@@ -14,7 +14,7 @@ import torch
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.layout import get_last_checkpoint
+from hf_compat.checkpoint.layout import get_last_checkpoint, moved_along
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.windows import WindowLoader
@@ -172,6 +172,8 @@ class TrainingMethods(FlowMethods):
         position = (0, 0)
         if resume_from_checkpoint is not None:
             self.state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+            if self.state.best_model_checkpoint is not None:
+                self.state.best_model_checkpoint = moved_along(self.state.best_model_checkpoint, resume_from_checkpoint)
             self._check_resumed_state()
             self._load_callback_state()
             epochs, windows = plan.position(self.state.global_step)
