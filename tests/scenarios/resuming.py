@@ -167,3 +167,33 @@ def resume_without_random_state(kit: Kit) -> None:
     folder = kit.stage(lambda first: first.train(language_model(first, fields=fields)))
     Path(folder, "checkpoint-2", "rng_state.pth").unlink()
     kit.train(language_model(kit, fields=fields), resume_from_checkpoint=f"{folder}/checkpoint-2")
+
+
+@scenario(resumes_exactly=True)
+def resume_sharded_weights(kit: Kit) -> None:
+    """Weights in several files with an index, as large models are saved."""
+    fields = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+
+    def build(each: Kit) -> Any:
+        class Sharding(each.Trainer):
+            def _save(self, output_dir=None, state_dict=None):
+                super()._save(output_dir, state_dict)
+                Path(output_dir, "model.safetensors").unlink()
+                self.model.save_pretrained(output_dir, max_shard_size="10KB")
+
+        return language_model(each, subclass=Sharding, fields=fields)
+
+    resume(kit, build, 3)
+
+
+@scenario(resumes_exactly=True)
+def resume_a_schedule_that_goes_by_a_metric(kit: Kit) -> None:
+    fields = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    fields |= {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 5, "learning_rate": 0.1}
+    resume(kit, lambda each: classifier(each, fields={**fields, "metric_for_best_model": "loss"}), 12)
+
+
+@scenario(resumes_exactly=True)
+def resume_in_bf16(kit: Kit) -> None:
+    fields = {**ACCUMULATION, "bf16": True, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
+    resume(kit, lambda each: language_model(each, fields=fields), 2)
