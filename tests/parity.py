@@ -32,7 +32,8 @@ from torch import Tensor, nn
 Which = Literal["upstream", "ours", "mixed"]
 """transformers; hf_compat; or our Trainer with transformers' arguments and callbacks."""
 
-TIME = re.compile(r"(^|_)(runtime|per_second|model_preparation_time)$")
+TIME = re.compile(r"(^|_)(runtime|per_second|model_preparation_time|jit_compilation_time)$")
+MEMORY = re.compile(r"(^|_)mem_(cpu|gpu)(_|$)")
 OUR_FILES = re.compile(r"(^|/)checkpoint-\d+/lightning\.(json|pt)$|^runs/")
 DEFAULTS: dict[str, Any] = {
     "use_cpu": True,
@@ -58,12 +59,14 @@ class Scenario:
         warns: What hf_compat is to warn of, a regular expression; None: of nothing.
         resumes_exactly: Whether a run that is resumed ends where the run that was not interrupted ends.
         warns_since: The first transformers release for which it is to warn.
+        until: The first transformers release that cannot run it any more; None: every release can.
     """
 
     body: Callable[[Kit], None]
     warns: str | None = None
     resumes_exactly: bool = False
     warns_since: str = "4.57"
+    until: str | None = None
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -190,10 +193,15 @@ class Kit:
         if hasattr(value, "_asdict"):
             value = value._asdict()
         if isinstance(value, dict):
-            return {key: "<time>" if TIME.search(str(key)) else self.plain(item) for key, item in value.items()}
+            return {key: self._plain_item(str(key), item) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(self.plain(item) for item in value)
         return value
+
+    def _plain_item(self, key: str, item: Any) -> Any:
+        if TIME.search(key):
+            return "<time>"
+        return f"<bytes: {type(item).__name__}>" if MEMORY.search(key) else self.plain(item)
 
     def _record_forward(self, model: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         items = named.get("num_items_in_batch")
@@ -272,6 +280,8 @@ def _checksum(value: Any) -> str:
 def clean_process() -> Iterator[None]:
     """Undo what a trainer leaves behind in the process, so that runs do not depend on their order."""
     environment = dict(os.environ)
+    cudnn = torch.backends.cudnn
+    switches = (torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark)
     state = importlib.import_module("accelerate.state")
     torch.set_num_threads(1)
     state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -279,6 +289,8 @@ def clean_process() -> Iterator[None]:
     try:
         yield
     finally:
+        torch.use_deterministic_algorithms(switches[0])
+        cudnn.deterministic, cudnn.benchmark = switches[1:]
         os.environ.clear()
         os.environ.update(environment)
         gc.collect()

@@ -87,15 +87,6 @@ def test_arrays_are_upstreams_bit_for_bit(batches, concat, every):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("batches", [row for row in TABLE if len(row.values[0]) > 1])
-def test_joining_two_is_upstreams(batches):
-    """``nested_concat`` is equal for tensors and for arrays."""
-    first, second = batches[:2]
-    assert _content(ours.nested_concat(first, second)) == _content(upstream.nested_concat(first, second))
-    first, second = upstream.nested_numpify(first), upstream.nested_numpify(second)
-    assert _content(ours.nested_concat(first, second, 7)) == _content(upstream.nested_concat(first, second, 7))
-
-
 @pytest.mark.parametrize("batches", TABLE)
 def test_helpers_are_upstreams(batches):
     """Sizes, arrays and detached tensors of one batch are equal."""

@@ -267,8 +267,8 @@ def test_conversion_keeps_a_subclass_fields():
 
 def test_conversion_refuses():
     """What cannot be carried out is refused as in our own arguments; so is what are no arguments."""
-    with pytest.raises(UnsupportedArgumentsError, match="`skip_memory_metrics=False`"):
-        from_transformers(transformers.TrainingArguments("out", skip_memory_metrics=False))
+    with pytest.raises(UnsupportedArgumentsError, match="`debug='tpu_metrics_debug'`"):
+        from_transformers(transformers.TrainingArguments("out", debug="tpu_metrics_debug"))
     with pytest.raises(ArgumentsError, match="`args=dict`"):
         from_transformers({"output_dir": "out"})
 

@@ -17,7 +17,7 @@ MOST_LINES = 400
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
-    ("arguments", "files"),
+    ("arguments", "files", "memory", "nested", "overflow"),
     ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
     ("evaluation", "optim"),
     ("data", "checkpoint"),

@@ -47,6 +47,7 @@ LEAST_COUNTS: dict[str, int] = {
     "dataloader_num_workers": 0,
     "eval_accumulation_steps": 1,
     "torch_empty_cache_steps": 1,
+    "past_index": -1,
 }
 """Whole number to its least value; None is allowed where it is the default."""
 
@@ -103,6 +104,8 @@ def _choices(args: Processes, semantics: Semantics) -> Problems:
         value = getattr(args, name)
         if value not in allowed:
             yield Problem(name, value, f"choose one of {', '.join(map(repr, allowed))}.")
+    if "tpu_metrics_debug" in args.debug:
+        yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; drop it.", unsupported=True)
     if args.train_sampling_strategy == "batch_rebalance":
         text = "is not supported yet; use 'random' or 'group_by_length'."
         yield Problem("train_sampling_strategy", args.train_sampling_strategy, text, unsupported=True)

@@ -45,8 +45,7 @@ class BridgeCallback(Checkpoint):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fire ``on_epoch_begin``."""
-        host = self._host
-        host.control = host.callback_handler.on_epoch_begin(host.args, host.state, host.control)
+        self._host.begin_epoch()
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Fire ``on_step_begin``: Lightning's batch is a window."""

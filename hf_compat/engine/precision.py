@@ -7,7 +7,7 @@ whatever a subclass adds run outside. Lightning's own mixed-precision plugin cov
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any
@@ -18,7 +18,9 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["ForwardMixedPrecision", "FullPrecision", "autocast_forward", "precision_plugin"]
+from hf_compat.nested import map_nested
+
+__all__ = ["ForwardMixedPrecision", "FullPrecision", "autocast_forward", "precision_plugin", "without_autocast"]
 
 
 class FullPrecision(Precision):
@@ -99,19 +101,25 @@ def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMana
     def in_autocast(*args: Any, **kwargs: Any) -> Any:
         with context():
             outputs = function(*args, **kwargs)
-        return _to_float32(outputs)
+        return map_nested(_to_float32, outputs)
 
     in_autocast._hf_compat_autocast = True  # type: ignore[attr-defined]
     model.forward = MethodType(in_autocast, model) if owner is model else in_autocast
 
 
-def _to_float32(data: Any) -> Any:
-    if isinstance(data, Tensor):
-        return data.float() if data.dtype in (torch.float16, torch.bfloat16) else data
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_to_float32(item) for item in data))
-    if isinstance(data, list | tuple):
-        return type(data)(_to_float32(item) for item in data)
-    if isinstance(data, Mapping):
-        return type(data)({key: _to_float32(value) for key, value in data.items()})  # type: ignore[call-arg]
-    return data
+def without_autocast(model: nn.Module) -> nn.Module:
+    """Return ``model``, its forward again as it was before :func:`autocast_forward`."""
+    if hasattr(model.forward, "_hf_compat_autocast"):
+        forward: Any = model.__dict__.pop("forward")
+        original = forward.__wrapped__
+        if not isinstance(forward, MethodType):
+            model.forward = original
+        elif original is not type(model).forward:
+            model.forward = MethodType(original, model)
+    return model
+
+
+def _to_float32(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16):
+        return leaf.float()
+    return leaf

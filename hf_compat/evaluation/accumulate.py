@@ -6,7 +6,7 @@ earlier batches at every batch; here they are kept apart and joined once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -15,28 +15,16 @@ import torch
 from torch import Tensor
 
 from hf_compat.errors import DataError
+from hf_compat.nested import map_nested, rebuild
 
-__all__ = ["EvalAccumulator", "find_batch_size", "nested_concat", "nested_detach", "nested_numpify"]
+__all__ = ["EvalAccumulator", "find_batch_size", "nested_detach", "nested_numpify"]
 
 PADDING = -100
 
 
-def _rebuild(like: Any, items: Any) -> Any:
-    """Return a list or tuple of the type of ``like`` with other ``items``."""
-    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
-
-
-def _map_nested(change: Callable[[Any], Any], data: Any) -> Any:
-    if isinstance(data, list | tuple):
-        return _rebuild(data, [_map_nested(change, item) for item in data])
-    if isinstance(data, Mapping):
-        return type(data)({key: _map_nested(change, item) for key, item in data.items()})  # type: ignore[call-arg]
-    return change(data)
-
-
 def nested_detach(tensors: Any) -> Any:
     """Return ``tensors``, however nested, cut off from the graph; what is no tensor stays."""
-    return _map_nested(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tensors)
+    return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tensors)
 
 
 def nested_numpify(tensors: Any) -> Any:
@@ -45,7 +33,7 @@ def nested_numpify(tensors: Any) -> Any:
     Raises:
         DataError: If something in it is no tensor.
     """
-    return _map_nested(_to_array, tensors)
+    return map_nested(_to_array, tensors)
 
 
 def _to_array(leaf: Any) -> np.ndarray[Any, Any]:
@@ -67,20 +55,6 @@ def find_batch_size(tensors: Any) -> int | None:
     return next((size for size in map(find_batch_size, tensors) if size is not None), None)
 
 
-def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = PADDING) -> Any:
-    """Return both joined along the first dimension, the narrower padded along the second.
-
-    Args:
-        tensors: Tensors or arrays, however nested.
-        new_tensors: The same, nested alike.
-        padding_index: What the narrower is padded with.
-
-    Raises:
-        DataError: If they are nested differently, or hold something else.
-    """
-    return _join([tensors, new_tensors], padding_index)
-
-
 def _join(batches: list[Any], padding: int) -> Any:
     """Return ``batches``, all nested alike, as one: each tensor or array joined with its counterparts."""
     first = batches[0]
@@ -94,7 +68,7 @@ def _join(batches: list[Any], padding: int) -> Any:
             "evaluation results of all batches must be nested alike."
         )
     if isinstance(first, list | tuple):
-        return _rebuild(first, [_join(list(items), padding) for items in zip(*batches, strict=False)])
+        return rebuild(first, [_join(list(items), padding) for items in zip(*batches, strict=False)])
     if isinstance(first, Mapping):
         joined = {key: _join([batch[key] for batch in batches], padding) for key in first}
         return type(first)(joined)  # type: ignore[call-arg]
@@ -160,7 +134,7 @@ class EvalAccumulator:
 
     def add(self, tensors: Any) -> None:
         """Keep the results of one batch: tensors, however nested, on any device."""
-        self._batches.append(_map_nested(_compact, tensors))
+        self._batches.append(map_nested(_compact, tensors))
 
     def to_cpu_and_numpy(self) -> None:
         """Move what is kept to the host, and give the device its memory back.
@@ -172,7 +146,7 @@ class EvalAccumulator:
             return
         if self.concat:
             # Joined as tensors, for torch's rules of promotion, but on the host: the device may be full.
-            joined = _join([_map_nested(_to_host, batch) for batch in self._batches], self.padding_index)
+            joined = _join([map_nested(_to_host, batch) for batch in self._batches], self.padding_index)
             self._chunks.append(nested_numpify(joined))
         else:
             self._chunks.extend(nested_numpify(batch) for batch in self._batches)

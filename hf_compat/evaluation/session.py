@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from hf_compat.arguments.semantics import Semantics
 from hf_compat.evaluation.accumulate import EvalAccumulator, find_batch_size
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
+from hf_compat.evaluation.stream import MetricStream, is_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
 
 __all__ = ["EvaluationSession"]
@@ -86,7 +87,8 @@ class EvaluationSession:
         prediction_loss_only: Keep losses alone.
         ignore_keys: Model outputs left out of the predictions.
         prefix: What metric names start with, without the underscore.
-        keeps_predictions: Keep predictions under ``batch_eval_metrics`` too, as ``predict`` does.
+        keeps_predictions: Keep predictions where metrics do not need them all at once too, as ``predict`` does.
+        times: Seconds that readying the model took, by name, reported with the metrics.
 
     Attributes:
         batches: The loader, to be gone through once.
@@ -106,7 +108,7 @@ class EvaluationSession:
         ignore_keys: list[str] | None,
         prefix: str,
         keeps_predictions: bool,
-        preparation_time: float | None = None,
+        times: Mapping[str, float] | None = None,
     ) -> None:
         self._host = host
         self._model = model
@@ -116,11 +118,14 @@ class EvaluationSession:
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
-        self._preparation_time = preparation_time
+        self._times = dict(times or {})
         args = host.args
         self._batch_size: int | None = args.eval_batch_size
-        self._per_batch = bool(args.batch_eval_metrics)
-        self._keeps = keeps_predictions or not self._per_batch
+        self._stream: MetricStream | None = None
+        if is_metric(host.compute_metrics):
+            self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.process_index)
+        self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
+        self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
         self._losses, self._predictions, self._labels, self._inputs = (
             EvalAccumulator(args.eval_do_concat_batches, padding_index=PADDING) for _ in range(4)
         )
@@ -140,59 +145,83 @@ class EvaluationSession:
         losses, logits, labels = host.prediction_step(
             self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
-        losses, logits, labels = self._gather(inputs, losses, logits, labels)
-        host.control = host.callback_handler.on_prediction_step(args, host.state, host.control)
-        self._steps += 1
-        if self._per_batch:
-            self._compute_batch_metrics(losses, logits, labels, inputs)
-        elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
-            for kept in (self._losses, self._predictions, self._labels, self._inputs):
-                kept.to_cpu_and_numpy()
-
-    def _gather(self, inputs: Any, losses: Any, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
-        """Collect the batch over all processes and keep it."""
-        host = self._host
-        pad = host.accelerator.pad_across_processes
-        decoded = None
-        if "inputs" in host.args.include_for_metrics:
-            name = getattr(host.model, "main_input_name", "input_ids")
-            decoded = host._prepare_input(inputs[name])
         if losses is not None:
             # One value a sample, so that the mean over all samples weighs each batch by its size.
             losses = host.gather_function(losses.repeat(self._batch_size))
             self._losses.add(losses)
-        if decoded is not None:
-            decoded = host.gather_function(pad(decoded, dim=1, pad_index=PADDING))
+        if self._stream is not None:
+            logits = self._feed(self._stream, logits, labels)
+        if self._keeps or self._per_batch:
+            logits, labels, decoded = self._gather(inputs, logits, labels)
+        host.control = host.callback_handler.on_prediction_step(args, host.state, host.control)
+        self._steps += 1
+        if self._per_batch:
+            self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, decoded))
+        elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
+            for kept in (self._losses, self._predictions, self._labels, self._inputs):
+                kept.to_cpu_and_numpy()
+
+    def _feed(self, stream: MetricStream, logits: Any, labels: Any) -> Any:
+        """Add a batch to the metric; return its predictions, preprocessed."""
+        host = self._host
+        if logits is not None:
+            logits = self._preprocess(logits, labels)
+        if logits is not None and labels is not None:
+            # Only several processes repeat samples; what one draws is all real.
+            is_shared_last = self.batches.end_of_dataloader and host.accelerator.num_processes > 1
+            stream.update(logits, labels, remainder=self.batches.remainder if is_shared_last else -1)
+        return logits
+
+    def _preprocess(self, logits: Any, labels: Any) -> Any:
+        change = self._host.preprocess_logits_for_metrics
+        return logits if change is None else change(logits, labels)
+
+    def _gather(self, inputs: Any, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
+        """Collect predictions, labels and main inputs of the batch over all processes, keep and return them."""
+        host = self._host
+        decoded = None
+        pad = host.accelerator.pad_across_processes
+        if "inputs" in host.args.include_for_metrics:
+            name = getattr(host.model, "main_input_name", "input_ids")
+            decoded = host.gather_function(pad(host._prepare_input(inputs[name]), dim=1, pad_index=PADDING))
             self._keep(self._inputs, decoded)
         if labels is not None:
             labels = pad(labels, dim=1, pad_index=PADDING)
         if logits is not None:
             logits = pad(logits, dim=1, pad_index=PADDING)
-            if host.preprocess_logits_for_metrics is not None:
-                logits = host.preprocess_logits_for_metrics(logits, labels)
+            if self._stream is None:  # it had them preprocessed
+                logits = self._preprocess(logits, labels)
             logits = host.gather_function(logits)
             self._keep(self._predictions, logits)
         if labels is not None:
             labels = host.gather_function(labels)
             self._keep(self._labels, labels)
-        return losses, logits, labels
+        return logits, labels, decoded
 
     def _keep(self, kept: EvalAccumulator, values: Any) -> None:
         if self._keeps:
             kept.add(values)
 
+    def _batch_inputs(self, inputs: Any, decoded: Any) -> Any:
+        """Return what metrics of one batch are given as its inputs: all of it, as transformers does."""
+        return inputs
+
     def _compute_batch_metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any) -> None:
-        host = self._host
-        if host.compute_metrics is None or logits is None or labels is None:
+        if self._host.compute_metrics is None or logits is None or labels is None:
             return
-        wanted = host.args.include_for_metrics
-        prediction = EvalPrediction(
-            predictions=logits,
-            label_ids=labels,
-            losses=losses if "loss" in wanted else None,
-            inputs=inputs if "inputs" in wanted else None,
+        self._metrics = self._host.compute_metrics(
+            self._prediction(logits, labels, inputs, losses), compute_result=self.batches.end_of_dataloader
         )
-        self._metrics = host.compute_metrics(prediction, compute_result=self.batches.end_of_dataloader)
+
+    def _prediction(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:
+        """Return what ``compute_metrics`` is given; inputs and losses only if they are asked for."""
+        wanted = self._host.args.include_for_metrics
+        return EvalPrediction(
+            predictions=predictions,
+            label_ids=labels,
+            inputs=inputs if "inputs" in wanted else None,
+            losses=losses if "loss" in wanted else None,
+        )
 
     def finish(self) -> dict[str, Any]:
         """Compute the metrics and return them, their names prefixed."""
@@ -203,22 +232,16 @@ class EvaluationSession:
             kept.get_arrays() for kept in (self._losses, self._predictions, self._labels, self._inputs)
         )
         metrics = self._metrics
-        if host.compute_metrics is not None and predictions is not None and labels is not None and not self._per_batch:
-            wanted = host.args.include_for_metrics
-            metrics = host.compute_metrics(
-                EvalPrediction(
-                    predictions=predictions,
-                    label_ids=labels,
-                    losses=losses if "loss" in wanted else None,
-                    inputs=inputs if "inputs" in wanted else None,
-                )
-            )
+        has_pairs = predictions is not None and labels is not None
+        if self._stream is not None:
+            metrics = self._stream.compute()
+        elif host.compute_metrics is not None and has_pairs and not self._per_batch:
+            metrics = host.compute_metrics(self._prediction(predictions, labels, inputs, losses))
         metrics = dict(denumpify_detensorize(metrics if metrics is not None else {}))
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
             metrics[f"{self._prefix}_loss"] = mean_loss
-        if self._preparation_time is not None:
-            metrics[f"{self._prefix}_model_preparation_time"] = self._preparation_time
+        metrics.update({f"{self._prefix}_{name}": seconds for name, seconds in self._times.items()})
         for key in list(metrics):
             if not key.startswith(f"{self._prefix}_"):
                 metrics[f"{self._prefix}_{key}"] = metrics.pop(key)

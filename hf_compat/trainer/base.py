@@ -15,6 +15,7 @@ from hf_compat.accelerator import Accelerator
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.semantics import Semantics
 from hf_compat.callbacks import CallbackHandler
+from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.plan import RunPlan
 from hf_compat.state import TrainerControl, TrainerState
 
@@ -69,6 +70,7 @@ class TrainerBase:
     """The Lightning trainer of the run under way or the last one."""
     _lightning_keywords: dict[str, Any]
     _trial: Any = None
+    _memory_tracker: TrainerMemoryTracker
 
     # ---- facts ----
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.engine.tracing import trace_model
 from hf_compat.evaluation.accumulate import nested_detach
+from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import speed_metrics
@@ -17,6 +20,11 @@ from hf_compat.model_facts import accepts_parameter
 from hf_compat.trainer.steps import StepMethods
 
 __all__ = ["EvaluationMethods"]
+
+logger = logging.getLogger(__name__)
+
+_READYING_TIMES = ("jit_compilation_time", "model_preparation_time")
+"""Attributes that hold seconds which the speeds of an evaluation leave out."""
 
 
 class EvaluationMethods(StepMethods):
@@ -49,18 +57,21 @@ class EvaluationMethods(StepMethods):
                     metric_key_prefix=f"{metric_key_prefix}_{name}",
                 )
             return metrics
-        loader = self.get_eval_dataloader(eval_dataset)
-        start_time = time.time()
-        output = self.evaluation_loop(
-            loader,
-            description="Evaluation",
-            prediction_loss_only=True if self.compute_metrics is None else None,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=metric_key_prefix,
-        )
-        self._add_speed(output, metric_key_prefix, start_time)
-        self.log(output.metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+        with self._memory_tracker.measure("eval"):
+            loader = self.get_eval_dataloader(eval_dataset)
+            start_time = time.time()
+            loop = self.prediction_loop if self.args.use_legacy_prediction_loop else self.evaluation_loop
+            output = loop(
+                loader,
+                description="Evaluation",
+                prediction_loss_only=True if self.compute_metrics is None else None,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+            self._add_speed(output, metric_key_prefix, start_time)
+            self.log(output.metrics)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, output.metrics)
+            self._memory_tracker.stop_and_update_metrics(output.metrics)
         return output.metrics
 
     def predict(
@@ -76,17 +87,20 @@ class EvaluationMethods(StepMethods):
         Returns:
             Arrays of ``(samples, ...)``; where lengths differ, filled up with -100 on the right.
         """
-        loader = self.get_test_dataloader(test_dataset)
-        start_time = time.time()
-        output = self.evaluation_loop(
-            loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
-        )
-        self._add_speed(output, metric_key_prefix, start_time)
-        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
+        with self._memory_tracker.measure("test"):
+            loader = self.get_test_dataloader(test_dataset)
+            start_time = time.time()
+            loop = self.prediction_loop if self.args.use_legacy_prediction_loop else self.evaluation_loop
+            output = loop(
+                loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+            )
+            self._add_speed(output, metric_key_prefix, start_time)
+            self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
+            self._memory_tracker.stop_and_update_metrics(output.metrics)
         return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
     def _add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
-        start_time += output.metrics.get(f"{prefix}_model_preparation_time", 0.0)
+        start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _READYING_TIMES)
         steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.args.world_size))
         output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 
@@ -109,28 +123,9 @@ class EvaluationMethods(StepMethods):
             ignore_keys: Model outputs left out of the predictions.
             metric_key_prefix: What metric names start with.
         """
-        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        self._prepare_model_for_evaluation()
-        model = self.model_wrapped
-        model.eval()
-        if callable(getattr(self.optimizer, "eval", None)):  # a schedule-free optimizer
-            self.optimizer.eval()
-        self.callback_handler.eval_dataloader = dataloader
-        session = EvaluationSession(
-            self,
-            model,
-            dataloader,
-            prediction_loss_only=loss_only,
-            ignore_keys=ignore_keys,
-            prefix=metric_key_prefix,
-            keeps_predictions=description == "Prediction",
-            preparation_time=self.__dict__.get("model_preparation_time"),
+        return self._loop(
+            EvaluationSession, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        self._run_session(session, test=description == "Prediction")
-        if session.output is None:  # Lightning leaves an empty loader out
-            session.finish()
-        assert session.output is not None, "a finished session has an output"
-        return session.output
 
     def prediction_loop(
         self,
@@ -140,8 +135,85 @@ class EvaluationMethods(StepMethods):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return what :meth:`evaluation_loop` returns; the name scripts for transformers 4 may call."""
-        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        """Return what :meth:`evaluation_loop` returns, by the rules of transformers before 4.5.
+
+        ``evaluate`` and ``predict`` run it under ``use_legacy_prediction_loop``; arguments as for the newer loop.
+
+        Raises:
+            DataError: If ``dataloader`` does not tell its length or its batch size.
+        """
+        return self._loop(LegacySession, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def _loop(
+        self,
+        kind: type[EvaluationSession],
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None,
+        ignore_keys: list[str] | None,
+        prefix: str,
+    ) -> EvalLoopOutput:
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        model = self._ready_for_evaluation(dataloader)
+        if callable(getattr(self.optimizer, "eval", None)):  # a schedule-free optimizer
+            self.optimizer.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        names = () if kind is LegacySession else _READYING_TIMES
+        session = kind(
+            self,
+            model,
+            dataloader,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            prefix=prefix,
+            keeps_predictions=description == "Prediction",
+            times={name: self.__dict__[name] for name in names if name in self.__dict__},
+        )
+        memory, self._past = self._past, None
+        try:
+            self._run_session(session, test=description == "Prediction")
+        finally:
+            self._past = memory  # an evaluation in the middle of an epoch leaves the training's as it was
+        if session.output is None:  # Lightning leaves an empty loader out
+            session.finish()
+        assert session.output is not None, "a finished session has an output"
+        return session.output
+
+    def _ready_for_evaluation(self, dataloader: Any) -> Any:
+        """Return the model to evaluate: in its place, in evaluation mode, traced if asked for."""
+        self._prepare_model_for_evaluation()
+        model = self.model_wrapped
+        if self.args.jit_mode_eval:
+            start = time.time()
+            traced = self.torch_jit_model_eval(self.model, dataloader)
+            self.jit_compilation_time = round(time.time() - start, 4)
+            if traced is not self.model:
+                self.__dict__.pop("model_preparation_time", None)  # the trace took its place
+                model = traced
+        model.eval()
+        return model
+
+    jit_compilation_time: float
+
+    def torch_jit_model_eval(self, model: nn.Module, dataloader: Any, training: bool = False) -> Any:
+        """Return ``model`` traced on the first batch of ``dataloader``, or itself if it cannot be traced or trains.
+
+        Args:
+            model: The model.
+            dataloader: An iterable of batches, begun anew.
+            training: Whether the model is about to train.
+        """
+        if training:
+            return model
+        if dataloader is None:
+            logger.warning("`jit_mode_eval=True`: there is no loader to trace the model with, so it runs as it is.")
+            return model
+        example = self._prepare_inputs(next(iter(dataloader)))
+        try:
+            return trace_model(model, example, mixed_precision=self.args.mixed_precision, device=self.args.device)
+        except (RuntimeError, TypeError, ValueError, NameError, IndexError) as error:
+            logger.warning("`jit_mode_eval=True`: the model cannot be traced, so it runs as it is: %s", error)
+            return model
 
     def _prepare_model_for_evaluation(self) -> None:
         """Put the model where and as it is evaluated; the first time, note how many seconds that took."""
@@ -205,7 +277,9 @@ class EvaluationMethods(StepMethods):
         """Return the loss, None if the batch is not ``scored``, and what the model returned."""
         with self.compute_loss_context_manager():
             if not scored:
-                return None, model(**inputs)
+                outputs = model(**inputs)
+                self._remember(outputs, self.args.past_index - 1)  # one place earlier: there is no loss
+                return None, outputs
             if accepts_parameter(self.compute_loss, "num_items_in_batch"):
                 count = self._get_num_items_in_batch([inputs], self.args.device)
                 loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)

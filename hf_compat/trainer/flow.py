@@ -112,6 +112,7 @@ class FlowMethods(SavingMethods):
             self._load_best_model()
         metrics = self._final_metrics(self.plan)
         self.is_in_train = self.semantics.loads_best_after_final_log
+        self._memory_tracker.stop_and_update_metrics(metrics, "train")
         self.log(metrics)
         if loads_best and self.semantics.loads_best_after_final_log:
             self._load_best_model()

@@ -130,6 +130,7 @@ class StepMethods(OptimizerMethods):
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = model(**inputs)
+        self._remember(outputs, self.args.past_index)
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None:
@@ -184,7 +185,7 @@ class StepMethods(OptimizerMethods):
         return move_to_device(data, self.args.device)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Return one batch on the training device.
+        """Return one batch on the training device, with what the model remembers of the one before as ``mems``.
 
         Raises:
             DataError: If it is empty.
@@ -196,7 +197,25 @@ class StepMethods(OptimizerMethods):
                 f"{', '.join(self._signature_columns or ['anything'])}; give samples at least one of these columns, or "
                 "set `remove_unused_columns=False`."
             )
+        if self._past is not None:
+            inputs["mems"] = self._past
         return inputs
+
+    _past: Any = None
+    """What a model with memory returned for the last batch, to be given the next."""
+
+    def _remember(self, outputs: Any, index: int) -> None:
+        """Keep output ``index`` of a model with memory, one for which ``past_index`` is set."""
+        if self.args.past_index < 0:
+            return
+        values = outputs if isinstance(outputs, tuple) else tuple(outputs.values())
+        try:
+            self._past = values[index]
+        except IndexError:
+            raise ModelError(
+                f"`past_index={self.args.past_index}`: {type(self.model).__name__} returned only {len(values)} values; "
+                "set it to the place of the memory among them, counted from 0 with the loss."
+            ) from None
 
     # ---- counting ----
 

@@ -23,6 +23,8 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
 from hf_compat.engine.runner import build_lightning_trainer, check_keywords, evaluate, split_callbacks
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
+from hf_compat.evaluation.stream import is_metric
+from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, shifts_labels, unwrap_peft
 from hf_compat.optim.losses import LabelSmoother
@@ -100,7 +102,9 @@ class Trainer(SharingMethods):
         processing_class: A tokenizer or processor, saved with the model.
         model_init: Called for a fresh model here and at each ``train``, instead of ``model``.
         compute_loss_func: ``(outputs, labels, num_items_in_batch)`` to the loss of a batch.
-        compute_metrics: An ``EvalPrediction`` to a dict of metrics.
+        compute_metrics: An ``EvalPrediction`` to a dict of metrics; or a ``torchmetrics`` metric or collection, which
+            is updated with the predictions and labels of each batch, and nothing of them is kept. ``evaluate`` then
+            has no predictions to return; ``predict`` has.
         callbacks: ``TrainerCallback`` classes or instances, and Lightning callbacks, in any mix.
         optimizers: An optimizer and a schedule to use; None for one that ``args`` names.
         optimizer_cls_and_kwargs: A class and its keywords, made with the model's parameter groups.
@@ -154,6 +158,8 @@ class Trainer(SharingMethods):
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.model_init = model_init
         self._lightning_keywords = dict(lightning or {})
+        self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
+        self._memory_tracker.start()
         self._train_batch_size = self.args.train_batch_size
         self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
@@ -171,6 +177,7 @@ class Trainer(SharingMethods):
         self.control = self.callback_handler.on_init_end(self.args, self.state, self.control)
         if self.semantics.writes_use_cache and getattr(self.model, "config", None) is not None:
             self.model.config.use_cache = self.args.use_cache
+        self._memory_tracker.stop_and_update_metrics()
 
     # ---- construction ----
 
@@ -232,7 +239,13 @@ class Trainer(SharingMethods):
                 f"`max_steps={args.max_steps}`: `train_dataset` has no length, so epochs cannot be counted; set "
                 "`max_steps` to the number of update steps to make."
             )
-        if args.batch_eval_metrics and self.compute_metrics is not None:
+        if is_metric(self.compute_metrics):
+            if args.include_for_metrics:
+                problems.append(
+                    f"`include_for_metrics={args.include_for_metrics!r}`: `compute_metrics` is a torchmetrics metric, "
+                    "which takes predictions and labels alone; drop it, or pass a function."
+                )
+        elif args.batch_eval_metrics and self.compute_metrics is not None:
             parameters = inspect.signature(self.compute_metrics).parameters
             if "compute_result" not in parameters:
                 problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hf_compat.arguments.enums import DebugOption
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.layout import get_last_checkpoint, moved_along
@@ -24,6 +26,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import has_length
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
+from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.special_tokens import align_special_tokens
@@ -73,11 +76,15 @@ class TrainingMethods(FlowMethods):
         self._trial = trial
         self._train_batch_size = self.args.train_batch_size
         self.is_in_train = True
-        neftune = None
+        self._memory_tracker.start()
+        added = contextlib.ExitStack()
         try:
             self._prepare_model(trial)
             if self.args.neftune_noise_alpha is not None:
-                neftune = activate_neftune(self.model, self.args.neftune_noise_alpha)
+                noise = activate_neftune(self.model, self.args.neftune_noise_alpha)
+                added.callback(deactivate_neftune, self.model, noise)
+            if DebugOption.UNDERFLOW_OVERFLOW in self.args.debug:
+                added.enter_context(DebugUnderflowOverflow(self.model))
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 self._load_from_checkpoint(resume_path)
@@ -91,8 +98,9 @@ class TrainingMethods(FlowMethods):
         finally:
             self.is_in_train = False
             self.accelerator.attach(None)
-            if neftune is not None:
-                deactivate_neftune(self.model, neftune)
+            added.close()
+            self._memory_tracker.cancel()
+            self._past = None
 
     def _find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
@@ -299,6 +307,11 @@ class TrainingMethods(FlowMethods):
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignore_keys_for_eval, skip_scheduler=True)
+
+    def begin_epoch(self) -> None:
+        """Fire ``on_epoch_begin``; a model with memory begins without one."""
+        self._past = None
+        self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
 
     def restore_rng(self) -> None:
         """Set the random generators to where the resumed checkpoint left them."""

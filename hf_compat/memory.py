@@ -1,0 +1,194 @@
+"""How much memory each stage of a run takes: what ``skip_memory_metrics=False`` adds to the metrics.
+
+Names, their order and what they measure are those of transformers ``trainer_utils.py`` ``TrainerMemoryTracker``.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hf_compat.errors import require_package
+
+__all__ = ["STAGES", "TrainerMemoryTracker"]
+
+STAGES: dict[str, str] = {
+    "__init__": "init",
+    "train": "train",
+    "_inner_training_loop": "train",
+    "finish_training": "train",
+    "evaluate": "eval",
+    "predict": "test",
+}
+"""Method of the Trainer to the stage it belongs to, the prefix of its metrics."""
+
+_SAMPLING_SECONDS = 0.001
+
+
+class TrainerMemoryTracker:
+    """Measures one stage at a time; a stage begun inside another is part of it and reports nothing.
+
+    For each stage two numbers in bytes: ``alloc``, the memory in use at its end beyond that at its start, and
+    ``peaked``, how much more than at its end was in use in between. On the host the process's resident memory is
+    sampled every millisecond; on a GPU the allocator keeps the peak.
+
+    Args:
+        skip_memory_metrics: Measure nothing.
+
+    Attributes:
+        cpu: Stage to ``begin``, ``end``, ``alloc`` and ``peaked`` on the host.
+        gpu: The same on the current CUDA device; empty without one.
+        cur_stage: The stage under way.
+
+    Raises:
+        MissingPackageError: If psutil is needed and not installed.
+    """
+
+    def __init__(self, skip_memory_metrics: bool = False) -> None:
+        self.skip_memory_metrics = skip_memory_metrics
+        self.cpu: dict[str, dict[str, int]] = {}
+        self.gpu: dict[str, dict[str, int]] = {}
+        self.cur_stage: str | None = None
+        self.init_reported = False
+        self._has_gpu = False
+        self._at_start: tuple[int, int] = (0, 0)
+        if not skip_memory_metrics:
+            psutil = require_package("psutil", extra="memory", purpose="skip_memory_metrics=False")
+            self._process = psutil.Process()
+            self._has_gpu = torch.cuda.is_available()
+        self._peak: _PeakMonitor | None = None
+
+    def start(self, stage: str | None = None) -> None:
+        """Begin a stage.
+
+        Args:
+            stage: Its name. Default: that of the method this is called from, by ``STAGES``.
+
+        Raises:
+            ValueError: If it is called from another method.
+        """
+        if self.skip_memory_metrics:
+            return
+        stage = stage or _stage_of(sys._getframe(1).f_code.co_name)
+        if self.cur_stage not in (None, stage):
+            return
+        self.cancel()
+        self.cur_stage = stage
+        gc.collect()
+        if self._has_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.empty_cache()
+        self._at_start = (self.cpu_mem_used(), torch.cuda.memory_allocated() if self._has_gpu else 0)
+        self._peak = _PeakMonitor(self._process)
+        weakref.finalize(self, self._peak.end)  # an error may leave the stage without an end
+
+    def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
+        """End a stage and enter its numbers into ``metrics``, those of the construction with the first.
+
+        Args:
+            metrics: Metrics to add to. Default: the numbers are kept for later, as those of the construction are.
+            stage: As for :meth:`start`.
+
+        Raises:
+            ValueError: If it is called from a method that belongs to no stage.
+        """
+        if self.skip_memory_metrics:
+            return
+        stage = stage or _stage_of(sys._getframe(1).f_code.co_name)
+        if self.cur_stage == stage:
+            self._stop(stage)
+        if metrics is not None and self.cur_stage is None:
+            self._report(stage, metrics)
+
+    def cancel(self) -> None:
+        """End the stage under way, if any, without a result."""
+        if self._peak is not None:
+            self._peak.stop()
+        self._peak = self.cur_stage = None
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        """Begin ``stage``, and cancel it if an error leaves the block; the block itself ends it."""
+        self.start(stage)
+        try:
+            yield
+        except BaseException:
+            if self.cur_stage == stage:
+                self.cancel()
+            raise
+
+    def cpu_mem_used(self) -> int:
+        """Return the resident memory of this process in bytes."""
+        return int(self._process.memory_info().rss)
+
+    def _stop(self, stage: str) -> None:
+        assert self._peak is not None, "a stage has a monitor"
+        peak = self._peak.stop()
+        gc.collect()
+        host, device = self._at_start
+        if self._has_gpu:
+            torch.cuda.empty_cache()
+            self.gpu[stage] = _numbers(device, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+        self.cpu[stage] = _numbers(host, self.cpu_mem_used(), peak)
+        self._peak = self.cur_stage = None
+
+    def _report(self, stage: str, metrics: dict[str, Any]) -> None:
+        stages = [stage] if self.init_reported else ["init", stage]
+        devices = {"cpu": self.cpu, "gpu": self.gpu} if self._has_gpu else {"cpu": self.cpu}
+        for name in stages:
+            for kind in ("alloc", "peaked"):
+                for device, numbers in devices.items():
+                    if name in numbers:
+                        metrics[f"{name}_mem_{device}_{kind}_delta"] = numbers[name][kind]
+        if not self.init_reported and "init" in self.cpu:
+            for device, numbers in devices.items():
+                metrics[f"before_init_mem_{device}"] = numbers["init"]["begin"]
+        self.init_reported = True
+
+
+class _PeakMonitor:
+    """Samples the memory in use from a thread until it is stopped."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self._peak = 0
+        self._sample()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="hf_compat-memory", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the sampling."""
+        self._done.set()
+
+    def stop(self) -> int:
+        """End the sampling and return the peak in bytes."""
+        self.end()
+        self._thread.join()
+        self._sample()
+        return self._peak
+
+    def _sample(self) -> None:
+        self._peak = max(self._peak, self._process.memory_info().rss)
+
+    def _watch(self) -> None:
+        while not self._done.wait(_SAMPLING_SECONDS):
+            self._sample()
+
+
+def _numbers(begin: int, end: int, peak: int) -> dict[str, int]:
+    return {"begin": begin, "end": end, "alloc": end - begin, "peaked": max(0, peak - end)}
+
+
+def _stage_of(method: str) -> str:
+    if method not in STAGES:
+        known = ", ".join(STAGES)
+        raise ValueError(f"The memory tracker was called from `{method}`: name the `stage`, or call it from {known}.")
+    return STAGES[method]
