@@ -4,14 +4,17 @@ from hf_compat.callbacks.base import TrainerCallback, is_kind_of
 from hf_compat.callbacks.early_stopping import EarlyStoppingCallback
 from hf_compat.callbacks.flow import DefaultFlowCallback
 from hf_compat.callbacks.handler import CallbackHandler
+from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
 from hf_compat.callbacks.progress import PrinterCallback, ProgressCallback
 
 __all__ = [
     "CallbackHandler",
     "DefaultFlowCallback",
     "EarlyStoppingCallback",
+    "NotebookProgressCallback",
     "PrinterCallback",
     "ProgressCallback",
     "TrainerCallback",
+    "is_in_notebook",
     "is_kind_of",
 ]

@@ -15,7 +15,14 @@ from hf_compat.accelerator import Accelerator
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.convert import from_transformers
 from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.callbacks import CallbackHandler, DefaultFlowCallback, PrinterCallback, ProgressCallback
+from hf_compat.callbacks import (
+    CallbackHandler,
+    DefaultFlowCallback,
+    NotebookProgressCallback,
+    PrinterCallback,
+    ProgressCallback,
+    is_in_notebook,
+)
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
@@ -325,7 +332,8 @@ class Trainer(SharingMethods):
             self.optimizer,
             self.lr_scheduler,
         )
-        self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
+        shown: type = NotebookProgressCallback if is_in_notebook() else ProgressCallback
+        self.add_callback(PrinterCallback if self.args.disable_tqdm else shown)
 
     # ---- Lightning ----
 

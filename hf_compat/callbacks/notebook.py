@@ -1,0 +1,158 @@
+"""The callback that shows a run in a notebook: a bar over the update steps and a growing table of losses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.callbacks.base import TrainerCallback
+from hf_compat.callbacks.notebook_bars import NotebookProgressBar, NotebookTrainingTracker, show, table
+from hf_compat.metrics import has_length
+from hf_compat.state import TrainerControl, TrainerState
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["NotebookProgressCallback", "is_in_notebook"]
+
+_LEFT_OUT = (
+    "runtime",
+    "samples_per_second",
+    "steps_per_second",
+    "model_preparation_time",
+    "jit_compilation_time",
+)
+"""Ends of the names of what an evaluation reports besides its metrics."""
+
+
+def is_in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook: Jupyter's, Colab's, VS Code's or marimo."""
+    if "marimo" in sys.modules:
+        return True
+    if os.environ.get("DATABRICKS_RUNTIME_VERSION", "11.0") < "11.0":  # those had a kernel of their own
+        return False
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return "IPKernelApp" in getattr(shell, "config", ())
+
+
+class NotebookProgressCallback(TrainerCallback):
+    """Shows a run in a notebook: a bar, and a table of losses and metrics with a line per evaluation.
+
+    Without evaluations there is a line per log. An evaluation outside of a training shows its own table.
+
+    References:
+        Same columns and values as transformers ``utils/notebook.py``, whose callback also takes times out of the
+        metrics that ``evaluate`` returns; this one leaves them.
+    """
+
+    def __init__(self) -> None:
+        self.training_tracker: NotebookTrainingTracker | None = None
+        self.prediction_bar: NotebookProgressBar | None = None
+        self._force_next_update = False
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Open the bar and the table."""
+        validation = [] if args.eval_strategy == "no" else ["Validation Loss"]
+        self.training_tracker = NotebookTrainingTracker(
+            state.max_steps, [_first_column(args), "Training Loss", *validation]
+        )
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Advance the bar."""
+        if self.training_tracker is not None:
+            epoch = f"{state.epoch:.2f}".removesuffix(".00")
+            self.training_tracker.update(
+                state.global_step,
+                comment=f"Epoch {epoch}/{state.num_train_epochs}",
+                force_update=self._force_next_update,
+            )
+        self._force_next_update = False
+
+    def on_prediction_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Advance the evaluation's bar; there is none for a loader without length."""
+        if not has_length(eval_dataloader):
+            return
+        if self.prediction_bar is None:
+            total, tracker = len(eval_dataloader), self.training_tracker
+            self.prediction_bar = NotebookProgressBar(total) if tracker is None else tracker.add_child(total)
+        self.prediction_bar.update(self.prediction_bar.value + 1)
+
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+    ) -> None:
+        """Close the bar."""
+        self._close_prediction_bar()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add a line if no evaluation will."""
+        if self.training_tracker is not None and args.eval_strategy == "no" and logs and "loss" in logs:
+            self.training_tracker.write_line({"Training Loss": logs["loss"], "Step": state.global_step})
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Add a line; outside of a training, show a table of its own."""
+        line = _evaluation_line(args, state, metrics or {})
+        if self.training_tracker is not None:
+            self.training_tracker.write_line(line)
+            self.training_tracker.remove_child()
+            self._force_next_update = True  # an evaluation takes long: the bar is out of date
+            self.prediction_bar = None
+        else:
+            self._close_prediction_bar()
+            show(table([list(line), list(line.values())]))
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Draw bar and table a last time."""
+        if self.training_tracker is not None:
+            epochs = f"Epoch {int(state.epoch or 0)}/{state.num_train_epochs}"
+            self.training_tracker.update(state.global_step, comment=epochs, force_update=True)
+        self.training_tracker = None
+
+    def _close_prediction_bar(self) -> None:
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+        self.prediction_bar = None
+
+
+def _first_column(args: TrainingArguments) -> str:
+    return "Epoch" if args.eval_strategy == "epoch" else "Step"
+
+
+def _evaluation_line(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return column to value: the last training loss, where the run is, and the metrics of one evaluation."""
+    loss = next((log["loss"] for log in reversed(state.log_history) if "loss" in log), "No log")
+    line: dict[str, Any] = {"Training Loss": loss, "Validation Loss": "No log"}
+    line[_first_column(args)] = int(state.epoch or 0) if args.eval_strategy == "epoch" else state.global_step
+    prefix = next((name.removesuffix("_loss") for name in reversed(list(metrics)) if name.endswith("_loss")), "eval")
+    hidden = {"total_flos", "epoch", *(f"{prefix}_{end}" for end in _LEFT_OUT)}
+    for name, value in metrics.items():
+        if name not in hidden:
+            title = " ".join(part.capitalize() for part in name.split("_")[1:])
+            line["Validation Loss" if title == "Loss" else title] = value
+    return line

@@ -1,0 +1,191 @@
+"""What a notebook shows of a run, as HTML that replaces itself: bars, and a table of metrics."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hf_compat.errors import require_package
+
+__all__ = ["NotebookProgressBar", "NotebookTrainingTracker", "show", "table"]
+
+_REDRAW_SECONDS = 0.2
+_NO_VALUE = "No Log"
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.6f}" if isinstance(value, float) else html.escape(str(value))
+
+
+class NotebookProgressBar:
+    """A bar with the time passed, the time left and the speed, redrawn at most five times a second.
+
+    Args:
+        total: The value at which it is full.
+        prefix: Text before it.
+        leave: Whether it stays when it is full.
+        parent: The tracker that shows it below its table; without one it shows itself.
+        width: Its width in pixels.
+
+    Attributes:
+        html_code: What it looks like now.
+        value: Where it stands.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        prefix: str | None = None,
+        leave: bool = True,
+        parent: NotebookTrainingTracker | None = None,
+        width: int = 300,
+    ) -> None:
+        self.total = total
+        self.prefix = prefix or ""
+        self.leave = leave
+        self.parent = parent
+        self.width = width
+        self.value = 0
+        self.comment = ""
+        self.html_code = ""
+        self._output: Any = None
+        self._began: tuple[float, int] | None = None
+        self._drawn_at = 0.0
+
+    def update(self, value: int, force_update: bool = False, comment: str | None = None) -> None:
+        """Move to ``value`` and redraw, unless that was done a moment ago.
+
+        Args:
+            value: 0 to ``total``.
+            force_update: Redraw in any case.
+            comment: Text behind the speed. Default: as before.
+        """
+        now = time.monotonic()
+        self.value = min(value, self.total)
+        self.comment = self.comment if comment is None else comment
+        is_first, is_full = self._began is None, value >= self.total
+        if is_first:
+            self._began = (now, value)
+        if is_first or is_full or force_update or now - self._drawn_at >= _REDRAW_SECONDS:
+            self._drawn_at = now
+            self.display()
+        if is_full and not self.leave:
+            self.close()
+
+    def display(self) -> None:
+        """Draw the bar, or have its parent draw it."""
+        self.html_code = self._bar()
+        if self.parent is not None:
+            self.parent.display()
+        else:
+            self._show(self.html_code)
+
+    def close(self) -> None:
+        """Take the bar off the screen."""
+        if self.parent is None and self._output is not None:
+            self._show("")
+
+    def _bar(self) -> str:
+        return (
+            f"<div>{html.escape(self.prefix)}<progress value='{self.value}' max='{self.total}' "
+            f"style='width:{self.width}px; height:20px; vertical-align: middle;'></progress> {self._label()}</div>"
+        )
+
+    def _label(self) -> str:
+        begin, first = self._began or (time.monotonic(), self.value)
+        passed, done = time.monotonic() - begin, self.value - first
+        parts = [f"{self.value:>{len(str(self.total))}}/{self.total} {_clock(passed)}"]
+        if done > 0 and self.value < self.total and passed > 0:
+            parts[0] += f" &lt; {_clock(passed / done * (self.total - self.value))}"
+            parts.append(f"{done / passed:.2f} it/s")
+        if self.comment:
+            parts.append(html.escape(self.comment))
+        return f"[{', '.join(parts)}]"
+
+    def _show(self, code: str) -> None:
+        self._output = show(code, self._output)
+
+
+class NotebookTrainingTracker(NotebookProgressBar):
+    """A bar over the update steps, a table of metrics below it, and below that the bar of an evaluation.
+
+    Args:
+        num_steps: Update steps of the run.
+        column_names: The first columns of the table. Default: those of the first line.
+
+    Attributes:
+        column_names: The columns so far; the first one tells the lines apart.
+        rows: The lines of the table, each column to value.
+    """
+
+    def __init__(self, num_steps: int, column_names: list[str] | None = None) -> None:
+        super().__init__(num_steps)
+        self.column_names = list(column_names or ())
+        self.rows: list[dict[str, Any]] = []
+        self.child_bar: NotebookProgressBar | None = None
+
+    @property
+    def inner_table(self) -> list[list[Any]]:
+        """The table: the columns, then the lines, with ``"No Log"`` where a line has no value."""
+        return [self.column_names, *([row.get(name, _NO_VALUE) for name in self.column_names] for row in self.rows)]
+
+    def display(self) -> None:
+        """Draw the bar, the table and the evaluation's bar."""
+        self.html_code = self._bar() + (table(self.inner_table) if self.column_names else "")
+        if self.child_bar is not None:
+            self.html_code += self.child_bar.html_code
+        self._show(self.html_code)
+
+    def write_line(self, values: Mapping[str, Any]) -> None:
+        """Add a line; one with the same value in the first column as the last line is merged into it.
+
+        Args:
+            values: Column to value; new columns go to the right.
+        """
+        self.column_names.extend(name for name in values if name not in self.column_names)
+        first = self.column_names[0]
+        if self.rows and self.rows[-1].get(first) == values.get(first):
+            self.rows[-1].update(values)
+        else:
+            self.rows.append(dict(values))
+
+    def add_child(self, total: int, prefix: str | None = None, width: int = 300) -> NotebookProgressBar:
+        """Return a new bar, shown below the table until it is removed; arguments as for the class."""
+        self.child_bar = NotebookProgressBar(total, prefix=prefix, parent=self, width=width)
+        return self.child_bar
+
+    def remove_child(self) -> None:
+        """Take the bar below the table away."""
+        self.child_bar = None
+        self.display()
+
+
+def show(code: str, output: Any = None) -> Any:
+    """Show HTML below the cell that runs, in place of an earlier ``output`` of this function; return its handle.
+
+    Raises:
+        MissingPackageError: If IPython is not installed.
+    """
+    display = require_package("IPython.display", extra="notebook", purpose="NotebookProgressCallback")
+    if output is None:
+        return display.display(display.HTML(code), display_id=True)
+    output.update(display.HTML(code))
+    return output
+
+
+def table(lines: list[list[Any]]) -> str:
+    """Return ``lines``, the first of them the columns, as an HTML table; floats with six decimals."""
+    head = "".join(f"<th>{_cell(name)}</th>" for name in lines[0])
+    body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in line)}</tr>" for line in lines[1:])
+    return (
+        f'<table border="1" class="dataframe"><thead><tr style="text-align: left;">{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table>"
+    )
