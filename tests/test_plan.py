@@ -1,4 +1,4 @@
-"""The numbers of a run: update steps, epochs, windows, positions."""
+"""The numbers of a run: update steps, epochs, windows."""
 
 import sys
 from types import SimpleNamespace
@@ -65,11 +65,6 @@ def test_plan_without_length():
 def test_last_window(batches, accumulate, expected):
     """The last window of an epoch holds what is left over, a whole window if nothing is."""
     assert plan(batches=batches, accumulate=accumulate).last_window == expected
-
-
-def test_position_in_the_run():
-    """After 8 update steps of 5 an epoch, one epoch and 3 update steps of the next are done."""
-    assert plan(batches=5).position(8) == (1, 3)
 
 
 @pytest.mark.parametrize(

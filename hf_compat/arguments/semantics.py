@@ -68,6 +68,11 @@ class Semantics:
     """Gradients, not the logged loss, are divided by the accumulation a second time."""
     rotation_protects_newest: bool = _since("5.2")
     """Rotation never deletes the newest nor the best checkpoint; before, the best was only moved up the order."""
+    loads_state_if_resumed: bool = _since("5.3")
+    """``_load_optimizer_and_scheduler`` is called in resumed runs only; before, in every run, perhaps with None."""
+    plans_by_batches: bool = _since("5.3")
+    """``set_initial_training_values`` gives samples per update step and batches per epoch; before, whether epochs
+    count and the loader's length, and it took the samples per update step."""
     always_logs_grad_norm: bool = _since("5.3")
     """The gradient norm is logged without clipping too."""
     loads_best_after_final_log: bool = _since("5.3")

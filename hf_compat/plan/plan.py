@@ -50,10 +50,6 @@ class RunPlan:
         """Batches in the last window of an epoch: 1 to ``accumulate``."""
         return self.batches_per_epoch % self.accumulate or self.accumulate
 
-    def position(self, global_step: int) -> tuple[int, int]:
-        """Return the whole epochs done after ``global_step`` update steps, and the update steps into the next one."""
-        return divmod(global_step, self.update_steps_per_epoch)
-
 
 def build_plan(args: _Schedule, *, batches: int | None, examples: int | None, samples_per_update_step: int) -> RunPlan:
     """Return the numbers of a run.

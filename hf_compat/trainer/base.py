@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from hf_compat import metrics as metric_files
@@ -58,7 +57,18 @@ class TrainerBase:
     is_in_train: bool = False
     is_fsdp_enabled: bool = False
     is_deepspeed_enabled: bool = False
+    is_fsdp_xla_enabled: bool = False
+    is_fsdp_xla_v1_enabled: bool = False
+    is_fsdp_xla_v2_enabled: bool = False
+    is_tp_enabled: bool = False
+    is_distributed_loading_by_transformers: bool = False
     is_model_parallel: bool = False
+    place_model_on_device: bool = True
+    """Whether the model was moved to its device when it was given or made."""
+    neftune_noise_alpha: float | None = None
+    neftune_hook_handle: Any = None
+    use_apex: bool = False
+    use_cpu_amp: bool = False
     deepspeed: None = None
     hp_name: Callable[..., str] | None = None
     hp_search_backend: Any = None
@@ -82,11 +92,6 @@ class TrainerBase:
     @tokenizer.setter
     def tokenizer(self, value: Any) -> None:
         self.processing_class = value
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model trains."""
-        return self.args.device
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is the main process of its machine."""

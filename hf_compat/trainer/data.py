@@ -15,6 +15,7 @@ from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 from hf_compat.seeding import seed_worker
 from hf_compat.trainer.base import TrainerBase
+from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["DataMethods"]
 
@@ -108,7 +109,8 @@ class DataMethods(TrainerBase):
             "in_order": args.dataloader_in_order,
         }
         if not isinstance(dataset, IterableDataset):
-            sampler = sampler_fn(dataset) if sampler_fn is not None else None
+            named = ("train_dataset" if is_training else "eval_dataset", dataset)
+            sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
             if sampler is not None:
                 settings["sampler"] = sampler
             settings["drop_last"] = args.dataloader_drop_last

@@ -15,8 +15,8 @@ from hf_compat.evaluation.accumulate import nested_detach
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
-from hf_compat.metrics import speed_metrics
-from hf_compat.model_facts import accepts_parameter
+from hf_compat.metrics import has_length, speed_metrics
+from hf_compat.trainer.overriding import call_as_defined
 from hf_compat.trainer.steps import StepMethods
 
 __all__ = ["EvaluationMethods"]
@@ -51,7 +51,8 @@ class EvaluationMethods(StepMethods):
         if isinstance(eval_dataset, dict):
             metrics: dict[str, float] = {}
             for name, dataset in eval_dataset.items():
-                metrics |= self.evaluate(
+                metrics |= call_as_defined(
+                    self.evaluate,
                     eval_dataset=dataset if given else name,
                     ignore_keys=ignore_keys,
                     metric_key_prefix=f"{metric_key_prefix}_{name}",
@@ -60,9 +61,9 @@ class EvaluationMethods(StepMethods):
         with self._memory_tracker.measure("eval"):
             loader = self.get_eval_dataloader(eval_dataset)
             start_time = time.time()
-            loop = self.prediction_loop if self.args.use_legacy_prediction_loop else self.evaluation_loop
-            output = loop(
-                loader,
+            output: EvalLoopOutput = call_as_defined(
+                self.prediction_loop if self.args.use_legacy_prediction_loop else self.evaluation_loop,
+                ("dataloader", loader),
                 description="Evaluation",
                 prediction_loss_only=True if self.compute_metrics is None else None,
                 ignore_keys=ignore_keys,
@@ -90,9 +91,12 @@ class EvaluationMethods(StepMethods):
         with self._memory_tracker.measure("test"):
             loader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
-            loop = self.prediction_loop if self.args.use_legacy_prediction_loop else self.evaluation_loop
-            output = loop(
-                loader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+            output: EvalLoopOutput = call_as_defined(
+                self.prediction_loop if self.args.use_legacy_prediction_loop else self.evaluation_loop,
+                ("dataloader", loader),
+                description="Prediction",
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
             )
             self._add_speed(output, metric_key_prefix, start_time)
             self.control = self.callback_handler.on_predict(self.args, self.state, self.control, output.metrics)
@@ -158,6 +162,8 @@ class EvaluationMethods(StepMethods):
         if callable(getattr(self.optimizer, "eval", None)):  # a schedule-free optimizer
             self.optimizer.eval()
         self.callback_handler.eval_dataloader = dataloader
+        if has_length(dataloader):
+            logger.info("%s of %s samples.", description, self.num_examples(dataloader))
         names = () if kind is LegacySession else _READYING_TIMES
         session = kind(
             self,
@@ -182,7 +188,8 @@ class EvaluationMethods(StepMethods):
     def _ready_for_evaluation(self, dataloader: Any) -> Any:
         """Return the model to evaluate: in its place, in evaluation mode, traced if asked for."""
         self._prepare_model_for_evaluation()
-        model = self.model_wrapped
+        wrapped = call_as_defined(self._wrap_model, ("model", self.model), training=False, dataloader=dataloader)
+        model = self.model_wrapped if wrapped is self.model else wrapped
         if self.args.jit_mode_eval:
             start = time.time()
             traced = self.torch_jit_model_eval(self.model, dataloader)
@@ -230,6 +237,12 @@ class EvaluationMethods(StepMethods):
 
     model_preparation_time: float
 
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        raise NotImplementedError
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        raise NotImplementedError
+
     def _place_model(self, model: nn.Module) -> None:
         raise NotImplementedError
 
@@ -275,16 +288,17 @@ class EvaluationMethods(StepMethods):
 
     def _predict(self, model: nn.Module, inputs: dict[str, Any], scored: bool) -> tuple[Tensor | None, Any]:
         """Return the loss, None if the batch is not ``scored``, and what the model returned."""
-        with self.compute_loss_context_manager():
-            if not scored:
+        if not scored:
+            with self.compute_loss_context_manager():
                 outputs = model(**inputs)
                 self._remember(outputs, self.args.past_index - 1)  # one place earlier: there is no loss
                 return None, outputs
-            if accepts_parameter(self.compute_loss, "num_items_in_batch"):
-                count = self._get_num_items_in_batch([inputs], self.args.device)
-                loss, outputs = self.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=count)
-            else:
-                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+        count = self._get_num_items_in_batch([inputs], self.args.device)
+        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        with self.compute_loss_context_manager(), context():
+            loss, outputs = call_as_defined(
+                self.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
+            )
         return loss.detach().mean(), outputs
 
     def _ignored_outputs(self, ignore_keys: list[str] | None) -> list[str]:

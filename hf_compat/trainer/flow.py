@@ -9,8 +9,7 @@ import torch
 from hf_compat.data.windows import Window
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
-from hf_compat.model_facts import accepts_parameter
-from hf_compat.plan import RunPlan
+from hf_compat.trainer.overriding import call_as_defined
 from hf_compat.trainer.saving import SavingMethods
 
 __all__ = ["FlowMethods"]
@@ -40,14 +39,15 @@ class FlowMethods(SavingMethods):
     def log_evaluate_save(self) -> None:
         """Log, evaluate and save, each if the control asks for it."""
         assert self.lightning_trainer is not None, "a run has a Lightning trainer"
-        self._maybe_log_save_evaluate(
-            self._tr_loss,
-            self._grad_norm,
-            self.model_wrapped,
-            self._trial,
-            self.lightning_trainer.current_epoch,
-            self._ignore_keys_for_eval,
-            self._start_time,
+        call_as_defined(
+            self._maybe_log_save_evaluate,
+            ("tr_loss", self._tr_loss),
+            ("grad_norm", self._grad_norm),
+            ("model", self.model_wrapped),
+            ("trial", self._trial),
+            ("epoch", self.lightning_trainer.current_epoch),
+            ("ignore_keys_for_eval", self._ignore_keys_for_eval),
+            ("start_time", self._start_time),
             learning_rate=self._learning_rate,
         )
 
@@ -59,23 +59,35 @@ class FlowMethods(SavingMethods):
         trial: Any,
         epoch: float,
         ignore_keys_for_eval: list[str] | None,
-        start_time: float,
+        start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Log the mean loss since the last log, evaluate, and save, each if the control asks for it."""
+        """Log the mean loss since the last log, evaluate, and save, each if the control asks for it.
+
+        Args:
+            tr_loss: The loss summed since the last log, ``()``; set to 0 in place.
+            grad_norm: The last gradient norm, None if it was not measured.
+            model: What is saved.
+            trial: The trial of a search, None without one.
+            epoch: The epoch under way.
+            ignore_keys_for_eval: Model outputs left out of the predictions.
+            start_time: When the run began, in seconds of ``time.time``. Default: as the run noted it; overrides written
+                before transformers 4.47 do not pass it on.
+            learning_rate: What is logged. Default: the schedule's last.
+        """
         if self.control.should_log and self.state.global_step > self._globalstep_last_logged:
             logs = self._training_logs(tr_loss, grad_norm, learning_rate)
-            if accepts_parameter(self.log, "start_time"):
-                self.log(logs, start_time)
-            else:
-                self.log(logs)
+            call_as_defined(
+                self.log, ("logs", logs), ("start_time", self._start_time if start_time is None else start_time)
+            )
+        metrics = None
         if self.control.should_evaluate:
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            self._save_checkpoint(model, trial)
+            call_as_defined(self._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _training_logs(self, tr_loss: torch.Tensor, grad_norm: Any, learning_rate: float | None) -> dict[str, float]:
@@ -96,7 +108,7 @@ class FlowMethods(SavingMethods):
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluate, and step a schedule that goes by a metric."""
-        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        metrics: dict[str, float] = call_as_defined(self.evaluate, ignore_keys=ignore_keys_for_eval)
         if self._steps_on_metric() and not skip_scheduler:
             self.lr_scheduler.step(self._metric_for_best(metrics))
         return metrics
@@ -104,31 +116,41 @@ class FlowMethods(SavingMethods):
     # ---- after the run ----
 
     def finish_training(self) -> None:
-        """Log the final metrics, load the best model, delete what rotation leaves, fire ``on_train_end``."""
+        """Finish the run and keep its result."""
         assert self.plan is not None, "a run has a plan"
+        self._train_output = self._finalize_training(self._trial, self.plan.num_train_samples, self._start_time)
+
+    def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Log the final metrics, load the best model, delete what rotation leaves, fire ``on_train_end``.
+
+        Args:
+            trial: The trial of a search, None without one.
+            num_train_samples: Samples of the whole run.
+            start_time: When the run began, in seconds of ``time.time``.
+        """
         self._total_loss_scalar += self._tr_loss.item()
         loads_best = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
         if loads_best and not self.semantics.loads_best_after_final_log:
             self._load_best_model()
-        metrics = self._final_metrics(self.plan)
+        metrics = self._final_metrics(num_train_samples, start_time)
         self.is_in_train = self.semantics.loads_best_after_final_log
         self._memory_tracker.stop_and_update_metrics(metrics, "train")
         self.log(metrics)
         if loads_best and self.semantics.loads_best_after_final_log:
             self._load_best_model()
-        self._keep_only_best(self._trial)
+        self._keep_only_best(trial)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        self._train_output = TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
-    def _final_metrics(self, plan: RunPlan) -> dict[str, Any]:
+    def _final_metrics(self, num_train_samples: float, start_time: float) -> dict[str, Any]:
         """Return speeds, floating-point operations and the mean loss of the run."""
         if self.semantics.averages_over_session_steps:
             steps = self.state.global_step - self._initial_global_step
-            samples = plan.num_train_samples * steps / max(self.state.max_steps, 1)
+            samples = num_train_samples * steps / max(self.state.max_steps, 1)
             done = steps
         else:
-            steps, samples, done = self.state.max_steps, plan.num_train_samples, self.state.global_step
-        metrics = speed_metrics("train", self._start_time, num_samples=samples, num_steps=steps)
+            steps, samples, done = self.state.max_steps, num_train_samples, self.state.global_step
+        metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps)
         self.store_flos()
         metrics["total_flos"] = self.state.total_flos
         metrics["train_loss"] = self._total_loss_scalar / max(done, 0.001)

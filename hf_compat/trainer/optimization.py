@@ -15,6 +15,7 @@ from hf_compat.optim.groups import decay_parameter_names, parameter_groups
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import build_scheduler
 from hf_compat.trainer.data import DataMethods
+from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["OptimizerMethods"]
 
@@ -28,7 +29,7 @@ class OptimizerMethods(DataMethods):
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set ``optimizer`` and ``lr_scheduler`` for a run of ``num_training_steps`` update steps."""
         self.create_optimizer()
-        self.create_scheduler(num_training_steps=num_training_steps)
+        call_as_defined(self.create_scheduler, num_training_steps=num_training_steps, optimizer=self.optimizer)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Set and return ``optimizer``: the one passed in, else the one that ``args.optim`` names.
@@ -41,7 +42,9 @@ class OptimizerMethods(DataMethods):
             if self.optimizer_cls_and_kwargs is not None:
                 optimizer_class, kwargs = self.optimizer_cls_and_kwargs
             else:
-                optimizer_class, kwargs = self.get_optimizer_cls_and_kwargs(self.args, target)
+                optimizer_class, kwargs = call_as_defined(
+                    self.get_optimizer_cls_and_kwargs, ("args", self.args), ("model", target)
+                )
             for own in ("params", "model", "optimizer_dict"):  # what an optimizer takes in place of the groups
                 groups = kwargs.pop(own, groups)
             self.optimizer = optimizer_class(groups, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +20,13 @@ from hf_compat.trainer.evaluation import EvaluationMethods
 __all__ = ["SavingMethods"]
 
 logger = logging.getLogger(__name__)
+
+
+class LoadResult(NamedTuple):
+    """Which weights did not fit, as ``load_state_dict`` says it."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
 
 
 class SavingMethods(EvaluationMethods):
@@ -56,11 +63,18 @@ class SavingMethods(EvaluationMethods):
             processing_class.save_pretrained(folder)
         training_args.save_training_args(self.args, folder)
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write ``checkpoint-<update step>``, complete or not at all, then delete what is too old."""
+    def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
+        """Write ``checkpoint-<update step>``, complete or not at all, then delete what is too old.
+
+        Args:
+            model: What was trained; the Trainer's own model is written.
+            trial: The trial of a search, None without one.
+            metrics: The evaluation just made, which overrides written before transformers 4.47 pass on; whether it is
+                the best has been decided.
+        """
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
-        run_dir = Path(self._get_output_dir(trial))
+        run_dir = Path(self._get_output_dir(trial=trial))
         step = self.state.global_step
         folder = run_dir / names.checkpoint_name(step)
         with publish.staging(folder, step=step, run_id=self._ledger.run_id) as staged:
@@ -188,10 +202,18 @@ class SavingMethods(EvaluationMethods):
     def _load_weights(self, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:
         target = self.accelerator.unwrap_model(self.model if model is None else model)
         missing, unexpected = weights.load_weights(target, folder, trains_on=trains_on)
-        if missing:
-            logger.warning("The checkpoint %s has no weights for %s.", folder, missing)
-        if unexpected:
-            logger.warning("The checkpoint %s has weights the model does not know: %s.", folder, unexpected)
+        self._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn of the weights that a checkpoint lacks, and of those that the model does not know.
+
+        Args:
+            load_result: Their names, in ``missing_keys`` and ``unexpected_keys``, as ``load_state_dict`` returns them.
+        """
+        if load_result.missing_keys:
+            logger.warning("The checkpoint has no weights for %s.", load_result.missing_keys)
+        if load_result.unexpected_keys:
+            logger.warning("The checkpoint has weights the model does not know: %s.", load_result.unexpected_keys)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Give optimizer and schedule the state of ``checkpoint`` if it has both."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hf_compat.arguments import TrainingArguments
 from hf_compat.errors import ArgumentsError, ModelError
 from hf_compat.evaluation.results import PredictionOutput
 from hf_compat.trainer.trainer import Trainer
@@ -20,9 +22,10 @@ __all__ = ["Seq2SeqTrainer"]
 class Seq2SeqTrainer(Trainer):
     """A :class:`Trainer` that, with ``predict_with_generate``, evaluates what the model generates.
 
-    ``args`` are ``Seq2SeqTrainingArguments``. Keywords of ``generate`` go into ``evaluate`` and ``predict``; without
-    them ``generation_max_length`` and ``generation_num_beams`` hold, then the model's own generation configuration,
-    which ``args.generation_config`` replaces.
+    The constructor takes what :class:`Trainer`'s takes, in upstream's order: ``optimizer_cls_and_kwargs`` by keyword
+    alone. ``args`` are ``Seq2SeqTrainingArguments``. Keywords of ``generate`` go into ``evaluate`` and ``predict``;
+    without them ``generation_max_length`` and ``generation_num_beams`` hold, then the model's own generation
+    configuration, which ``args.generation_config`` replaces.
 
     References:
         Same predictions and numbers as transformers' class, whose evaluation loss counts the samples of a partial last
@@ -31,8 +34,37 @@ class Seq2SeqTrainer(Trainer):
 
     _gen_kwargs: dict[str, Any]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        callbacks: Sequence[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            args,
+            data_collator,
+            train_dataset,
+            eval_dataset,
+            processing_class,
+            model_init,
+            compute_loss_func,
+            compute_metrics,
+            callbacks,
+            optimizers,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            **kwargs,
+        )
         self._gen_kwargs = {}
         wanted = getattr(self.args, "generation_config", None)
         if wanted is not None:
@@ -96,10 +128,11 @@ class Seq2SeqTrainer(Trainer):
 
     def _start_generating(self, gen_kwargs: dict[str, Any]) -> None:
         chosen = dict(gen_kwargs)
-        if chosen.get("max_length") is None and chosen.get("max_new_tokens") is None:
-            chosen["max_length"] = getattr(self.args, "generation_max_length", None)
-        if chosen.get("num_beams") is None:
-            chosen["num_beams"] = getattr(self.args, "generation_num_beams", None)
+        longest, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
+        if longest is not None and chosen.get("max_length") is None and chosen.get("max_new_tokens") is None:
+            chosen["max_length"] = longest
+        if beams is not None and chosen.get("num_beams") is None:
+            chosen["num_beams"] = beams
         self.gather_function = self.accelerator.gather
         self._gen_kwargs = chosen
 

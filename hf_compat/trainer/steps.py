@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, HFCompatWarning, ModelError
-from hf_compat.model_facts import accepts_parameter, ignores_item_count, is_causal_lm
+from hf_compat.model_facts import ignores_item_count, is_causal_lm
 from hf_compat.trainer.optimization import OptimizerMethods
+from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["StepMethods"]
 
@@ -84,15 +85,28 @@ class StepMethods(OptimizerMethods):
             inputs: One batch, keyword arguments of the model's forward.
             num_items_in_batch: Scored items in the whole window.
         """
+        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        with context():
+            return self._forward_and_backward(model, inputs, num_items_in_batch)
+
+    def _prepare_context_parallel_inputs(
+        self, model: nn.Module, inputs: dict[str, Any]
+    ) -> tuple[Callable[[], contextlib.AbstractContextManager[Any]], dict[str, Any]]:
+        """Return the context to run one batch in, and the batch: no context and the whole batch.
+
+        No sequence is split over processes here; a subclass may have a context of its own.
+        """
+        return contextlib.nullcontext, inputs
+
+    def _forward_and_backward(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any) -> Tensor:
         model.train()
         if callable(getattr(self.optimizer, "train", None)):  # a schedule-free optimizer
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
-            if accepts_parameter(self.compute_loss, "num_items_in_batch"):
-                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-            else:
-                loss = self.compute_loss(model, inputs)
+            loss: Tensor = call_as_defined(
+                self.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+            )
         del inputs
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0 and torch.cuda.is_available():

@@ -15,6 +15,7 @@ from hf_compat.accelerator import Accelerator
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.convert import from_transformers
 from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.versions import SINCE
 from hf_compat.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
@@ -39,61 +40,10 @@ from hf_compat.optim.settings import plain_name
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerControl, TrainerState, is_exportable
+from hf_compat.trainer.overriding import refuse_overrides_never_called
 from hf_compat.trainer.sharing import SharingMethods
 
-__all__ = ["OVERRIDABLE", "Trainer"]
-
-OVERRIDABLE: tuple[str, ...] = (
-    "call_model_init",
-    "compute_loss",
-    "compute_loss_context_manager",
-    "create_accelerator_and_postprocess",
-    "create_optimizer",
-    "create_optimizer_and_scheduler",
-    "create_scheduler",
-    "evaluate",
-    "evaluation_loop",
-    "floating_point_ops",
-    "get_batch_samples",
-    "get_decay_parameter_names",
-    "get_eval_dataloader",
-    "get_optimizer_cls_and_kwargs",
-    "get_test_dataloader",
-    "get_train_dataloader",
-    "log",
-    "num_examples",
-    "predict",
-    "prediction_step",
-    "save_model",
-    "train",
-    "training_step",
-    "_clip_grad_norm",
-    "_determine_best_metric",
-    "_evaluate",
-    "_get_dataloader",
-    "_get_eval_sampler",
-    "_get_grad_norm",
-    "_get_learning_rate",
-    "_get_num_items_in_batch",
-    "_get_output_dir",
-    "_get_train_sampler",
-    "_inner_training_loop",
-    "_load_best_model",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_rng_state",
-    "_maybe_log_save_evaluate",
-    "_prepare_input",
-    "_prepare_inputs",
-    "_remove_unused_columns",
-    "_rotate_checkpoints",
-    "_save",
-    "_save_checkpoint",
-    "_save_optimizer_and_scheduler",
-    "_save_rng_state",
-    "_set_signature_columns_if_needed",
-)
-"""Methods that a subclass may override; they are called at upstream's points with upstream's arguments."""
+__all__ = ["Trainer"]
 
 
 class Trainer(SharingMethods):
@@ -148,6 +98,7 @@ class Trainer(SharingMethods):
         tokenizer: Any = None,
         lightning: Mapping[str, Any] | None = None,
     ) -> None:
+        refuse_overrides_never_called(type(self))
         if tokenizer is not None:
             processing_class = _processing_class_of(tokenizer, processing_class)
         self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
@@ -161,6 +112,7 @@ class Trainer(SharingMethods):
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.model_init = model_init
@@ -170,7 +122,7 @@ class Trainer(SharingMethods):
         self._train_batch_size = self.args.train_batch_size
         self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
-        self._validate_args(model)
+        self._validate_args()
         self.model = self.model_wrapped = self._first_model(model)
         self._inspect_model()
         self._set_up_callbacks(callbacks)
@@ -200,7 +152,7 @@ class Trainer(SharingMethods):
         self.accelerator = Accelerator(self.args.device, self.args.accelerator_config, self.args.data_seed)
         self._reset_gather_function()
 
-    def _validate_args(self, model: nn.Module | None) -> None:
+    def _validate_args(self) -> None:
         """Refuse constructor arguments that exclude each other, all that is wrong with ``args`` at once."""
         args = self.args
         if args.world_size > 1:
@@ -213,8 +165,6 @@ class Trainer(SharingMethods):
                 f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch; this "
                 "version trains on one. Set CUDA_VISIBLE_DEVICES to the one to use."
             )
-        if model is None and self.model_init is None:
-            raise TrainerSetupError("`model=None`: pass a `model`, or a `model_init` that returns one.")
         if self.model_init is not None and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
             raise TrainerSetupError(
                 "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
@@ -261,6 +211,8 @@ class Trainer(SharingMethods):
         return problems
 
     def _first_model(self, model: nn.Module | None) -> nn.Module:
+        if model is None and self.model_init is None:
+            raise TrainerSetupError("`model=None`: pass a `model`, or a `model_init` that returns one.")
         if self.model_init is not None:
             if model is not None and self.semantics.refuses_model_and_model_init:
                 raise ValueError("`model` and `model_init` were both passed: choose one.")
@@ -273,9 +225,18 @@ class Trainer(SharingMethods):
                 f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
                 "Choose one with a head for the task, such as an `AutoModelFor...`."
             )
-        if self.args.place_model_on_device is not False:
+        self.place_model_on_device = self._places_model()
+        if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         return model
+
+    def _places_model(self) -> bool:
+        """Return whether the model is moved to its device at once; otherwise the first run or evaluation moves it."""
+        wanted = self.args.place_model_on_device
+        full_eval = self.args.fp16_full_eval or self.args.bf16_full_eval
+        if self.semantics.release < SINCE["leaves_model_placement_open"]:
+            return bool(wanted) and not (full_eval and not self.args.do_train)
+        return not full_eval if wanted is None else bool(wanted)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move ``model`` to ``device``, unless it was loaded into its place.
@@ -283,14 +244,17 @@ class Trainer(SharingMethods):
         Raises:
             ModelError: If it is spread over several devices.
         """
-        spread = set((getattr(model, "hf_device_map", None) or {}).values())
-        if len(spread) > 1:
-            raise ModelError(
-                f"`model` is spread over {sorted(map(str, spread))} by its `device_map`; this version trains on one "
-                "device. Load it without `device_map`."
-            )
-        if not spread and getattr(model, "quantization_method", None) is None:
-            model.to(device)
+        _move(model, device)
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        """Return what is called to train or evaluate ``model``: ``model``; Lightning wraps it for a strategy.
+
+        Args:
+            model: The model; wrapped already if that was done for an earlier training.
+            training: Whether it is trained.
+            dataloader: What it is evaluated on, in releases before 5.
+        """
+        return model
 
     def _leaves_loss_to_model(self) -> bool:
         """Return whether training would take the loss that the model returns."""
@@ -360,7 +324,7 @@ class Trainer(SharingMethods):
         if self._placed_model is model:
             return
         self._placed_model = model
-        self._move_model_to_device(model, args.device)
+        _move(model, args.device)
         plugin = precision_plugin(args.mixed_precision, args.device)
         if isinstance(plugin, ForwardMixedPrecision):
             autocast_forward(model, plugin.autocast_context_manager)
@@ -387,3 +351,14 @@ def _processing_class_of(tokenizer: Any, processing_class: Any) -> Any:
         raise ValueError("`tokenizer` and `processing_class` were both passed: they are one argument; pass the latter.")
     warnings.warn("`tokenizer` is now `processing_class`.", FutureWarning, stacklevel=3)
     return tokenizer
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    spread = set((getattr(model, "hf_device_map", None) or {}).values())
+    if len(spread) > 1:
+        raise ModelError(
+            f"`model` is spread over {sorted(map(str, spread))} by its `device_map`; this version trains on one "
+            "device. Load it without `device_map`."
+        )
+    if not spread and getattr(model, "quantization_method", None) is None:
+        model.to(device)

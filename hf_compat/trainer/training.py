@@ -24,21 +24,18 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
-from hf_compat.metrics import has_length
-from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
 from hf_compat.overflow import DebugUnderflowOverflow
-from hf_compat.plan import RunPlan, build_plan
+from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
-from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerState, is_exportable
-from hf_compat.trainer.flow import FlowMethods
+from hf_compat.trainer.older import OlderMethods
 
 __all__ = ["TrainingMethods"]
 
 logger = logging.getLogger(__name__)
 
 
-class TrainingMethods(FlowMethods):
+class TrainingMethods(OlderMethods):
     """``train``, and what Lightning's hooks call while it runs."""
 
     _has_begun: bool = False
@@ -80,9 +77,9 @@ class TrainingMethods(FlowMethods):
         added = contextlib.ExitStack()
         try:
             self._prepare_model(trial)
-            if self.args.neftune_noise_alpha is not None:
-                noise = activate_neftune(self.model, self.args.neftune_noise_alpha)
-                added.callback(deactivate_neftune, self.model, noise)
+            if self.neftune_noise_alpha is not None:
+                self.model = self._activate_neftune(self.model)
+                added.callback(self._deactivate_neftune, self.model)
             if DebugOption.UNDERFLOW_OVERFLOW in self.args.debug:
                 added.enter_context(DebugUnderflowOverflow(self.model))
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
@@ -137,10 +134,16 @@ class TrainingMethods(FlowMethods):
             self.model = self.model_wrapped = self.call_model_init(trial)
             self.optimizer = self.lr_scheduler = None
             self._signature_columns = None
+            if self.place_model_on_device:
+                self._move_model_to_device(self.model, args.device)
+        elif args.fp16_full_eval or args.bf16_full_eval:
+            self._move_model_to_device(self.model, args.device)
         self._place_model(self.model)
+        self.model_wrapped = self._wrap_model(self.model_wrapped)
         if args.activation_checkpointing or args.gradient_checkpointing:
             self._enable_checkpointing(args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
-        align_special_tokens(self.model, self.processing_class, self.semantics)
+        if self.processing_class is not None and hasattr(self.model, "config"):
+            self._align_special_tokens()
         self._settle_loss_scaling()
 
     def _enable_checkpointing(self, settings: dict[str, Any] | None) -> None:
@@ -154,39 +157,32 @@ class TrainingMethods(FlowMethods):
         rest = {name: value for name, value in (settings or {}).items() if name not in own}
         self.model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **options)
 
-    def get_total_train_batch_size(self, args: Any) -> int:
-        """Return the samples that one update step sees, over all devices and the window."""
-        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
-
-    def _plan(self, train_dataloader: Any) -> RunPlan:
-        """Return every number of the run."""
-        args = self.args
-        batches = len(train_dataloader) if has_length(train_dataloader) else None
-        return build_plan(
-            args,
-            batches=batches,
-            examples=self.num_examples(train_dataloader) if batches else None,
-            samples_per_update_step=self.get_total_train_batch_size(args),
-        )
-
-    def _init_training_state(self, plan: RunPlan, resume_from_checkpoint: str | None, trial: Any) -> tuple[int, int]:
-        """Set ``state`` anew or from a checkpoint; return the epochs done and the update steps into the next one."""
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Set ``state`` anew or from a checkpoint; return the epochs done and the batches into the next one."""
         exportable = [cb for cb in [*self.callback_handler.callbacks, self.control] if is_exportable(cb)]
         self.state = TrainerState(stateful_callbacks=exportable)
         self.state.epoch = 0
         self.state.is_hyper_param_search = trial is not None
         self.state.train_batch_size = self._train_batch_size
-        self.state.compute_steps(self.args, plan.max_steps)
+        self.state.compute_steps(self.args, max_steps)
         position = (0, 0)
         if resume_from_checkpoint is not None:
             self.state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
             if self.state.best_model_checkpoint is not None:
                 self.state.best_model_checkpoint = moved_along(self.state.best_model_checkpoint, resume_from_checkpoint)
-            self._check_resumed_state()
+            self._forget_missing_best_checkpoint()
+            self.compare_trainer_and_checkpoint_args(self.args, self.state)
             self._load_callback_state()
-            epochs, windows = plan.position(self.state.global_step)
-            position = (epochs, 0 if self.args.ignore_data_skip else windows)
-        self.state.init_training_references(self, plan.max_steps, plan.num_train_epochs, trial)
+            epochs, windows = divmod(self.state.global_step, num_update_steps_per_epoch)
+            position = (epochs, 0 if self.args.ignore_data_skip else windows * self.args.gradient_accumulation_steps)
+        self.state.init_training_references(self, max_steps, num_train_epochs, trial)
         return position
 
     def _without_surplus_step(self, plan: RunPlan, epochs_done: int) -> RunPlan:
@@ -201,22 +197,11 @@ class TrainingMethods(FlowMethods):
         )
         return plan
 
-    def _check_resumed_state(self) -> None:
-        """Warn where the checkpoint's cadences, which win, differ from the arguments'."""
+    def _forget_missing_best_checkpoint(self) -> None:
         best = self.state.best_model_checkpoint
         if self.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
             logger.warning("The best checkpoint `%s` of the resumed run is gone; it is not counted any more.", best)
             self.state.best_model_checkpoint = None
-        for name in ("logging_steps", "eval_steps", "save_steps"):
-            given, kept = getattr(self.args, name), getattr(self.state, name)
-            if given is not None and given != kept:
-                logger.warning("`%s=%s` differs from the checkpoint's %s, which is kept.", name, given, kept)
-        if self.state.train_batch_size not in (None, self.args.train_batch_size):
-            logger.warning(
-                "`per_device_train_batch_size=%s` differs from the checkpoint's %s.",
-                self.args.per_device_train_batch_size,
-                self.state.train_batch_size,
-            )
 
     def _resumed_batch_size(self, resume_from_checkpoint: str) -> None:
         state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
@@ -236,7 +221,10 @@ class TrainingMethods(FlowMethods):
             self._resumed_batch_size(resume_from_checkpoint)
         train_dataloader = self.get_train_dataloader()
         plan = self.plan = self._plan(train_dataloader)
-        start = self._init_training_state(plan, resume_from_checkpoint, trial)
+        epochs_done, batches_done = self._init_training_state(
+            plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
+        )
+        start = (epochs_done, batches_done // plan.accumulate)
         plan = self.plan = self._without_surplus_step(plan, start[0])
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
@@ -295,7 +283,7 @@ class TrainingMethods(FlowMethods):
         self.callback_handler.model = self.model
         self.callback_handler.optimizer = self.optimizer
         self.callback_handler.lr_scheduler = self.lr_scheduler
-        if self._resume_path is not None:
+        if self._resume_path is not None or not self.semantics.loads_state_if_resumed:
             self._load_optimizer_and_scheduler(self._resume_path)
             self._load_scaler(self._resume_path)
 

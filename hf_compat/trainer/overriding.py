@@ -1,0 +1,179 @@
+"""Which methods a subclass may override, which it may not, and how overrides of any release are called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["NEVER_CALLED", "OVERRIDABLE", "call_as_defined", "refuse_overrides_never_called"]
+
+OVERRIDABLE: tuple[str, ...] = (
+    "autocast_smart_context_manager",
+    "call_model_init",
+    "compare_trainer_and_checkpoint_args",
+    "compute_loss",
+    "compute_loss_context_manager",
+    "create_accelerator_and_postprocess",
+    "create_optimizer",
+    "create_optimizer_and_scheduler",
+    "create_scheduler",
+    "evaluate",
+    "evaluation_loop",
+    "floating_point_ops",
+    "get_batch_samples",
+    "get_decay_parameter_names",
+    "get_eval_dataloader",
+    "get_optimizer_cls_and_kwargs",
+    "get_test_dataloader",
+    "get_total_train_batch_size",
+    "get_train_dataloader",
+    "is_local_process_zero",
+    "is_world_process_zero",
+    "log",
+    "num_examples",
+    "predict",
+    "prediction_step",
+    "save_model",
+    "set_initial_training_values",
+    "store_flos",
+    "train",
+    "training_step",
+    "_activate_neftune",
+    "_align_special_tokens",
+    "_clip_grad_norm",
+    "_deactivate_neftune",
+    "_determine_best_metric",
+    "_evaluate",
+    "_finalize_training",
+    "_get_collator_with_removed_columns",
+    "_get_dataloader",
+    "_get_eval_sampler",
+    "_get_grad_norm",
+    "_get_learning_rate",
+    "_get_num_items_in_batch",
+    "_get_output_dir",
+    "_get_train_sampler",
+    "_init_training_state",
+    "_inner_training_loop",
+    "_issue_warnings_after_load",
+    "_load_best_model",
+    "_load_callback_state",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_load_rng_state",
+    "_load_scaler",
+    "_maybe_log_save_evaluate",
+    "_move_model_to_device",
+    "_prepare_context_parallel_inputs",
+    "_prepare_input",
+    "_prepare_inputs",
+    "_remove_unused_columns",
+    "_rotate_checkpoints",
+    "_save",
+    "_save_checkpoint",
+    "_save_optimizer_and_scheduler",
+    "_save_rng_state",
+    "_save_scaler",
+    "_set_signature_columns_if_needed",
+    "_track_num_input_tokens",
+    "_validate_args",
+    "_wrap_model",
+)
+"""Methods that a subclass may override; they are called at upstream's points with upstream's arguments."""
+
+_LOOP = "Lightning runs the loop; override `training_step` or `_maybe_log_save_evaluate`, or add a callback"
+_PARALLEL = "a model is not split over processes; pass a Lightning strategy in `lightning={'strategy': ...}`"
+_HARDWARE = "that hardware or package is not supported; remove the method"
+
+NEVER_CALLED: dict[str, str] = {
+    "_add_sm_patterns_to_gitignore": _HARDWARE,
+    "_build_accelerator_args": "override `create_accelerator_and_postprocess`, or pass `lightning={...}`",
+    "_deepspeed_sp_compute_loss": _PARALLEL,
+    "_defer_fsdp_gradient_reduction": _PARALLEL,
+    "_fsdp_qlora_plugin_updates": _PARALLEL,
+    "_gather_and_numpify": "set `gather_function`, or override `evaluation_loop`",
+    "_has_mixed_mesh_grads": _PARALLEL,
+    "_is_attention_mask_causal": _PARALLEL,
+    "_mixed_mesh_grad_norm": _PARALLEL,
+    "_nested_gather": "set `gather_function`, or override `evaluation_loop`",
+    "_prepare_for_training": "override `create_optimizer`, `create_scheduler` or `_wrap_model`",
+    "_run_epoch": _LOOP,
+    "_save_tpu": _HARDWARE,
+    "_sorted_checkpoints": "override `_rotate_checkpoints`",
+    "_sync_replicated_trainable_parameters": _PARALLEL,
+    "get_cp_size": _PARALLEL,
+    "get_sp_size": _PARALLEL,
+    "get_tp_size": _PARALLEL,
+    "init_git_repo": "nothing is kept in a git repository; remove the method",
+    "ipex_optimize_model": _HARDWARE,
+    "num_tokens": "override `_track_num_input_tokens`",
+    "prediction_loop": "override `evaluation_loop`",
+    "propagate_args_to_deepspeed": _PARALLEL,
+    "torch_jit_model_eval": "override `_wrap_model`",
+}
+"""Methods that upstream's runs may call and ours never do, to what a subclass does instead."""
+
+
+def refuse_overrides_never_called(kind: type) -> None:
+    """Check that the Trainer class ``kind`` overrides no method that a run would never call.
+
+    Raises:
+        TrainerSetupError: If it does; all such methods are named.
+    """
+    others = [cls for cls in kind.__mro__ if not cls.__module__.startswith("hf_compat.")]
+    found = [name for name in NEVER_CALLED if any(name in vars(cls) for cls in others)]
+    if found:
+        advice = "".join(f"\n  `{name}`: {NEVER_CALLED[name]}." for name in found)
+        raise TrainerSetupError(f"`{kind.__name__}` overrides what a run never calls:{advice}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What a method takes."""
+
+    by_position: tuple[str, ...]
+    required: frozenset[str]
+    known: frozenset[str]
+    takes_any_position: bool
+    takes_any_name: bool
+
+
+@cache
+def _shape(function: Callable[..., Any], *, is_bound: bool) -> _Shape:
+    parameters = list(inspect.signature(function).parameters.values())[is_bound:]
+    kinds = {parameter.kind for parameter in parameters}
+    simple = [parameter for parameter in parameters if parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return _Shape(
+        by_position=tuple(parameter.name for parameter in simple),
+        required=frozenset(parameter.name for parameter in simple if parameter.default is inspect.Parameter.empty),
+        known=frozenset(parameter.name for parameter in parameters),
+        takes_any_position=inspect.Parameter.VAR_POSITIONAL in kinds,
+        takes_any_name=inspect.Parameter.VAR_KEYWORD in kinds,
+    )
+
+
+def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """Call ``method``, perhaps an override written for another release, with as much as it takes; return its result.
+
+    What it does not know is left out. Where its parameters are in another order, they are passed by name.
+
+    Args:
+        method: A bound method of a Trainer.
+        *given: What upstream passes by position, each a pair of the parameter's name and value.
+        **named: What upstream passes by keyword.
+    """
+    shape = _shape(getattr(method, "__func__", method), is_bound=hasattr(method, "__func__"))
+    if not shape.takes_any_name:
+        named = {name: value for name, value in named.items() if name in shape.known}
+    names = tuple(name for name, _ in given)
+    in_order = shape.by_position[: len(given)] == names
+    renamed = bool(shape.required - {*names, *named})
+    if in_order or renamed or shape.takes_any_position:
+        most = len(given) if shape.takes_any_position else len(shape.by_position)
+        return method(*(value for _, value in given[:most]), **named)
+    return method(**{name: value for name, value in given if name in shape.known}, **named)
