@@ -9,9 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import Seq2SeqTrainingArguments, TrainingArguments
-    from hf_compat.arguments.enums import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+    from hf_compat.arguments import AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
+    from hf_compat.arguments.enums import (
+        DebugOption,
+        EvaluationStrategy,
+        ExplicitEnum,
+        FSDPOption,
+        HPSearchBackend,
+        HubStrategy,
+        IntervalStrategy,
+        OptimizerNames,
+        ParallelMode,
+        SaveStrategy,
+        SchedulerType,
+    )
+    from hf_compat.arguments.ranks import is_main_process, total_processes_number
     from hf_compat.callbacks import (
+        CallbackHandler,
         DefaultFlowCallback,
         EarlyStoppingCallback,
         PrinterCallback,
@@ -20,27 +34,44 @@ if TYPE_CHECKING:
     )
     from hf_compat.checkpoint.layout import get_last_checkpoint
     from hf_compat.data.collators import DataCollatorWithPadding, DefaultDataCollator, default_data_collator
+    from hf_compat.data.columns import RemoveColumnsCollator
+    from hf_compat.data.samplers import LengthGroupedSampler
     from hf_compat.errors import HFCompatError, HFCompatWarning
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
-    from hf_compat.seeding import set_seed
+    from hf_compat.metrics import denumpify_detensorize, has_length, speed_metrics
+    from hf_compat.model_facts import number_of_arguments
+    from hf_compat.optim.losses import LabelSmoother
+    from hf_compat.seeding import enable_full_determinism, seed_worker, set_seed
     from hf_compat.state import ExportableState, TrainerControl, TrainerState
     from hf_compat.trainer import Seq2SeqTrainer, Trainer
 
 _HOMES: dict[str, str] = {
+    "AcceleratorConfig": "hf_compat.arguments",
+    "CallbackHandler": "hf_compat.callbacks",
     "DataCollatorWithPadding": "hf_compat.data.collators",
+    "DebugOption": "hf_compat.arguments.enums",
     "DefaultDataCollator": "hf_compat.data.collators",
     "DefaultFlowCallback": "hf_compat.callbacks",
     "EarlyStoppingCallback": "hf_compat.callbacks",
     "EvalLoopOutput": "hf_compat.evaluation.results",
     "EvalPrediction": "hf_compat.evaluation.results",
+    "EvaluationStrategy": "hf_compat.arguments.enums",
+    "ExplicitEnum": "hf_compat.arguments.enums",
     "ExportableState": "hf_compat.state",
+    "FSDPOption": "hf_compat.arguments.enums",
     "HFCompatError": "hf_compat.errors",
     "HFCompatWarning": "hf_compat.errors",
+    "HPSearchBackend": "hf_compat.arguments.enums",
+    "HubStrategy": "hf_compat.arguments.enums",
     "IntervalStrategy": "hf_compat.arguments.enums",
+    "LabelSmoother": "hf_compat.optim.losses",
+    "LengthGroupedSampler": "hf_compat.data.samplers",
     "OptimizerNames": "hf_compat.arguments.enums",
+    "ParallelMode": "hf_compat.arguments.enums",
     "PredictionOutput": "hf_compat.evaluation.results",
     "PrinterCallback": "hf_compat.callbacks",
     "ProgressCallback": "hf_compat.callbacks",
+    "RemoveColumnsCollator": "hf_compat.data.columns",
     "SaveStrategy": "hf_compat.arguments.enums",
     "SchedulerType": "hf_compat.arguments.enums",
     "Seq2SeqTrainer": "hf_compat.trainer",
@@ -52,27 +83,47 @@ _HOMES: dict[str, str] = {
     "TrainerState": "hf_compat.state",
     "TrainingArguments": "hf_compat.arguments",
     "default_data_collator": "hf_compat.data.collators",
+    "denumpify_detensorize": "hf_compat.metrics",
+    "enable_full_determinism": "hf_compat.seeding",
     "get_last_checkpoint": "hf_compat.checkpoint.layout",
+    "has_length": "hf_compat.metrics",
+    "is_main_process": "hf_compat.arguments.ranks",
+    "number_of_arguments": "hf_compat.model_facts",
+    "seed_worker": "hf_compat.seeding",
     "set_seed": "hf_compat.seeding",
+    "speed_metrics": "hf_compat.metrics",
+    "total_processes_number": "hf_compat.arguments.ranks",
 }
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AcceleratorConfig",
+    "CallbackHandler",
     "DataCollatorWithPadding",
+    "DebugOption",
     "DefaultDataCollator",
     "DefaultFlowCallback",
     "EarlyStoppingCallback",
     "EvalLoopOutput",
     "EvalPrediction",
+    "EvaluationStrategy",
+    "ExplicitEnum",
     "ExportableState",
+    "FSDPOption",
     "HFCompatError",
     "HFCompatWarning",
+    "HPSearchBackend",
+    "HubStrategy",
     "IntervalStrategy",
+    "LabelSmoother",
+    "LengthGroupedSampler",
     "OptimizerNames",
+    "ParallelMode",
     "PredictionOutput",
     "PrinterCallback",
     "ProgressCallback",
+    "RemoveColumnsCollator",
     "SaveStrategy",
     "SchedulerType",
     "Seq2SeqTrainer",
@@ -85,8 +136,16 @@ __all__ = [
     "TrainingArguments",
     "__version__",
     "default_data_collator",
+    "denumpify_detensorize",
+    "enable_full_determinism",
     "get_last_checkpoint",
+    "has_length",
+    "is_main_process",
+    "number_of_arguments",
+    "seed_worker",
     "set_seed",
+    "speed_metrics",
+    "total_processes_number",
 ]
 
 

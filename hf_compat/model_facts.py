@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,6 +19,7 @@ __all__ = [
     "is_bare_model",
     "is_causal_lm",
     "is_peft_model",
+    "number_of_arguments",
     "shifts_labels",
     "unwrap_peft",
 ]
@@ -108,6 +111,13 @@ def is_bare_model(model: nn.Module) -> bool:
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
     """Return the number of ``model``'s parameters."""
     return sum(item.numel() for item in model.parameters() if item.requires_grad or not trainable_only)
+
+
+def number_of_arguments(func: Callable[..., Any]) -> int:
+    """Return how many parameters ``func`` has; those that a ``functools.partial`` has bound do not count."""
+    if isinstance(func, functools.partial):
+        return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
+    return len(inspect.signature(func).parameters)
 
 
 @cache

@@ -60,12 +60,12 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
+def seed_worker(worker_id: int, num_workers: int = 0, rank: int = 0) -> None:
     """Seed a worker process of a data loader, differently in every worker of every process.
 
     Args:
         worker_id: Number of the worker; torch has already counted it into its initial seed.
-        num_workers: Workers per process.
+        num_workers: Workers per process; releases before 4.52 know the worker's number alone.
         rank: Number of the process among all.
     """
     set_seed(torch.initial_seed() % 2**32 + num_workers * rank)

@@ -1,10 +1,15 @@
 """``TrainingArguments`` beside the installed transformers': defaults, values, checks, parsers, conversion."""
 
+import copy
 import dataclasses
+import inspect
+import json
 import os
+import pickle
 import warnings
 
 import pytest
+import torch
 from packaging.version import Version
 
 from hf_compat.arguments import Seq2SeqTrainingArguments, TrainingArguments, from_transformers
@@ -286,3 +291,100 @@ def test_generation_config():
     """A generation config is written as a dict."""
     theirs, ours = both("out", seq2seq=True, generation_config=transformers.GenerationConfig(num_beams=3))
     assert ours.to_dict()["generation_config"] == theirs.to_dict()["generation_config"]
+
+
+PROPERTIES = [
+    name
+    for name in dir(transformers.TrainingArguments)
+    if isinstance(inspect.getattr_static(transformers.TrainingArguments, name), property)
+]
+PROPERTY_CALLS = ("cpu", "bf16", "evaluation by steps", "accelerator", "best model")
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties(name):
+    """Each property of upstream's is one of ours, with the same value for the same call."""
+    for call in PROPERTY_CALLS:
+        theirs, ours = both(**{"output_dir": "out", "use_cpu": True, **CALLS[call]})
+        expected, value = getattr(theirs, name), getattr(ours, name)
+        assert getattr(value, "value", value) == getattr(expected, "value", expected)
+
+
+OWN_METHODS = [
+    name
+    for name in dir(transformers.TrainingArguments)
+    if inspect.isfunction(inspect.getattr_static(transformers.TrainingArguments, name)) and name[0] != "_"
+]
+ORDER_OF_5 = ("set_dataloader", "set_lr_scheduler", "set_training")
+"""Setters whose parameters are in the newest release's order, whatever is installed."""
+
+
+@pytest.mark.parametrize("name", OWN_METHODS)
+def test_methods_take_upstreams_parameters(name):
+    """Each public method takes upstream's parameters; in the newest order where releases differ."""
+    left, right = (
+        list(inspect.signature(getattr(kind, name)).parameters)
+        for kind in (transformers.TrainingArguments, TrainingArguments)
+    )
+    if MAJOR_4 and name in ORDER_OF_5:
+        assert set(left) <= set(right)
+    else:
+        assert right[: len(left)] == left
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_main_process_first(is_local):
+    """The block runs, in one process without waiting."""
+    for args in both("out", use_cpu=True):
+        with args.main_process_first(local=is_local, desc="tokenizing"):
+            ran = True
+        assert ran
+
+
+COPIES = {
+    "pickle": lambda args: pickle.loads(pickle.dumps(args)),
+    "deepcopy": copy.deepcopy,
+    "replace": dataclasses.replace,
+    "from a dict": lambda args: type(args)(
+        **{item.name: getattr(args, item.name) for item in dataclasses.fields(args) if item.init}
+    ),
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_is_equal(way):
+    """A copy is equal to the original, also once its devices were looked at; another value makes it unequal."""
+    for args in both("out", use_cpu=True, eval_strategy="epoch", learning_rate=0.25):
+        assert args.n_gpu == 0
+        copied = COPIES[way](args)
+        assert type(copied) is type(args)
+        assert copied == args
+        copied.learning_rate = 1.0
+        assert copied != args
+
+
+def test_asdict_has_the_fields_of_upstreams():
+    """``dataclasses.asdict`` gives at least upstream's fields, with their values."""
+    theirs, ours = (dataclasses.asdict(args) for args in both("out", use_cpu=True))
+    left_out = {"accelerator_config", *DEFAULT_EXCEPTIONS}
+    names = [name for name in theirs if not name.startswith("_") and name not in left_out]
+    assert {name: getattr(ours[name], "value", ours[name]) for name in names} == {
+        name: getattr(theirs[name], "value", theirs[name]) for name in names
+    }
+
+
+def test_files_of_torch(tmp_path):
+    """Ours are written and read by torch; upstream's file is read, and what it holds is taken as arguments."""
+    theirs, ours = both("out", use_cpu=True, learning_rate=0.25)
+    for name, args in (("theirs", theirs), ("ours", ours)):
+        torch.save(args, tmp_path / name)
+        read = from_transformers(torch.load(tmp_path / name, weights_only=False))
+        assert (type(read), read.learning_rate) == (TrainingArguments, 0.25)
+    assert torch.load(tmp_path / "ours", weights_only=False) == ours
+
+
+def test_text_and_json():
+    """``repr`` is ``str``, and JSON holds what the dict holds."""
+    for args in both("out", use_cpu=True):
+        assert repr(args) == str(args)
+        assert json.loads(args.to_json_string()) == json.loads(json.dumps(args.to_dict()))

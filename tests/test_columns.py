@@ -147,7 +147,7 @@ def test_collator_drops_keys():
 
 def test_collator_logs_once(caplog):
     """The keys left out are logged with the first sample that has any, once."""
-    collator = RemoveColumnsCollator(collate, ["a"], "Evaluation")
+    collator = RemoveColumnsCollator(collate, ["a"], description="Evaluation")
     with caplog.at_level("INFO", logger="hf_compat"):
         collator([{"a": 1}])
         collator([{"a": 1, "b": 2}, {"a": 1, "c": 2}])
@@ -157,7 +157,7 @@ def test_collator_logs_once(caplog):
 
 def test_collator_works_in_workers():
     """The collator can be pickled, and does its work in worker processes."""
-    collator = pickle.loads(pickle.dumps(RemoveColumnsCollator(collate, ["a"], "Training")))
+    collator = pickle.loads(pickle.dumps(RemoveColumnsCollator(collate, ["a"], description="Training")))
     rows = [{"a": index, "b": 0} for index in range(4)]
     assert list(DataLoader(rows, batch_size=2, collate_fn=collator, num_workers=1)) == [
         [{"a": 0}, {"a": 1}],

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import ListDataset, PadCollator, bert_classifier, gpt2, labelled_rows
+from helpers import ListDataset, PadCollator, PlainModel, bert_classifier, gpt2, labelled_rows, vector_rows
 from packaging.version import Version
 
 from hf_compat import Trainer, TrainingArguments
@@ -181,3 +181,27 @@ def test_a_second_division_is_reproduced_and_corrected():
 def test_language_models_use_the_count():
     """A causal language model hands the count to its loss, so nothing is corrected."""
     assert not ignores_item_count(gpt2())
+
+
+@pytest.mark.parametrize(
+    ("wish", "counted"),
+    [
+        pytest.param(RELEASE_4, 4, id="4.57: all of the run"),
+        pytest.param(RELEASE_5, 2, id="5.23: this session's"),
+        pytest.param("corrected", 2, id="corrected: this session's, whatever is installed"),
+    ],
+)
+def test_train_loss_of_a_resumed_run(wish, counted, tmp_path):
+    """The final ``train_loss`` is the sum of this session's losses over its own update steps, or over all of them."""
+    settings = {"logging_steps": 1, "save_steps": 2, "per_device_train_batch_size": 4, "semantics": wish}
+    for steps, resume in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
+        args = TrainingArguments(
+            str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=steps, **settings
+        )
+        torch.manual_seed(0)
+        trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
+        output = trainer.train(resume_from_checkpoint=resume)
+    losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    assert sorted(losses) == [1, 2, 3, 4]
+    assert output.training_loss == pytest.approx((losses[3] + losses[4]) / counted, abs=1e-4)
+    assert output.metrics["train_loss"] == output.training_loss

@@ -58,7 +58,7 @@ class AllFields(RunningFields):
     push_to_hub_model_id: str | None = option(None, "The old name of hub_model_id.")
     push_to_hub_organization: str | None = option(None, "The old first part of hub_model_id.")
     push_to_hub_token: str | None = option(None, "The old name of hub_token.", shown=False)
-    _n_gpu: int = field(default=-1, init=False, repr=False)
+    _n_gpu: int = field(default=-1, init=False, repr=False, compare=False)
     mp_parameters: str = option("", "For the launcher of SageMaker.")
     torchdynamo: str | None = option(None, "The old name of torch_compile_backend.")
     ray_scope: str | None = option("last", "How Ray picks the best trial.")

@@ -69,9 +69,12 @@ def is_arrow_dataset(dataset: Any) -> bool:
     return all(hasattr(dataset, name) for name in ("column_names", "remove_columns", "__len__", "__getitem__"))
 
 
-def _report(dropped: Sequence[str], description: str | None) -> None:
+def _report(
+    dropped: Sequence[str], description: str | None, log: logging.Logger = logger, model_name: str | None = None
+) -> None:
     place = "" if description is None else f" of the {description} set"
-    logger.info("Columns%s that the model does not take are left out: %s.", place, ", ".join(dropped))
+    model = "the model" if model_name is None else model_name
+    log.info("Columns%s that %s does not take are left out: %s.", place, model, ", ".join(dropped))
 
 
 def remove_unused_columns(dataset: Any, columns: Sequence[str], description: str | None = None) -> Any:
@@ -104,6 +107,8 @@ class RemoveColumnsCollator:
     Args:
         data_collator: Makes the batch of the samples.
         signature_columns: The keys that are kept.
+        logger: Where the keys that were dropped are named, once. Default: this module's.
+        model_name: What to call the model there.
         description: What to call the data set in the log: ``"Training"``.
     """
 
@@ -111,10 +116,14 @@ class RemoveColumnsCollator:
         self,
         data_collator: Callable[[list[Any]], Any],
         signature_columns: Sequence[str],
+        logger: logging.Logger | None = None,
+        model_name: str | None = None,
         description: str | None = None,
     ) -> None:
         self.data_collator = data_collator
         self.signature_columns = signature_columns
+        self.logger = logging.getLogger(__name__) if logger is None else logger
+        self.model_name = model_name
         self.description = description
         self.message_logged = False
 
@@ -127,6 +136,7 @@ class RemoveColumnsCollator:
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}
         if len(kept) < len(feature) and not self.message_logged:
-            _report([str(key) for key in feature if key not in kept], self.description)
+            dropped = [str(key) for key in feature if key not in kept]
+            _report(dropped, self.description, self.logger, self.model_name)
             self.message_logged = True
         return kept

@@ -175,7 +175,9 @@ class DataMethods(TrainerBase):
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
-        return columns.RemoveColumnsCollator(data_collator, self._signature_columns or [], description)
+        return columns.RemoveColumnsCollator(
+            data_collator, self._signature_columns or [], model_name=type(self.model).__name__, description=description
+        )
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the samples that one pass over ``dataloader`` gives, estimated from its batches if need be."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import time
 import warnings
@@ -24,6 +23,7 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
+from hf_compat.model_facts import number_of_arguments
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
@@ -322,7 +322,7 @@ class TrainingMethods(OlderMethods):
             RuntimeError: If it takes more than one argument, or returns None.
         """
         assert self.model_init is not None, "only called with a model_init"
-        arguments = len(inspect.signature(self.model_init).parameters)
+        arguments = number_of_arguments(self.model_init)
         if arguments > 1:
             raise RuntimeError(f"`model_init` takes {arguments} arguments; it may take none, or the trial.")
         model = self.model_init(trial) if arguments else self.model_init()
