@@ -9,7 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
+    from hf_compat.arguments import (
+        AcceleratorConfig,
+        HfArg,
+        HfArgumentParser,
+        Seq2SeqTrainingArguments,
+        TrainingArguments,
+    )
     from hf_compat.arguments.enums import (
         DebugOption,
         EvaluationStrategy,
@@ -63,6 +69,8 @@ _HOMES: dict[str, str] = {
     "HFCompatWarning": "hf_compat.errors",
     "HPSearchBackend": "hf_compat.arguments.enums",
     "HubStrategy": "hf_compat.arguments.enums",
+    "HfArg": "hf_compat.arguments",
+    "HfArgumentParser": "hf_compat.arguments",
     "IntervalStrategy": "hf_compat.arguments.enums",
     "LabelSmoother": "hf_compat.optim.losses",
     "LengthGroupedSampler": "hf_compat.data.samplers",
@@ -114,6 +122,8 @@ __all__ = [
     "HFCompatError",
     "HFCompatWarning",
     "HPSearchBackend",
+    "HfArg",
+    "HfArgumentParser",
     "HubStrategy",
     "IntervalStrategy",
     "LabelSmoother",

@@ -6,6 +6,8 @@
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
     │   └── UnsupportedArgumentsError          fields that cannot be carried out
     ├── UnknownArgumentError (TypeError)       a name that no release of transformers knows
+    ├── ParserError (ValueError)               a command line or file that dataclasses cannot be made of
+    ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be read
     ├── DataError (ValueError)                 a data set or loader that cannot be trained or evaluated on
     ├── ModelError (ValueError)                a model that cannot be trained
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
@@ -32,8 +34,10 @@ __all__ = [
     "MissingPackageError",
     "ModelError",
     "NotCarriedOutError",
+    "ParserError",
     "TrainerSetupError",
     "UnknownArgumentError",
+    "UnresolvedTypesError",
     "UnsupportedArgumentsError",
     "require_package",
 ]
@@ -67,6 +71,14 @@ class UnsupportedArgumentsError(ArgumentsError):
 
 class UnknownArgumentError(HFCompatError, TypeError):
     """Says that no release of transformers knows an argument, and which known name is nearest."""
+
+
+class ParserError(HFCompatError, ValueError):
+    """Says what of a command line, file or dataclass ``HfArgumentParser`` cannot use."""
+
+
+class UnresolvedTypesError(HFCompatError, RuntimeError):
+    """Says which annotation of a dataclass names what cannot be found."""
 
 
 class DataError(HFCompatError, ValueError):

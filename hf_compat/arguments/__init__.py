@@ -16,6 +16,7 @@ from hf_compat.arguments.enums import (
     SchedulerType,
 )
 from hf_compat.arguments.fields import FIELD_RULES, FieldRule
+from hf_compat.arguments.parser import HfArg, HfArgumentParser
 from hf_compat.arguments.semantics import Semantics, resolve_semantics
 from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
 from hf_compat.arguments.training_arguments import TrainingArguments
@@ -29,6 +30,8 @@ __all__ = [
     "FSDPOption",
     "FieldRule",
     "HPSearchBackend",
+    "HfArg",
+    "HfArgumentParser",
     "HubStrategy",
     "IntervalStrategy",
     "OptimizerNames",

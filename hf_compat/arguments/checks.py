@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
-from hf_compat.arguments.fields import unsupported_problems
+from hf_compat.arguments.fields import DEFAULTS, unsupported_problems
 from hf_compat.arguments.fields_reporting import LOG_LEVELS
 from hf_compat.arguments.fields_running import SAMPLING_STRATEGIES
 from hf_compat.arguments.hardware import (
@@ -237,8 +238,11 @@ CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
 def find_problems(args: Processes, semantics: Semantics) -> list[Problem]:
     """Return everything that is wrong with resolved arguments."""
     found = [*unsupported_problems(args), *_numbers(args)]
-    if any(problem.field in NUMBERS for problem in found):
-        return found  # what is no number cannot be compared
+    # What is no number cannot be compared: its default stands in for it, and what is then said of that is left out.
+    stand_ins = {problem.field: DEFAULTS[problem.field] for problem in found if problem.field in NUMBERS}
+    if stand_ins:
+        args = copy.copy(args)
+        vars(args).update(stand_ins)
     for check in CHECKS:
-        found.extend(check(args, semantics))
+        found.extend(problem for problem in check(args, semantics) if problem.field not in stand_ins)
     return found

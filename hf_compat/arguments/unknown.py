@@ -1,24 +1,40 @@
-"""Keywords that no field has: refused with the name of the nearest field."""
+"""Keywords that no field has: refused with the name of the nearest field, or of the class that has it."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from hf_compat.errors import UnknownArgumentError
+from hf_compat.errors import ArgumentsError, UnknownArgumentError
 
-__all__ = ["RefusesUnknown"]
+__all__ = ["RefusesUnknown", "nearest_names"]
 
 
-def _message(owner: str, unknown: Iterable[str], known: Iterable[str]) -> str:
+def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return a sentence on which ``known`` names the ``unknown`` ones are close to; empty if none is."""
     names = list(known)
-    sentences = []
-    for name in unknown:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-        sentences.append(f"`{name}` is no argument of {owner}: did you mean `{near}`?")
-    return " ".join(sentences)
+    near = {name: difflib.get_close_matches(name, names, n=1, cutoff=0.75) for name in unknown}
+    hints = [f"`{found[0]}` for `{name}`" for name, found in near.items() if found]
+    return f" Did you mean {', '.join(hints)}?" if hints else ""
+
+
+def _sentence(kind: Any, name: str, known: Iterable[str]) -> str:
+    told = f"`{name}` is no argument of {kind.__name__}: "
+    owners = [child.__name__ for child in kind.__subclasses__() if name in inspect.signature(child).parameters]
+    if owners:
+        return f"{told}use `{owners[0]}`, which has it."
+    return f"{told}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
+
+
+def _further_problems(kind: Any, args: tuple[Any, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is wrong with the arguments besides the unknown ones."""
+    try:
+        kind(*args, **known)
+    except ArgumentsError as error:
+        return error.problems
+    return ()
 
 
 class _InitSignature:
@@ -41,12 +57,14 @@ class RefusesUnknown:
         """Return a new instance.
 
         Raises:
-            UnknownArgumentError: If the constructor has no such keyword.
+            UnknownArgumentError: If the constructor has no such keyword; it tells all other problems too.
         """
         if kwargs:
             parameters = inspect.signature(cls).parameters
             takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
             unknown = [name for name in kwargs if name not in parameters]
             if unknown and not takes_any:
-                raise UnknownArgumentError(_message(cls.__name__, unknown, parameters))
+                known = {name: value for name, value in kwargs.items() if name in parameters}
+                sentences = [_sentence(cls, name, parameters) for name in unknown]
+                raise UnknownArgumentError("\n  ".join([*sentences, *_further_problems(cls, args, known)]))
         return super().__new__(cls)
