@@ -15,7 +15,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, those of the process by default, and return its exit status.
 
-    The status is 0, or 1 if ``--verify`` found damage. Wrong usage ends the process with 2, as argparse has it.
+    The status is 0, or 1 if ``--verify`` found damage or ``explain`` a refused value. Wrong usage ends the process with
+    2, as argparse has it.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -34,6 +35,13 @@ def _parser() -> argparse.ArgumentParser:
     checkpoints.add_argument("--verify", action="store_true", help="read every file; exit with 1 if one is damaged")
     checkpoints.add_argument("--json", action="store_true", help="print a JSON list, sizes in bytes")
     checkpoints.set_defaults(run=_checkpoints)
+    explain = commands.add_parser("explain", help="say what becomes of training arguments", description=_EXPLAIN)
+    explain.add_argument("--all", action="store_true", help="explain every field there is")
+    shape = explain.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="print a JSON list")
+    shape.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    explain.add_argument("words", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_WORDS)
+    explain.set_defaults(run=_explain, usage_error=explain.error)
     return parser
 
 
@@ -42,6 +50,13 @@ _CHECKPOINTS = (
     "last eval_loss), size, and whether they are complete. `best` is what the newest one names as the best of the run, "
     "`newest` is what resume_from_checkpoint=True goes on from."
 )
+
+
+_EXPLAIN = (
+    "Say what each training argument in use becomes in Lightning or in hf_compat, or why it is refused, which exits "
+    "with 1. The script is not run: options that are no field of TrainingArguments are taken for its own."
+)
+_EXPLAIN_WORDS = "a script and its command line, or a .json, .yaml or .yml file of fields"
 
 
 def _checkpoints(options: argparse.Namespace) -> int:
@@ -53,6 +68,17 @@ def _checkpoints(options: argparse.Namespace) -> int:
     else:
         print(as_table(found) if found else f"There is no checkpoint in `{options.folder}`.")
     return int(options.verify and any(item.problems for item in found))
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from hf_compat.tools.explain import as_json, as_markdown, as_table, explain_all, explain_words
+
+    if options.all == bool(options.words):
+        options.usage_error("give a script with its command line, or a file, or --all")
+    explained = explain_all() if options.all else explain_words(options.words)
+    show = as_json if options.json else as_markdown if options.markdown else as_table
+    print(show(explained))
+    return int(any(item.problems for item in explained))
 
 
 if __name__ == "__main__":

@@ -56,10 +56,12 @@ class ArgumentsError(HFCompatError, ValueError):
 
     Attributes:
         problems: One sentence per problem, each naming the field, its value and what to do.
+        fields: The field of each problem; empty if the error was not made by ``TrainingArguments`` itself.
     """
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], *, fields: Sequence[str] = ()) -> None:
         self.problems = tuple(problems)
+        self.fields = tuple(fields)
         count = len(self.problems)
         head = "1 problem" if count == 1 else f"{count} problems"
         super().__init__("\n  ".join([f"{head} in TrainingArguments:", *self.problems]))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hf_compat.arguments.accounts import ACCOUNTS
 from hf_compat.arguments.fields_older import AllFields
 from hf_compat.arguments.problems import Problem
 
@@ -26,6 +27,11 @@ class FieldRule:
     """The keyword; our module; who reads it; the newer name; or what to do instead."""
     harmless: tuple[Any, ...] = ()
     """Values besides the default that ask for nothing, so are not refused."""
+
+    @property
+    def account(self) -> str:
+        """One sentence on what the field becomes, or what to do instead."""
+        return f"{self.target[0].upper()}{self.target[1:]}." if self.fate == "unsupported" else ACCOUNTS[self.field]
 
 
 _HUB = "pushing to the Hub is not supported yet; drop it and upload the folder with `huggingface_hub`"

@@ -40,4 +40,4 @@ def raise_all(problems: Iterable[Problem]) -> None:
     found = tuple(problems)
     if found:
         kind = UnsupportedArgumentsError if all(problem.unsupported for problem in found) else ArgumentsError
-        raise kind([str(problem) for problem in found])
+        raise kind([str(problem) for problem in found], fields=[problem.field for problem in found])

@@ -1,0 +1,177 @@
+"""What becomes of training arguments: those in a file or on a script's command line, or every field there is."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import warnings
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2SeqTrainingArguments
+from hf_compat.arguments.fields import DEFAULTS
+from hf_compat.arguments.parser import read_fields
+from hf_compat.errors import ArgumentsError, ParserError
+
+__all__ = ["Explanation", "as_json", "as_markdown", "as_table", "explain_all", "explain_fields", "explain_words"]
+
+_RULES = {rule.field: rule for rule in FIELD_RULES}
+_SETTABLE = {item.name for item in fields(Seq2SeqTrainingArguments) if item.init}
+_PLACES: dict[str, Callable[[str], str]] = {
+    "trainer": lambda target: f"lightning.Trainer({target}=...)",
+    "plan": lambda target: f"hf_compat/{target}",
+    "script": lambda target: "scripts",
+    "alias": lambda target: f"{target}=...",
+    "unsupported": lambda target: "refused",
+}
+_SURELY_MEANT = 0.75
+"""Likeness, 0 to 1, from which on an unknown name is taken for a misspelt field."""
+_HEADINGS = ("field", "value", "where", "what it becomes")
+_WIDEST_VALUE = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What becomes of one field."""
+
+    field: str
+    value: Any
+    """The value given, or the default; a token is hidden."""
+    fate: str
+    """As in ``FieldRule``; ``"unknown"`` for what is no field."""
+    where: str
+    """The keyword of ``lightning.Trainer``, our module, the newer name, or who reads it."""
+    account: str
+    """What it becomes, or what to do instead."""
+    problems: tuple[str, ...] = ()
+    """Why this value is refused; empty if it is not."""
+
+
+def explain_all() -> list[Explanation]:
+    """Return what becomes of every field, in the order of declaration, with its default."""
+    return [_explain(rule.field, DEFAULTS.get(rule.field)) for rule in FIELD_RULES]
+
+
+def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
+    """Return what becomes of the fields in ``given``, and why values are refused.
+
+    A problem with a field that is not in ``given`` (the environment may set one) is told in a row of its own. A name
+    that is no field is told with the nearest one: scripts keep arguments of their own in the same file.
+    """
+    explained = {name: _explain(name, value) for name, value in given.items()}
+    for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
+        row = explained.get(name) or _explain(name, DEFAULTS[name])
+        explained[name] = replace(row, problems=(*row.problems, problem))
+    return list(explained.values())
+
+
+def explain_words(words: Sequence[str]) -> list[Explanation]:
+    """Return what becomes of a command line without running its script.
+
+    Args:
+        words: A ``.json``, ``.yaml`` or ``.yml`` file of fields; or a script and what follows it, either such a file
+            alone or options. A file named as the script but ending in ``.args`` is read too, as scripts do.
+
+    Raises:
+        ParserError: If a file cannot be read, or the value of an option cannot.
+    """
+    first, *rest = words
+    if Path(first).suffix != ".py":
+        return explain_fields(read_fields(first))
+    if not Path(first).is_file():
+        raise ParserError(f"`{first}`: there is no such script.")
+    if len(rest) == 1 and not rest[0].startswith("-"):
+        return explain_fields(read_fields(rest[0]))
+    defaults = Path(first).with_suffix(".args")
+    more = defaults.read_text(encoding="utf-8").split() if defaults.exists() else []
+    return explain_fields(_given_fields([*more, *rest]))
+
+
+def _given_fields(words: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that options set, and the names of other options with what follows them."""
+    parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False, add_help=False, exit_on_error=False)
+    for action in parser._actions:
+        action.default = SUPPRESS
+    try:
+        namespace, rest = parser.parse_known_args(words)
+    except ArgumentError as error:
+        raise ParserError(str(error)) from error
+    return {**vars(namespace), **_own_options(rest)}
+
+
+def _own_options(words: Iterable[str]) -> dict[str, str]:
+    own: dict[str, list[str]] = {}
+    values: list[str] = []  # words before the first option belong to none
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            values = own.setdefault(name.removeprefix("--"), [])
+            word = value if equals else ""
+        if word:
+            values.append(word)
+    return {name: " ".join(values) for name, values in own.items()}
+
+
+def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the text of everything that is wrong with ``given``."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a name is an older one is told in its row
+            Seq2SeqTrainingArguments(**given)
+    except ArgumentsError as error:
+        yield from zip(error.fields, error.problems, strict=True)
+
+
+def _explain(name: str, value: Any) -> Explanation:
+    shown = _plain(f"<{name.upper()}>" if name.endswith("_token") and value is not None else value)
+    rule = _RULES.get(name)
+    if rule is None:
+        near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_SURELY_MEANT)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        return Explanation(name, shown, "unknown", "the script", f"No field of TrainingArguments.{hint}")
+    return Explanation(name, shown, rule.fate, _place(rule), rule.account)
+
+
+def _place(rule: FieldRule) -> str:
+    return _PLACES[rule.fate](rule.target)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+def as_table(explained: Sequence[Explanation]) -> str:
+    """Return an aligned table of ``explained``, one line each and one more for each reason of a refusal."""
+    rows = [_HEADINGS, *((item.field, _short(item.value), item.where, item.account) for item in explained)]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    lines = []
+    for row, item in zip(rows, [None, *explained], strict=True):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, row[-1]]))
+        lines.extend(f"  refused: {problem}" for problem in (item.problems if item else ()))
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in repr(value))
+    return text if len(text) <= _WIDEST_VALUE else f"{text[: _WIDEST_VALUE - 3]}..."
+
+
+def as_json(explained: Sequence[Explanation]) -> str:
+    """Return ``explained`` as a JSON list of objects with the fields of ``Explanation``."""
+    return json.dumps([asdict(item) for item in explained], indent=2, default=str)
+
+
+def as_markdown(explained: Sequence[Explanation]) -> str:
+    """Return ``explained`` as a Markdown table without values."""
+    rows = ["| field | where | what it becomes |", "|---|---|---|"]
+    rows += [f"| `{item.field}` | {_code(item)} | {item.account} |" for item in explained]
+    return "\n".join(rows)
+
+
+def _code(item: Explanation) -> str:
+    return item.where if item.fate in ("script", "unsupported", "unknown") else f"`{item.where}`"
