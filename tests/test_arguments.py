@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
+from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments, checks
 from hf_compat.arguments.aliases import ALIASES
 from hf_compat.arguments.fields import DEFAULTS
 from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
@@ -169,6 +169,52 @@ def test_all_problems_in_one_error():
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
         "`report_to", "`deepspeed", "`weight_decay", "`seed", "`save_steps",
     ]  # fmt: skip
+
+
+ONE_OF_EACH = {
+    "report_to": (["wandb"], "_trackers"),
+    "optim": ("adam", "_enums"),
+    "lr_scheduler_kwargs": ("{x}", "_dicts"),
+    "accelerator_config": ({"use_configured_state": True}, "_sharing"),
+    "deepspeed": ("ds.json", "unsupported_problems"),
+    "learning_rate": ("fast", "_numbers"),
+    "weight_decay": (-1, "_bounds"),
+    "dataloader_num_workers": (-1, "_counts"),
+    "log_level": ("loud", "_choices"),
+    "seed": (-1, "_length"),
+    "save_steps": (2.5, "_steps"),
+    "load_best_model_at_end": (True, "_best_model"),
+    "lr_scheduler_type": ("reduce_lr_on_plateau", "_schedule"),
+    "fp16": (True, "_precision"),
+}
+"""Field to a wrong value, and the check that finds it; no two of them hide each other."""
+
+
+def test_no_check_hides_another():
+    """What every check finds is told in one error, though a number is no number; with an unknown keyword too."""
+    named = {check for _, check in ONE_OF_EACH.values()} | {"_loaders"}
+    assert {check.__name__ for check in checks.CHECKS} <= named
+    wrong = {name: value for name, (value, _) in ONE_OF_EACH.items()}
+    wrong |= {"use_cpu": True, "dataloader_persistent_workers": True}
+    with pytest.raises(ArgumentsError) as caught:
+        TrainingArguments("out", **wrong)
+    assert sorted(caught.value.fields) == sorted(ONE_OF_EACH)
+    with pytest.raises(ArgumentsError) as caught:
+        TrainingArguments("out", **{**wrong, "dataloader_num_workers": 0})
+    expected = {*ONE_OF_EACH, "dataloader_persistent_workers"} - {"dataloader_num_workers"}
+    assert sorted(caught.value.fields) == sorted(expected)
+    assert len(caught.value.problems) == len(expected)
+    with pytest.raises(UnknownArgumentError) as told:
+        TrainingArguments("out", learning_rat=1, generation_config="x", **wrong)
+    for name in (*ONE_OF_EACH, "learning_rat", "generation_config"):
+        assert f"`{name}" in str(told.value)
+
+
+@pytest.mark.parametrize("name", sorted(set(names_of(Seq2SeqTrainingArguments)) - set(names_of(TrainingArguments))))
+def test_fields_of_generation_name_their_class(name):
+    """A field that only the arguments for generation have is answered with their name."""
+    with pytest.raises(UnknownArgumentError, match=f"`{name}` is no argument .*: use `Seq2SeqTrainingArguments`"):
+        TrainingArguments("out", **{name: 1})
 
 
 def test_other_trackers_need_a_logger():

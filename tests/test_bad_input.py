@@ -156,6 +156,26 @@ def test_all_problems_at_once(tmp_path):
     assert len(caught.value.problems) >= 2
 
 
+def test_all_problems_of_a_trainer_at_once(tmp_path):
+    """What is wrong with the constructor's arguments is told together with what data and ``args`` lack."""
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, eval_strategy="epoch", save_strategy="best")
+    lacking = {"args": args, "train_dataset": ListDataset([])}
+    with pytest.raises(ArgumentsError) as caught:
+        Trainer(PlainModel(), **lacking)
+    of_args = ("`eval_strategy='epoch'`", "`metric_for_best_model=None`", "`train_dataset` is empty")
+    assert all(part in str(caught.value) for part in of_args)
+    optimizers = (torch.optim.SGD(PlainModel().parameters()), None)
+    with pytest.raises(TrainerSetupError) as caught:
+        Trainer(
+            **lacking,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=(torch.optim.SGD, {}),
+            lightning={"logger": True, "max_steps": 3, "profilr": "simple"},
+        )
+    of_the_constructor = ("`model=None`", "both passed", "'logger': True", "`max_steps=3`", "Did you mean `profiler`")
+    assert all(part in str(caught.value) for part in (*of_args, *of_the_constructor))
+
+
 def test_every_error_is_ours():
     """Every error derives from one class, so that a caller can tell them from bugs."""
     for error in (ArgumentsError, CheckpointError, DataError, ModelError, TrainerSetupError, UnknownArgumentError):

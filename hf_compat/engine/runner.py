@@ -19,9 +19,8 @@ from hf_compat.engine.internals import fast_forward, is_fitting, validate_in_fit
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import precision_plugin
 from hf_compat.engine.strategies import device_keywords
-from hf_compat.errors import TrainerSetupError
 
-__all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "check_keywords", "evaluate", "fit", "split_callbacks"]
+__all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "evaluate", "fit", "keyword_problems", "split_callbacks"]
 
 _ONE_DEVICE = "nothing: this version trains on one device of one process"
 
@@ -65,23 +64,26 @@ def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Ca
     return user, lightning
 
 
-def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Refuse keywords that ``lightning.Trainer`` does not have, and those that would contradict the arguments.
-
-    Raises:
-        TrainerSetupError: If there are some; all are named.
-    """
+def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with keywords for ``lightning.Trainer``: unknown, or contradicting the arguments."""
     known = inspect.signature(pl.Trainer.__init__).parameters
+    problems = []
     unknown = sorted(set(keywords) - set(known))
     if unknown:
         names = ", ".join(f"`{name}`" for name in unknown)
         nearest = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
-        raise TrainerSetupError(f"`lightning` holds keywords that `lightning.Trainer` does not have: {names}.{hint}")
+        problems.append(f"`lightning` holds keywords that `lightning.Trainer` does not have: {names}.{hint}")
     owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
     if owned:
         advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
-        raise TrainerSetupError(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
+        problems.append(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
+    if isinstance(keywords.get("logger"), bool):
+        value = keywords["logger"]
+        problems.append(
+            f"`lightning={{'logger': {value}}}`: pass loggers, or leave it out; `report_to` names simple ones."
+        )
+    return problems
 
 
 def build_lightning_trainer(

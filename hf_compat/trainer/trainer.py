@@ -29,7 +29,7 @@ from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
-from hf_compat.engine.runner import build_lightning_trainer, check_keywords, evaluate, split_callbacks
+from hf_compat.engine.runner import build_lightning_trainer, evaluate, keyword_problems, split_callbacks
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.memory import TrainerMemoryTracker
@@ -115,7 +115,7 @@ class Trainer(SharingMethods):
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self.model_init = model_init
+        self.model, self.model_init = model, model_init
         self._lightning_keywords = dict(lightning or {})
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
         self._memory_tracker.start()
@@ -153,32 +153,43 @@ class Trainer(SharingMethods):
         self._reset_gather_function()
 
     def _validate_args(self) -> None:
-        """Refuse constructor arguments that exclude each other, all that is wrong with ``args`` at once."""
-        args = self.args
+        """Refuse constructor arguments that exclude each other or ``args``, all that is wrong in one error."""
+        setup, problems, empty = self._setup_problems(), self._data_problems(), self._empty_data()
+        if setup:
+            raise TrainerSetupError("\n  ".join([*setup, *problems, *empty]))
+        if problems:
+            raise ArgumentsError([*problems, *empty])
+        if empty:
+            raise DataError(*empty)
+
+    def _setup_problems(self) -> list[str]:
+        args, problems = self.args, keyword_problems(self._lightning_keywords)
         if args.world_size > 1:
-            raise TrainerSetupError(
+            problems.append(
                 f"The environment asks for {args.world_size} processes (WORLD_SIZE or SLURM), which would train "
                 "independent copies: this version trains on one. Start the script with one process."
             )
         if args.device.type == "cuda" and torch.cuda.device_count() > 1:
-            raise TrainerSetupError(
+            problems.append(
                 f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch; this "
                 "version trains on one. Set CUDA_VISIBLE_DEVICES to the one to use."
             )
+        if self.model is None and self.model_init is None:
+            problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
         if self.model_init is not None and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
-            raise TrainerSetupError(
+            problems.append(
                 "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
                 "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."
             )
         if self.optimizer is not None and self.optimizer_cls_and_kwargs is not None:
-            raise TrainerSetupError("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
-        problems = self._data_problems()
-        if problems:
-            raise ArgumentsError(problems)
-        if isinstance(self.train_dataset, torch.utils.data.IterableDataset) or not has_length(self.train_dataset):
-            return
-        if len(self.train_dataset) == 0:
-            raise DataError("`train_dataset` is empty: it holds no sample to train on.")
+            problems.append("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
+        return problems
+
+    def _empty_data(self) -> list[str]:
+        dataset = self.train_dataset
+        if isinstance(dataset, torch.utils.data.IterableDataset) or not has_length(dataset) or len(dataset):
+            return []
+        return ["`train_dataset` is empty: it holds no sample to train on."]
 
     def _data_problems(self) -> list[str]:
         args, problems = self.args, []
@@ -211,8 +222,6 @@ class Trainer(SharingMethods):
         return problems
 
     def _first_model(self, model: nn.Module | None) -> nn.Module:
-        if model is None and self.model_init is None:
-            raise TrainerSetupError("`model=None`: pass a `model`, or a `model_init` that returns one.")
         if self.model_init is not None:
             if model is not None and self.semantics.refuses_model_and_model_init:
                 raise ValueError("`model` and `model_init` were both passed: choose one.")
@@ -281,12 +290,7 @@ class Trainer(SharingMethods):
 
     def _set_up_callbacks(self, callbacks: Sequence[Any] | None) -> None:
         users, self._lightning_callbacks = split_callbacks(callbacks)
-        check_keywords(self._lightning_keywords)
         given = self._lightning_keywords.pop("logger", ())
-        if isinstance(given, bool):
-            raise TrainerSetupError(
-                f"`lightning={{'logger': {given}}}`: pass loggers, or leave it out; `report_to` names simple ones."
-            )
         self._loggers = [*build_loggers(self.args), *(given if isinstance(given, list | tuple) else [given])]
         reporting = [LoggingCallback(self._loggers)] if self._loggers else []
         self.callback_handler = CallbackHandler(
