@@ -276,7 +276,7 @@ def test_command_line_of_the_installed_release(name):
 
 LINE = (
     "--output_dir out --use_cpu --eval_strategy steps --eval-steps 0.5 --report_to none --no_dataloader_pin_memory "
-    '--learning_rate 1e-3 --include_for_metrics inputs loss --optim sgd --lr_scheduler_kwargs {"num_cycles":2} '
+    "--learning_rate 1e-3 --include_for_metrics inputs loss --optim sgd "
     "--label_names a b --fp16_full_eval False --disable_tqdm True --log_level info --gradient_checkpointing --fsdp= "
 )
 
@@ -291,6 +291,14 @@ def test_training_arguments_are_made_of_a_line(kind):
         found.pop("logging_dir", None)  # it holds the second of construction
     assert left == right
     assert right["learning_rate"] == 1e-3
+
+
+@pytest.mark.parametrize("kind", ARGUMENT_CLASSES.values(), ids=ARGUMENT_CLASSES)
+def test_settings_are_read_as_json(kind):
+    """Our parser reads a field of settings as JSON, in the arguments of both libraries."""
+    line = ["--output_dir", "out", "--lr_scheduler_kwargs", '{"num_cycles": 2}']
+    (args,) = attempt(HfArgumentParser, kind, line)
+    assert args.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
 def test_a_scripts_own_subclass(postponed):

@@ -91,6 +91,9 @@ def _aliases(args: Processes, semantics: Semantics) -> None:
 
 
 def _switches(args: Processes, semantics: Semantics) -> None:
+    if args.use_mps_device:
+        text = "`use_mps_device` is deprecated: drop it, an MPS device is used by itself."
+        warnings.warn(text, FutureWarning, stacklevel=5)
     if args.disable_tqdm is None:
         args.disable_tqdm = library_logger().getEffectiveLevel() > logging.WARNING
     if isinstance(args.include_num_input_tokens_seen, bool):
