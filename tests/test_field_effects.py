@@ -190,6 +190,11 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "tf32": "tests/test_field_effects.py::test_tf32",
     "activation_checkpointing_kwargs": "tests/test_trainer.py::test_settings_of_checkpointing_reach_the_model",
     "torch_empty_cache_steps": "tests/test_field_effects.py::test_the_cache_is_emptied",
+    "skip_memory_metrics": "tests/scenarios/aids.py::memory_metrics",
+    "debug": "tests/scenarios/aids.py::overflow_is_reported",
+    "past_index": "tests/test_older_evaluation.py::test_memory_survives_an_evaluation",
+    "jit_mode_eval": "tests/test_older_evaluation.py::test_traced_models_give_the_same_loss",
+    "use_legacy_prediction_loop": "tests/test_older_evaluation.py::test_the_older_loop_needs_a_length",
     "semantics": "tests/test_semantics.py::test_environment_overrides_and_the_argument_wins",
 }
 """Field to the test that shows its effect, where a row cannot: a GPU stands in, or more is shown there."""

@@ -68,7 +68,7 @@ DIFFERENT = {
 }
 """Public names whose parameters are not the installed release's alone, and why."""
 
-UPSTREAM = ("", ".trainer_utils", ".trainer_pt_utils", ".trainer_callback", ".training_args", ".debug_utils")
+UPSTREAM = ("", ".hf_argparser", ".trainer_utils", ".trainer_pt_utils", ".trainer_callback", ".training_args", ".debug_utils")
 
 
 def upstreams(name):
