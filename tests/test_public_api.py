@@ -68,7 +68,8 @@ DIFFERENT = {
 }
 """Public names whose parameters are not the installed release's alone, and why."""
 
-UPSTREAM = ("", ".hf_argparser", ".trainer_utils", ".trainer_pt_utils", ".trainer_callback", ".training_args", ".debug_utils")
+PARTS = ("hf_argparser", "trainer_utils", "trainer_pt_utils", "trainer_callback", "training_args", "debug_utils")
+UPSTREAM = ("", *(f".{part}" for part in PARTS))
 
 
 def upstreams(name):
