@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from hf_compat.data.loader import move_to_device, prepare_dataloader, skip_batches
+from hf_compat.data.loader import move_to_device, prepare_dataloader
+from hf_compat.data.skipping import skip_batches
 
 
 def upstream_loader(loader, data_seed=None):

@@ -61,12 +61,6 @@ def test_plan_without_length():
     assert result.num_train_epochs == sys.maxsize
 
 
-@pytest.mark.parametrize(("batches", "accumulate", "expected"), [(10, 3, 1), (9, 3, 3), (2, 3, 2)])
-def test_last_window(batches, accumulate, expected):
-    """The last window of an epoch holds what is left over, a whole window if nothing is."""
-    assert plan(batches=batches, accumulate=accumulate).last_window == expected
-
-
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 import torch
-from helpers import ListDataset, PlainModel, vector_rows
+from helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
 from lightning.pytorch.callbacks import EarlyStopping
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import CheckpointError
 
 
@@ -65,3 +65,136 @@ def test_a_callback_state_that_does_not_fit_is_refused(state, tmp_path):
     trainer.state.stateful_callbacks = {"TrainerControl": state}
     with pytest.raises(CheckpointError, match="TrainerControl"):
         trainer._load_callback_state()
+
+
+class StopsAt(TrainerCallback):
+    """Ends the run after an update step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+class Seeing(Trainer):
+    """Keeps the numbers of the samples that it trains on."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen.append(inputs["features"][:, 0].int().tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def seeing_trainer(folder, *, data=ListDataset, count=13, **fields):
+    settings = {"save_steps": 1, "report_to": "none", "learning_rate": 1e-4, "logging_steps": 1}
+    args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings | fields)
+    rows = data([{"features": [float(number)] * WIDTH, "labels": 0} for number in range(count)])
+    trainer = Seeing(PlainModel(), args, train_dataset=rows)
+    trainer.seen = []
+    return trainer
+
+
+def samples(trainer):
+    return [sample for batch in trainer.seen for sample in batch]
+
+
+OTHER_WINDOWS = {
+    "larger batches": {"per_device_train_batch_size": 4},
+    "smaller batches": {"per_device_train_batch_size": 1},
+    "longer windows": {"gradient_accumulation_steps": 3},
+    "both, with workers": {
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2,
+        "dataloader_num_workers": 2,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "windows"),
+    [
+        pytest.param(3, "larger batches", id="larger batches from the middle of an epoch"),
+        pytest.param(7, "larger batches", id="larger batches from an epoch's end"),
+        pytest.param(10, "smaller batches", id="smaller batches from the second epoch"),
+        pytest.param(3, "longer windows", id="longer windows"),
+        pytest.param(10, "both, with workers", id="both, with workers"),
+    ],
+)
+def test_resuming_with_other_windows_goes_on_at_the_next_sample(step, windows, tmp_path):
+    """Every epoch goes on to give each sample once, in the order of the whole run, to the end of the last epoch.
+
+    Seven batches of two make an epoch of 13 samples.
+    """
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, num_train_epochs=3, save_steps=step)
+    whole.train()
+    assert [sorted(samples(whole)[start : start + 13]) for start in (0, 13, 26)] == [list(range(13))] * 3
+
+    # transformers 4.57 takes the batch size from the checkpoint, whatever the arguments say.
+    fields = {"per_device_train_batch_size": 2, "num_train_epochs": 3, "semantics": "5.23", "save_steps": 1000}
+    resumed = seeing_trainer(tmp_path / "rest", **fields | OTHER_WINDOWS[windows])
+    output = resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    done = {3: 6, 7: 13, 10: 19}[step]
+    assert samples(resumed) == samples(whole)[done:]
+    assert resumed.state.epoch == 3
+    assert output.global_step == resumed.state.max_steps
+
+
+def test_resuming_with_other_windows_makes_max_steps(tmp_path):
+    """Where ``max_steps`` decides, the run makes that many update steps, over as many epochs as it takes."""
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, max_steps=5)
+    whole.train()
+    resumed = seeing_trainer(tmp_path / "rest", per_device_train_batch_size=5, max_steps=8, semantics="5.23")
+    assert resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5")).global_step == 8
+    assert [len(batch) for batch in resumed.seen] == [3, 5, 5]
+    assert sorted(samples(whole) + resumed.seen[0]) == list(range(13))
+
+
+@pytest.mark.parametrize(
+    ("data", "steps"), [(ListDataset, {"num_train_epochs": 3}), (Stream, {"max_steps": 30})], ids=["sized", "stream"]
+)
+def test_resuming_again_and_again_with_other_windows(data, steps, tmp_path):
+    """Batches of 2, then of 5, then of 3, then of 3 again, each run stopped in the middle of an epoch: none is lost."""
+    folder, seen = tmp_path / "run", []
+    for size, last in ((2, 3), (5, 4), (3, 6), (3, 7)):
+        trainer = seeing_trainer(folder, data=data, per_device_train_batch_size=size, semantics="5.23", **steps)
+        trainer.add_callback(StopsAt(last))
+        trainer.train(resume_from_checkpoint="auto")
+        seen += samples(trainer)
+    assert trainer.state.global_step == 7
+    assert sorted(seen[:13]) == list(range(13))
+    assert len(seen) == 6 + 5 + 2 + 3 + 3
+    assert len(set(seen[13:])) == 6
+
+
+def test_resuming_a_stream_that_began_again(tmp_path):
+    """A stream goes on in the pass that it was in, also where its windows are the same."""
+    fields = {"data": Stream, "per_device_train_batch_size": 2, "max_steps": 12}
+    whole = seeing_trainer(tmp_path / "whole", save_steps=9, **fields)
+    whole.train()
+    resumed = seeing_trainer(tmp_path / "rest", save_steps=9, **fields)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
+    assert resumed.seen == whole.seen[9:]
+
+
+def test_an_order_that_depends_on_batches_goes_on_by_windows(tmp_path, caplog):
+    """Grouping by length orders samples by batch: the run says that it goes on after as many windows."""
+    fields = {"train_sampling_strategy": "group_by_length", "num_train_epochs": 1, "semantics": "5.23"}
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, **fields)
+    whole.data_collator = lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+    whole.train_dataset.rows = [{**row, "input_ids": row["features"]} for row in whole.train_dataset.rows]
+    whole.train()
+    resumed = seeing_trainer(tmp_path / "rest", per_device_train_batch_size=3, **fields)
+    resumed.train_dataset.rows = whole.train_dataset.rows
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert "order of its samples depends on" in caplog.text
+    assert len(resumed.seen) == 3
+
+
+@pytest.mark.parametrize("position", [3, {}, {"epoch": -1}, {"epoch": 0, "batches": "1"}], ids=str)
+def test_a_damaged_position_is_refused(position, tmp_path):
+    """A position that is none is an error that names its file."""
+    new_trainer(tmp_path, max_steps=1).train()
+    path = tmp_path / "checkpoint-1" / "lightning.pt"
+    torch.save({**torch.load(path), "position": position}, path)
+    with pytest.raises(CheckpointError, match=r"lightning\.pt"):
+        new_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))

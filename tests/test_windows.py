@@ -6,7 +6,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.data.loader import prepare_dataloader
-from hf_compat.data.windows import WindowLoader
+from hf_compat.data.skipping import skip_batches
+from hf_compat.data.windows import Start, WindowLoader
 from hf_compat.plan import build_plan
 
 
@@ -65,14 +66,18 @@ def test_resume_goes_on_after_the_windows_done():
     """A resumed epoch leaves out the windows already done, then restores the random generators, once."""
     source = Source()
     loader = prepare_dataloader(DataLoader(range(6), batch_size=1))
-    assert windows(loader, batches=6, accumulate=2, start=(0, 1), source=source) == [([2, 3], True), ([4, 5], True)]
+    assert windows(loader, batches=6, accumulate=2, start=Start(0, 1, 2, skip_batches(loader, 2)), source=source) == [
+        ([2, 3], True),
+        ([4, 5], True),
+    ]
     assert source.restored == [2]
 
 
 def test_resume_at_an_epoch_boundary_restores_before_drawing():
     """With nothing to leave out the generators are restored before the epoch's first draw."""
     source = Source()
-    windows(DataLoader(range(2), batch_size=1), batches=2, accumulate=1, epoch=1, start=(1, 0), source=source)
+    loader = DataLoader(range(2), batch_size=1)
+    windows(loader, batches=2, accumulate=1, epoch=1, start=Start(1, 0, 0, loader), source=source)
     assert source.restored == [0]
 
 

@@ -7,7 +7,6 @@ and a model with dropout take turns in the same order.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from hf_compat.data.samplers import SeedableRandomSampler
 from hf_compat.evaluation.accumulate import find_batch_size
 
-__all__ = ["PreparedDataLoader", "move_to_device", "prepare_dataloader", "skip_batches"]
+__all__ = ["PreparedDataLoader", "loader_settings", "move_to_device", "prepare_dataloader"]
 
 _KEPT_SETTINGS = (
     "num_workers",
@@ -143,28 +142,10 @@ class PreparedDataLoader(DataLoader[Any]):
         return length % batch_size if batch_size else -1
 
 
-class _OffsetBatchSampler:
-    """The batches of ``batch_sampler`` from number ``skip`` on, without loading those before."""
-
-    def __init__(self, batch_sampler: Any, skip: int) -> None:
-        self.batch_sampler = batch_sampler
-        self.sampler = getattr(batch_sampler, "sampler", None)
-        self.batch_size = getattr(batch_sampler, "batch_size", None)
-        self.skip = skip
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self.batch_sampler), self.skip, None)
-
-    def __len__(self) -> int:
-        return len(self.batch_sampler) - self.skip
-
-    def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.batch_sampler, "set_epoch"):
-            self.batch_sampler.set_epoch(epoch)
-
-
-def _settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    return {name: getattr(loader, name) for name in _KEPT_SETTINGS if hasattr(loader, name)}
+def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the settings of ``loader``, besides where its samples come from, that another one like it is made with."""
+    kept = (*_KEPT_SETTINGS, *_OWN_SETTINGS) if isinstance(loader, PreparedDataLoader) else _KEPT_SETTINGS
+    return {name: getattr(loader, name) for name in kept if hasattr(loader, name)}
 
 
 def prepare_dataloader(
@@ -191,7 +172,7 @@ def prepare_dataloader(
     """
     if isinstance(loader, PreparedDataLoader):
         return loader
-    settings = _settings(loader)
+    settings = loader_settings(loader)
     common: dict[str, Any] = {
         "device": device,
         "drops_last": loader.drop_last,
@@ -217,43 +198,3 @@ def prepare_dataloader(
             data_seed=data_seed,
         )
     return PreparedDataLoader(loader.dataset, batch_sampler=batch_sampler, **settings, **common)
-
-
-def skip_batches(loader: Any, count: int) -> Any:
-    """Return a loader that goes through an epoch from batch ``count`` on.
-
-    With a sampler the batches before are neither loaded nor collated; an iterable data set has to read through them.
-
-    Args:
-        loader: A ``DataLoader`` or any iterable of batches.
-        count: Batches to leave out at the start.
-    """
-    if not isinstance(loader, DataLoader):
-        return _SkippedIterable(loader, count)
-    settings = _settings(loader)
-    kind: Any = DataLoader
-    if isinstance(loader, PreparedDataLoader):
-        kind = PreparedDataLoader
-        settings |= {name: getattr(loader, name) for name in _OWN_SETTINGS}
-    if isinstance(loader.dataset, IterableDataset):
-        if kind is DataLoader:
-            return _SkippedIterable(loader, count)
-        return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, skip=count, **settings)
-    if isinstance(loader.sampler, BatchSampler):
-        offset = _OffsetBatchSampler(loader.sampler, count)
-        return kind(loader.dataset, sampler=offset, batch_size=loader.batch_size, **settings)
-    return kind(loader.dataset, batch_sampler=_OffsetBatchSampler(loader.batch_sampler, count), **settings)
-
-
-class _SkippedIterable:
-    """Any iterable of batches from number ``skip`` on."""
-
-    def __init__(self, batches: Any, skip: int) -> None:
-        self._batches = batches
-        self._skip = skip
-
-    def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._batches), self._skip, None)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._batches, name)

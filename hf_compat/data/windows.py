@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hf_compat.data.loader import skip_batches
 from hf_compat.plan import RunPlan
 
-__all__ = ["Window", "WindowLoader"]
+__all__ = ["Start", "Window", "WindowLoader"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +25,20 @@ class Window:
     """Batches of this epoch before this window."""
     is_complete: bool
     """Whether the window ends in an update step; one that an iterable data set cut short does not."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """Where a resumed run goes on."""
+
+    epoch: int
+    """Whole epochs done."""
+    windows: int
+    """Windows of the epoch that are done."""
+    batches: int
+    """Batches of the epoch that are done."""
+    rest: Any
+    """The loader of the batches of the epoch that are left."""
 
 
 class _Source(Protocol):
@@ -52,7 +65,7 @@ class WindowLoader:
         source: Draws the batches of a window, says when an epoch is to end early, and restores the random
             generators once the batches before a resumed position are skipped.
         next_epoch: Returns the epoch that the next ``iter`` goes through.
-        start: Epoch and update steps into it at which a resumed run goes on; None from the beginning.
+        start: Where a resumed run goes on; None from the beginning.
         restores_without_batches: Whether a resumed epoch of which nothing is left restores the generators too.
     """
 
@@ -62,7 +75,7 @@ class WindowLoader:
         plan: RunPlan,
         source: _Source,
         next_epoch: Callable[[], int],
-        start: tuple[int, int] | None = None,
+        start: Start | None = None,
         *,
         restores_without_batches: bool = True,
     ) -> None:
@@ -80,35 +93,31 @@ class WindowLoader:
     def __iter__(self) -> Iterator[Window]:
         """Yield the windows of the next epoch, until it ends or a callback asked to stop."""
         epoch = self._next_epoch()
-        done, loader, skipped_any = self._resume_point(epoch)
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(epoch)
-        batches = iter(loader)
+        resumed = self._start if self._start is not None and self._start.epoch == epoch else None
+        start = resumed or Start(epoch, 0, 0, self._loader)
+        restores = resumed is not None
+        if restores and start.batches == 0:
+            self._source.restore_rng()
+            restores = False
+        if hasattr(start.rest, "set_epoch"):
+            start.rest.set_epoch(epoch)
+        batches = iter(start.rest)
         plan = self._plan
-        position = done * plan.accumulate
-        for index in range(done, plan.update_steps_per_epoch):
+        position = start.batches
+        for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
-            drawn, num_items = self._source.draw(batches, plan.last_window if is_last else plan.accumulate)
-            if skipped_any and (drawn or self._restores_without_batches):
+            left = plan.batches_per_epoch - position
+            drawn, num_items = self._source.draw(batches, left if is_last else plan.accumulate)
+            if restores and (drawn or self._restores_without_batches):
                 self._source.restore_rng()
-                skipped_any = False
+                restores = False
             if not drawn:
                 if position == 0:
                     self._source.warn_of_empty_epoch()
                 return
             end = position + len(drawn)
-            complete = end % plan.accumulate == 0 or end == plan.batches_per_epoch
+            complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
             yield Window(drawn, num_items, epoch, position, complete)
             position = end
             if self._source.should_stop():
                 return
-
-    def _resume_point(self, epoch: int) -> tuple[int, Any, bool]:
-        """Return the windows of ``epoch`` already done, the loader to go on with, and whether it skips batches."""
-        if self._start is None or epoch != self._start[0]:
-            return 0, self._loader, False
-        done = self._start[1]
-        if done == 0:
-            self._source.restore_rng()
-            return 0, self._loader, False
-        return done, skip_batches(self._loader, done * self._plan.accumulate), True

@@ -1,5 +1,6 @@
 """Every number a run decides before it starts; neither torch nor lightning is imported."""
 
 from hf_compat.plan.plan import RunPlan, build_plan
+from hf_compat.plan.position import DataPosition, plan_for_rest
 
-__all__ = ["RunPlan", "build_plan"]
+__all__ = ["DataPosition", "RunPlan", "build_plan", "plan_for_rest"]

@@ -46,9 +46,9 @@ class RunPlan:
     """Samples that one update step sees, over all devices and the window."""
 
     @property
-    def last_window(self) -> int:
-        """Batches in the last window of an epoch: 1 to ``accumulate``."""
-        return self.batches_per_epoch % self.accumulate or self.accumulate
+    def samples_per_batch(self) -> int:
+        """Samples in one batch, over all devices."""
+        return self.samples_per_update_step // self.accumulate
 
 
 def build_plan(args: _Schedule, *, batches: int | None, examples: int | None, samples_per_update_step: int) -> RunPlan:

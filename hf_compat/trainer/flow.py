@@ -9,6 +9,7 @@ import torch
 from hf_compat.data.windows import Window
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
+from hf_compat.plan import DataPosition
 from hf_compat.trainer.overriding import call_as_defined
 from hf_compat.trainer.saving import SavingMethods
 
@@ -23,6 +24,8 @@ class FlowMethods(SavingMethods):
     _start_time: float = 0.0
     _train_output: TrainOutput | None = None
     _initial_global_step: int = 0
+    _shift: tuple[int, int] = (0, 0)
+    """The epoch that was resumed with other batches, and by how many samples its batches are off."""
 
     def count_update(self, window: Window) -> None:
         """Step the schedule and count the update step that ``window`` made."""
@@ -35,6 +38,8 @@ class FlowMethods(SavingMethods):
         self.state.global_step = self.lightning_trainer.global_step
         done = window.batches_before + len(window.batches)
         self.state.epoch = window.epoch + done / self.plan.batches_per_epoch
+        shift = self._shift[1] if window.epoch == self._shift[0] else 0
+        self._position = DataPosition.after(self.plan, window.epoch, done, shift)
 
     def log_evaluate_save(self) -> None:
         """Log, evaluate and save, each if the control asks for it."""

@@ -14,6 +14,7 @@ from hf_compat.checkpoint import names, publish, rng, rotation, state_files, tra
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.engine.internals import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
+from hf_compat.plan import DataPosition
 from hf_compat.state import is_exportable
 from hf_compat.trainer.evaluation import EvaluationMethods
 
@@ -125,10 +126,11 @@ class SavingMethods(EvaluationMethods):
         rng.save_rng_state(output_dir, rank=self.args.process_index, world_size=self.args.world_size)
 
     def _save_lightning_state(self, folder: Path) -> None:
-        """Write ``lightning.pt`` if a Lightning callback has a state to keep."""
-        states = callback_states(self.lightning_trainer)  # type: ignore[arg-type]
-        if states:
-            torch.save({"callbacks": states}, folder / names.LIGHTNING_STATE_NAME)
+        """Write ``lightning.pt``: the states of Lightning callbacks, and where in the data the run is."""
+        content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
+        if self._position is not None:
+            content["position"] = self._position.to_dict()
+        torch.save(content, folder / names.LIGHTNING_STATE_NAME)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
@@ -269,6 +271,7 @@ class SavingMethods(EvaluationMethods):
             ) from error
 
     _resume_path: str | None = None
+    _position: DataPosition | None = None
     _ledger: rotation.Ledger
 
 

@@ -18,7 +18,7 @@ from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.layout import get_last_checkpoint, moved_along
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.rotation import Ledger
-from hf_compat.data.windows import WindowLoader
+from hf_compat.data.windows import Start, WindowLoader
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError
@@ -28,14 +28,14 @@ from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerState, is_exportable
-from hf_compat.trainer.older import OlderMethods
+from hf_compat.trainer.resuming import ResumingMethods
 
 __all__ = ["TrainingMethods"]
 
 logger = logging.getLogger(__name__)
 
 
-class TrainingMethods(OlderMethods):
+class TrainingMethods(ResumingMethods):
     """``train``, and what Lightning's hooks call while it runs."""
 
     _has_begun: bool = False
@@ -221,18 +221,21 @@ class TrainingMethods(OlderMethods):
             self._resumed_batch_size(resume_from_checkpoint)
         train_dataloader = self.get_train_dataloader()
         plan = self.plan = self._plan(train_dataloader)
-        epochs_done, batches_done = self._init_training_state(
+        done = self._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
-        start = (epochs_done, batches_done // plan.accumulate)
-        plan = self.plan = self._without_surplus_step(plan, start[0])
+        start = None
+        if resume_from_checkpoint is not None:
+            plan, start = self._resumed_start(plan, train_dataloader, resume_from_checkpoint, done)
+            self.state.max_steps, self.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
+        plan = self.plan = self._without_surplus_step(plan, 0 if start is None else start.epoch)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._ignore_keys_for_eval = ignore_keys_for_eval
         self._resume_path = resume_from_checkpoint
         self._begin_counting()
         self.callback_handler.train_dataloader = train_dataloader
-        self._fit(train_dataloader, plan, start if resume_from_checkpoint is not None else None)
+        self._fit(train_dataloader, plan, start)
         assert self._train_output is not None, "a finished run has a result"
         return self._train_output
 
@@ -243,10 +246,10 @@ class TrainingMethods(OlderMethods):
         self._initial_global_step = self._globalstep_last_logged = self.state.global_step
         self._tr_loss = torch.tensor(0.0, device=self.args.device)
         self._total_loss_scalar = 0.0
-        self._grad_norm = self._learning_rate = None
+        self._grad_norm = self._learning_rate = self._position = None
         self._model_is_prepared = True
 
-    def _fit(self, train_dataloader: Any, plan: RunPlan, start: tuple[int, int] | None) -> None:
+    def _fit(self, train_dataloader: Any, plan: RunPlan, start: Start | None) -> None:
         trainer = self.lightning_trainer = self._build_lightning_trainer(plan)
         module = self.lightning_module = HFModule(self.model, self)
         self.accelerator.attach(module)
@@ -260,7 +263,7 @@ class TrainingMethods(OlderMethods):
             restores_without_batches=self.semantics.restores_rng_without_batches,
         )
         step = self.state.global_step
-        fit(trainer, module, windows, start=None if start is None else (start[0], step, step))
+        fit(trainer, module, windows, start=None if start is None else (start.epoch, step, step))
         if not self._has_begun:  # no epoch was left to run, so Lightning called no hook
             self.build_optimizer_and_scheduler()
             self.begin_training()

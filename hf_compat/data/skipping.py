@@ -1,0 +1,120 @@
+"""Loaders that go on in the middle of an epoch: what comes before is neither loaded nor collated."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+
+from hf_compat.data.loader import PreparedDataLoader, loader_settings
+from hf_compat.data.samplers import SeedableRandomSampler
+
+__all__ = ["skip_batches", "skip_samples"]
+
+
+def skip_batches(loader: Any, count: int) -> Any:
+    """Return a loader that goes through an epoch from batch ``count`` on.
+
+    With a sampler the batches before are neither loaded nor collated; an iterable data set has to read through them.
+
+    Args:
+        loader: A ``DataLoader`` or any iterable of batches.
+        count: Batches to leave out at the start.
+    """
+    if not isinstance(loader, DataLoader):
+        return _SkippedIterable(loader, count)
+    kind: Any = PreparedDataLoader if isinstance(loader, PreparedDataLoader) else DataLoader
+    settings = loader_settings(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        if kind is DataLoader:
+            return _SkippedIterable(loader, count)
+        return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, skip=count, **settings)
+    if isinstance(loader.sampler, BatchSampler):
+        offset = _Offset(loader.sampler, count)
+        return kind(loader.dataset, sampler=offset, batch_size=loader.batch_size, **settings)
+    return kind(loader.dataset, batch_sampler=_Offset(loader.batch_sampler, count), **settings)
+
+
+def skip_samples(loader: Any, count: int) -> Any | None:
+    """Return a loader that goes through an epoch from sample ``count`` on, in batches counted from there.
+
+    Args:
+        loader: The prepared loader of an epoch.
+        count: Samples to leave out at the start.
+
+    Returns:
+        The loader; None if the order of samples depends on how they are batched, or is not known.
+    """
+    if not isinstance(loader, PreparedDataLoader):
+        return None
+    if isinstance(loader.dataset, IterableDataset):
+        return _skip_of_stream(loader, count)
+    batch_sampler = loader.batch_sampler
+    sampler = getattr(batch_sampler, "sampler", None)
+    if type(batch_sampler) is not BatchSampler:
+        return None
+    if not isinstance(sampler, SeedableRandomSampler | SequentialSampler):
+        return None
+    rest: Any = _Offset(sampler, count)
+    batches = BatchSampler(rest, batch_sampler.batch_size, batch_sampler.drop_last)
+    return PreparedDataLoader(loader.dataset, batch_sampler=batches, **loader_settings(loader))
+
+
+def _skip_of_stream(loader: PreparedDataLoader, count: int) -> PreparedDataLoader | None:
+    if loader.num_workers > 0:  # each worker reads its own part: what came first in all is not first in each
+        return None
+    stream = _RestOfStream(loader.dataset, count)
+    return PreparedDataLoader(
+        stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **loader_settings(loader)
+    )
+
+
+class _RestOfStream(IterableDataset[Any]):
+    """A stream from sample ``skip`` on; what comes before is read, not collated."""
+
+    def __init__(self, stream: Any, skip: int) -> None:
+        self._stream = stream
+        self._skip = skip
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._stream), self._skip, None)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self._stream, "set_epoch"):
+            self._stream.set_epoch(epoch)
+
+
+class _Offset:
+    """What ``sampler`` yields, batches or indices, from number ``skip`` on."""
+
+    def __init__(self, sampler: Any, skip: int) -> None:
+        self.batch_sampler = sampler
+        self.sampler = getattr(sampler, "sampler", None)
+        self.batch_size = getattr(sampler, "batch_size", None)
+        self.skip = skip
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.batch_sampler), self.skip, None)
+
+    def __len__(self) -> int:
+        return max(len(self.batch_sampler) - self.skip, 0)
+
+    def set_epoch(self, epoch: int) -> None:
+        if hasattr(self.batch_sampler, "set_epoch"):
+            self.batch_sampler.set_epoch(epoch)
+
+
+class _SkippedIterable:
+    """Any iterable of batches from number ``skip`` on."""
+
+    def __init__(self, batches: Any, skip: int) -> None:
+        self._batches = batches
+        self._skip = skip
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._batches), self._skip, None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._batches, name)
