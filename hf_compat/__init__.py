@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hf_compat.data.collators import DataCollatorWithPadding, DefaultDataCollator, default_data_collator
     from hf_compat.data.columns import RemoveColumnsCollator
     from hf_compat.data.samplers import LengthGroupedSampler
+    from hf_compat.engine.checkpoint_io import HFCheckpointIO
     from hf_compat.errors import HFCompatError, HFCompatWarning
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from hf_compat.metrics import denumpify_detensorize, has_length, speed_metrics
@@ -65,6 +66,7 @@ _HOMES: dict[str, str] = {
     "ExplicitEnum": "hf_compat.arguments.enums",
     "ExportableState": "hf_compat.state",
     "FSDPOption": "hf_compat.arguments.enums",
+    "HFCheckpointIO": "hf_compat.engine.checkpoint_io",
     "HFCompatError": "hf_compat.errors",
     "HFCompatWarning": "hf_compat.errors",
     "HPSearchBackend": "hf_compat.arguments.enums",
@@ -119,6 +121,7 @@ __all__ = [
     "ExplicitEnum",
     "ExportableState",
     "FSDPOption",
+    "HFCheckpointIO",
     "HFCompatError",
     "HFCompatWarning",
     "HPSearchBackend",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from functools import cache
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["load_trusted"]
+__all__ = ["is_trusted", "load_trusted"]
 
 
 @cache
@@ -30,7 +31,7 @@ def _allowed() -> tuple[Any, ...]:
     return (*renamed, np.ndarray, np.dtype, *(type(np.dtype(number)) for number in numbers))
 
 
-def load_trusted(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any:
+def load_trusted(path: str | os.PathLike[str] | IO[bytes], map_location: Any = "cpu") -> Any:
     """Return the tensors, numbers, strings and containers of them that a file of ``torch.save`` holds.
 
     Args:
@@ -51,3 +52,15 @@ def load_trusted(path: str | os.PathLike[str], map_location: Any = "cpu") -> Any
         ) from error
     except Exception as error:  # a damaged file makes torch raise whatever its parser stumbled over
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+
+
+def is_trusted(value: Any) -> bool:
+    """Return whether ``load_trusted`` would read a file that ``torch.save`` wrote of ``value``."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        load_trusted(file)
+    except Exception:  # what cannot be pickled fails in ways of its own
+        return False
+    return True

@@ -1,0 +1,277 @@
+"""Hugging Face checkpoint folders for any ``lightning.Trainer``."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+
+from hf_compat.checkpoint import names, publish, rng, weights
+from hf_compat.checkpoint.completeness import incomplete_reason
+from hf_compat.checkpoint.unpickle import is_trusted, load_trusted
+from hf_compat.engine.internals import calling_strategy
+from hf_compat.errors import CheckpointError, HFCompatWarning, TrainerSetupError
+from hf_compat.state import TrainerState
+
+__all__ = ["HFCheckpointIO"]
+
+_HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+_LISTS = (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME))
+"""Lists in Lightning's checkpoints; one with a single state becomes a file as transformers names it."""
+
+
+class HFCheckpointIO(CheckpointIO):
+    """Makes a ``lightning.Trainer`` write Hugging Face checkpoint folders, and go on from them.
+
+    ``lightning.Trainer(plugins=[HFCheckpointIO()])`` is all: each path that ``ModelCheckpoint`` or
+    ``trainer.save_checkpoint`` names becomes a folder that ``from_pretrained`` reads, with the model's weights and
+    configuration, ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``trainer_state.json`` and, in
+    ``lightning.pt``, what only Lightning knows: loops, callbacks, hyperparameters, and the module's weights outside
+    the model. It appears complete or not at all. ``ckpt_path`` takes such a folder: ``fit`` goes on as if it had never
+    stopped, random numbers included; ``validate``, ``test`` and ``predict`` load the weights, also from folders of
+    transformers. Nothing is unpickled that could run code.
+
+    In the middle of an epoch, as with any Lightning checkpoint, the data go on at the right sample only if the train
+    loader has a ``state_dict``. With several processes the random state of the main one is kept alone.
+
+    Args:
+        model: Which part of the LightningModule is the model: the attribute's name, dotted if it lies deeper, or a
+            function of the module that returns it. Default: the one attribute that has ``save_pretrained``; if none
+            has, the whole module.
+        processing_class: A tokenizer or processor, saved with the model.
+        max_shard_size: Bytes, or text such as ``"5GB"``, beyond which one of transformers' models is split into
+            several files. Default: the installed transformers'.
+    """
+
+    def __init__(
+        self,
+        model: str | Callable[[pl.LightningModule], nn.Module] | None = None,
+        *,
+        processing_class: Any = None,
+        max_shard_size: int | str | None = None,
+    ) -> None:
+        self._model = model
+        self._processing_class = processing_class
+        self._max_shard_size = max_shard_size
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
+    ) -> None:
+        """Write Lightning's ``checkpoint`` as the folder ``path``.
+
+        Args:
+            checkpoint: What Lightning made.
+            path: The folder; one that exists is replaced.
+            storage_options: Not taken.
+
+        Raises:
+            CheckpointError: If the folder cannot be written, or would hold what cannot be read back safely.
+            TrainerSetupError: If it is not clear which part of the module is the model.
+        """
+        if storage_options is not None:
+            raise TrainerSetupError(f"`storage_options={storage_options!r}`: HFCheckpointIO takes none; drop it.")
+        strategy = _strategy()
+        prefix, model = self._find_model(strategy)
+        kept = dict(checkpoint)
+        state = kept.pop("state_dict")
+        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        rest = {name: value for name, value in state.items() if not name.startswith(prefix)}
+        with publish.staging(path, step=checkpoint["global_step"]) as folder:
+            weights.save_weights(model, folder, state_dict=own, max_shard_size=self._max_shard_size)
+            if self._processing_class is not None:
+                self._processing_class.save_pretrained(folder)
+            scaler = type(strategy.precision_plugin).__qualname__
+            if _has_scaler(strategy) and scaler in kept:
+                torch.save(kept.pop(scaler), folder / names.SCALER_NAME)
+            for key, name in _LISTS:
+                if len(kept.get(key, ())) == 1:
+                    torch.save(kept.pop(key)[0], folder / name)
+            if "optimizer_states" in checkpoint:  # else weights alone were asked for
+                rng.save_rng_state(folder)
+            _state_of(checkpoint, strategy).save_to_json(str(folder / names.TRAINER_STATE_NAME))
+            _save_rest({**kept, "state_dict": rest}, folder / names.LIGHTNING_STATE_NAME)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Return the checkpoint in the folder ``path`` as Lightning wants it; its weights are in the model already.
+
+        Args:
+            path: A folder that this plugin wrote, or for anything but ``fit`` one of transformers'.
+            map_location: Not needed: states are moved where they belong as they are taken over.
+            weights_only: Without effect: nothing is ever unpickled that could run code.
+
+        Raises:
+            CheckpointError: If the folder is incomplete, cannot be read, or does not fit.
+        """
+        folder = Path(path)
+        reason = incomplete_reason(folder)
+        if reason is not None:
+            raise CheckpointError(f"`ckpt_path={str(path)!r}` is no complete checkpoint folder: {reason}")
+        strategy = _strategy()
+        module = _module(strategy)
+        fits = module.trainer.state.fn is TrainerFn.FITTING
+        file = folder / names.LIGHTNING_STATE_NAME
+        kept: dict[str, Any] = load_trusted(file) if file.is_file() else {}
+        if fits and "loops" not in kept:
+            raise CheckpointError(
+                f"`ckpt_path={str(path)!r}` was not written by HFCheckpointIO, so `fit` cannot go on from it: load the "
+                "model with `from_pretrained` and start anew, or resume with `hf_compat.Trainer`."
+            )
+        kept["state_dict"] = {**self._load_weights(strategy, folder, fits), **kept.get("state_dict", {})}
+        kept.setdefault("pytorch-lightning_version", version("lightning"))
+        if fits:
+            _load_states(kept, folder, strategy)
+        return kept
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Delete the folder, or the link, ``path`` if it is there; a process killed meanwhile leaves no half of it."""
+        folder = Path(path)
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        elif folder.exists():
+            publish.delete_folder(folder)
+
+    def _load_weights(self, strategy: Strategy, folder: Path, fits: bool) -> dict[str, Any]:
+        module = _module(strategy)
+        _, model = self._find_model(strategy)
+        missing, unexpected = weights.load_weights(model, folder, trains_on=fits)
+        if (missing or unexpected) and module.strict_loading:
+            raise CheckpointError(
+                f"The weights in `{folder}` do not fit {type(model).__name__}: missing {missing}, unexpected "
+                f"{unexpected}. Set the module's `strict_loading = False` to load the others."
+            )
+        state: dict[str, Any] = module.state_dict()
+        return state
+
+    def _find_model(self, strategy: Strategy) -> tuple[str, nn.Module]:
+        """Return the prefix of the model's weights among the module's, and the model."""
+        module = _module(strategy)
+        wanted = self._choose(module)
+        wanted = getattr(wanted, "_orig_mod", wanted)  # torch.compile's wrapper would write its own name into the file
+        for name, part in module.named_modules(remove_duplicate=False):
+            if part is wanted:
+                return f"{name}." if name else "", part
+        raise TrainerSetupError(
+            f"`model={self._model!r}`: that is no module inside {type(module).__name__}; name the attribute that holds "
+            "the model."
+        )
+
+    def _choose(self, module: pl.LightningModule) -> Any:
+        if callable(self._model):
+            return self._model(module)
+        if self._model is not None:
+            part: Any = module
+            for name in self._model.split("."):
+                part = getattr(part, name, None)
+            return part
+        savable = {name: part for name, part in module.named_children() if hasattr(part, "save_pretrained")}
+        if len(savable) > 1:
+            raise TrainerSetupError(
+                f"{type(module).__name__} holds several models: {', '.join(savable)}. Say which one to save, such as "
+                f"`HFCheckpointIO(model={next(iter(savable))!r})`; the others are kept in `lightning.pt`."
+            )
+        return next(iter(savable.values()), module)
+
+
+def _strategy() -> Strategy:
+    strategy = calling_strategy()
+    if strategy is None:
+        raise TrainerSetupError(
+            "HFCheckpointIO has to be called by a strategy of Lightning's: pass it as it is in "
+            "`lightning.Trainer(plugins=[...])`, not inside another CheckpointIO."
+        )
+    return strategy
+
+
+def _module(strategy: Strategy) -> pl.LightningModule:
+    module = strategy.lightning_module
+    assert module is not None, "Lightning saves and loads with a module connected"
+    return module
+
+
+def _has_scaler(strategy: Strategy) -> bool:
+    return getattr(strategy.precision_plugin, "scaler", None) is not None
+
+
+def _state_of(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState:
+    """Return the counts of the run as transformers writes them; epochs with the fraction of the one under way."""
+    trainer = _module(strategy).trainer
+    loops = checkpoint["loops"]["fit_loop"]
+    epochs, batches = loops["epoch_progress"]["current"], loops["epoch_loop.batch_progress"]["current"]
+    epoch = float(epochs["processed"])
+    if _is_mid_epoch(checkpoint):
+        epoch += batches["processed"] / trainer.num_training_batches
+    return TrainerState(
+        epoch=epoch,
+        global_step=checkpoint["global_step"],
+        max_steps=int(trainer.estimated_stepping_batches) if trainer.max_steps < 0 else trainer.max_steps,
+        num_train_epochs=trainer.max_epochs or 0,
+    )
+
+
+def _is_mid_epoch(checkpoint: Mapping[str, Any]) -> bool:
+    loops = checkpoint["loops"]["fit_loop"]
+    epochs = loops["epoch_progress"]["current"]
+    return bool(epochs["processed"] < epochs["started"])
+
+
+def _load_states(kept: dict[str, Any], folder: Path, strategy: Strategy) -> None:
+    """Add the states that have files of their own to ``kept``, and set the random generators."""
+    for key, name in _LISTS:
+        if key not in kept and (folder / name).is_file():
+            kept[key] = [load_trusted(folder / name)]
+    if _has_scaler(strategy) and (folder / names.SCALER_NAME).is_file():
+        kept[type(strategy.precision_plugin).__qualname__] = load_trusted(folder / names.SCALER_NAME)
+    rng.load_rng_state(folder)
+    if _is_mid_epoch(kept) and not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
+        _module(strategy).trainer.callbacks.append(_RandomState(rng.rng_state()))  # type: ignore[attr-defined]
+
+
+class _RandomState(pl.Callback):
+    """Sets the random generators once more when training goes on in the middle of an epoch.
+
+    The train loader's iterator has drawn from them by then, as it did in the run before when the epoch began.
+    """
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        rng.set_rng_state(self._state)
+        trainer.callbacks.remove(self)  # type: ignore[attr-defined]
+
+
+def _save_rest(content: dict[str, Any], path: Path) -> None:
+    """Write ``content`` after a check that it can be read back without running code.
+
+    Raises:
+        CheckpointError: If it cannot.
+    """
+    params = content.get(_HPARAMS, {})
+    unsafe = [name for name, value in params.items() if not is_trusted(value)]
+    if unsafe:
+        warnings.warn(
+            f"Hyperparameters that are no plain values are not saved: {', '.join(unsafe)}. Leave them out with "
+            "`save_hyperparameters(ignore=[...])`.",
+            HFCompatWarning,
+            stacklevel=2,
+        )
+        content = {**content, _HPARAMS: {name: value for name, value in params.items() if name not in unsafe}}
+    for name, value in content.items():
+        if name != "state_dict" and not is_trusted(value):
+            raise CheckpointError(
+                f"`{name}` of the checkpoint holds more than tensors and plain values, which could not be loaded "
+                "without running code: keep it out of the `state_dict` or `on_save_checkpoint` that adds it."
+            )
+    torch.save(content, path)
