@@ -11,6 +11,7 @@
     ├── DataError (ValueError)                 a data set or loader that cannot be trained or evaluated on
     ├── ModelError (ValueError)                a model that cannot be trained
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
+    │   └── CheckpointWriteError               one that the file system does not take
     ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
     ├── NotCarriedOutError (NotImplementedError)  a method of transformers' that is not there yet
     └── MissingPackageError (ImportError)      an optional package that is not installed
@@ -28,6 +29,7 @@ from types import ModuleType
 __all__ = [
     "ArgumentsError",
     "CheckpointError",
+    "CheckpointWriteError",
     "DataError",
     "HFCompatError",
     "HFCompatWarning",
@@ -93,6 +95,10 @@ class ModelError(HFCompatError, ValueError):
 
 class CheckpointError(HFCompatError, ValueError):
     """Says why a checkpoint folder cannot be read or written."""
+
+
+class CheckpointWriteError(CheckpointError):
+    """Says why the file system did not take a checkpoint; those written before are untouched."""
 
 
 class TrainerSetupError(HFCompatError, RuntimeError):

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ STEPS = 3 * 7
 """26 rows are 13 batches of two: six windows of two batches and a short one an epoch, for three epochs."""
 STAGES = ("weights written", "optimizer written", "random states written", "published")
 """Where a save can be made to wait."""
+OTHER_STAGES = ("evaluating", "in the background", "training")
+"""Where else a run can be made to wait."""
 ALLOCATOR_THREAD = "jemalloc_bg_thd"
 """A thread of pyarrow's memory allocator, which sees to forks by itself."""
 
@@ -61,10 +64,7 @@ class Model(nn.Module):
 
 
 class Progress(TrainerCallback):
-    """Reports how far the run is; may leave the disk no space after one of the saves."""
-
-    def __init__(self, full_after: int | None) -> None:
-        self.full_after = full_after
+    """Reports how far the run is."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         report("begin", step=state.global_step)
@@ -72,23 +72,48 @@ class Progress(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         report("step", step=state.global_step)
 
+
+class Saves(Progress):
+    """Reports saves too; may leave the disk no space after one of them."""
+
+    def __init__(self, full_after: int | None) -> None:
+        self.full_after = full_after
+
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         report("saved", step=state.global_step)
         if state.global_step == self.full_after:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
 
-class WaitingTrainer(Trainer):
-    """Reports when a save begins, and waits to be killed at ``stage`` of the save of update step ``wait_step``."""
+class PatientTrainer(Trainer):
+    """Waits to be killed, or for SIGUSR2, at ``stage`` of update step ``wait_step``, once."""
 
     stage: str | None = None
     wait_step: int | None = None
+    saves = 0
 
-    def _wait_at(self, stage: str) -> None:
-        if (stage, self.state.global_step) == (self.stage, self.wait_step):
+    def _wait_at(self, stage: str, step: int | None = None) -> None:
+        if (stage, self.state.global_step if step is None else step) == (self.stage, self.wait_step):
+            self.stage = None
             report("waiting", step=self.wait_step)
-            while True:
-                signal.pause()
+            signal.sigwait([signal.SIGUSR2])
+
+    def training_step(self, *args: Any) -> torch.Tensor:
+        self._wait_at("training")
+        return super().training_step(*args)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._wait_at("evaluating")
+        return super().evaluate(*args, **kwargs)
+
+    def _publish(self, stack: ExitStack, later: list[Any], run_dir: Path) -> None:
+        self.saves += 1
+        stack.callback(self._wait_at, "in the background", self.saves)  # the training is further by now
+        super()._publish(stack, later, run_dir)
+
+
+class WaitingTrainer(PatientTrainer):
+    """Reports when a save begins, and may wait at the stages of a save."""
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         report("saving", step=self.state.global_step)
@@ -118,6 +143,8 @@ def train(
     stage: str | None = None,
     wait_step: int | None = None,
     full_after: int | None = None,
+    environment: dict[str, str] | None = None,
+    **settings: Any,
 ) -> None:
     """Train in ``folder``, with checkpoints of every update step in ``out``; the arguments are the request's.
 
@@ -128,8 +155,12 @@ def train(
         stage: One of ``STAGES``, to wait there.
         wait_step: The update step whose save waits.
         full_after: The update step after whose save no file can grow past a kilobyte, as on a full disk.
+        environment: Environment variables.
+        **settings: More training arguments. With ``save_async`` nobody waits for, or is told of, a save.
     """
     os.chdir(folder)
+    os.environ.update(environment or {})
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])  # to be waited for
     torch.manual_seed(0)
     args = TrainingArguments(
         "out",
@@ -143,12 +174,10 @@ def train(
         eval_strategy="steps",
         eval_steps=2,
         metric_for_best_model="loss",
-        save_strategy="steps",
-        save_steps=1,
-        save_total_limit=2,
+        **{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, **settings},
     )
-    callbacks = [Progress(full_after)]
-    trainer = WaitingTrainer(
+    callbacks = [Progress() if args.save_async else Saves(full_after)]
+    trainer = (PatientTrainer if args.save_async else WaitingTrainer)(
         Model(width), args, train_dataset=Rows(26, 1), eval_dataset=Rows(4, 2), callbacks=callbacks
     )
     trainer.stage, trainer.wait_step = stage, wait_step

@@ -248,7 +248,7 @@ def test_killed_while_much_is_written(server, tmp_path):
 def test_full_disk(server, unharmed, tmp_path):
     """A full disk ends the run with our error and its checkpoints left; with space again it goes on from the last."""
     (error,) = [event for event in server.run(tmp_path, full_after=4) if event["event"] == "error"]
-    assert error["kind"] == "CheckpointError"
+    assert error["kind"] == "CheckpointWriteError"
     assert error["message"].startswith("`out/checkpoint-5` cannot be written: ")
     assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-3", "checkpoint-4"]
     assert_tidy(tmp_path)

@@ -56,6 +56,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "include_num_input_tokens_seen": ("no", "all", "non_padding"),
     "log_level": tuple(LOG_LEVELS),
     "log_level_replica": tuple(LOG_LEVELS),
+    "on_save_error": ("raise", "warn"),
     "train_sampling_strategy": SAMPLING_STRATEGIES,
 }
 

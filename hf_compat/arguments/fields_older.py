@@ -16,7 +16,7 @@ HALF_PRECISION_BACKENDS = ("auto", "cuda_amp", "apex", "cpu_amp")
 
 @dataclass
 class AllFields(RunningFields):
-    """Every field that a release of transformers has had, and one of our own: ``semantics``."""
+    """Every field that a release of transformers has had, and three of our own, the last three."""
 
     _VALID_DICT_FIELDS: ClassVar[list[str]] = [
         "accelerator_config",
@@ -69,4 +69,10 @@ class AllFields(RunningFields):
     tp_size: int | None = option(0, "Devices that share a tensor, in 4.50 and 4.51.")
     semantics: str | None = option(
         None, "Whose numbers to reproduce: a transformers release or 'corrected'. Default: the installed release."
+    )
+    save_async: bool = option(False, "Write checkpoints in the background, from a copy in host memory.")
+    on_save_error: str = option(
+        "raise",
+        "If a checkpoint cannot be written: end the run, or warn and go on.",
+        choices=["raise", "warn"],
     )

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 
 from hf_compat.checkpoint.completeness import is_complete, write_marker
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointWriteError
 
 __all__ = ["abandon", "begin", "clean_orphans", "delete_folder", "publish", "staging"]
 
@@ -50,7 +50,7 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
         run_id: The run that writes, for the completion marker; see ``rotation.Ledger``.
 
     Raises:
-        CheckpointError: If the folder cannot be written; checkpoints written before are untouched.
+        CheckpointWriteError: If the folder cannot be written; checkpoints written before are untouched.
     """
     target = Path(final)
     try:
@@ -64,7 +64,7 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
     except (OSError, RuntimeError, SafetensorError) as error:
         if not _is_write_failure(error):
             raise
-        raise CheckpointError(
+        raise CheckpointWriteError(
             f"`{target}` cannot be written: {error}. Checkpoints written before are untouched; look for free space and "
             f"permissions in `{target.parent}`."
         ) from error

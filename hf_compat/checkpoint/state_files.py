@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from hf_compat.checkpoint.background import Writes
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 
@@ -25,9 +26,12 @@ class Stateful(Protocol):
         """Take over a state."""
 
 
-def save_state_file(source: Stateful, folder: str | os.PathLike[str], name: str) -> None:
-    """Write ``source.state_dict()`` to ``folder/name``."""
-    torch.save(source.state_dict(), Path(folder, name))
+def save_state_file(
+    source: Stateful, folder: str | os.PathLike[str], name: str, *, writes: Writes | None = None
+) -> None:
+    """Write ``source.state_dict()`` to ``folder/name``, at once or when ``writes`` does."""
+    writes = writes or Writes()
+    writes(torch.save, writes.snapshot(source.state_dict()), Path(folder, name))
 
 
 def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str, *, map_location: Any = "cpu") -> None:

@@ -61,6 +61,8 @@ class BridgeCallback(Checkpoint):
             self._step_made = trainer.global_step
             host.control = host.callback_handler.on_step_end(host.args, host.state, host.control)
             host.log_evaluate_save()
+            if not trainer.is_last_batch:  # else what belongs to the epoch's end comes first
+                host.leave_if_preempted()
         self._pass_on_stop(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -68,6 +70,7 @@ class BridgeCallback(Checkpoint):
         host = self._host
         host.control = host.callback_handler.on_epoch_end(host.args, host.state, host.control)
         host.log_evaluate_save()
+        host.leave_if_preempted()
         self._pass_on_stop(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from collections.abc import Iterator
@@ -13,13 +14,17 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 __all__ = [
     "callback_states",
+    "calling_strategy",
     "fast_forward",
     "is_fitting",
+    "leave_signals_alone",
     "restore_callback_states",
     "validate_in_fit",
     "without_notices",
@@ -95,6 +100,35 @@ def callback_states(trainer: pl.Trainer) -> dict[str, Any]:
 def restore_callback_states(trainer: pl.Trainer, states: dict[str, Any]) -> None:
     """Give each Lightning callback its state back."""
     _call_callbacks_load_state_dict(trainer, {"callbacks": states})
+
+
+class _QuietSignals(_SignalConnector):
+    """Takes no signal: Lightning would exit with 0 on SIGTERM, and under SLURM save inside a handler."""
+
+    def register_signal_handlers(self) -> None:
+        self.received_sigterm = False
+
+
+def leave_signals_alone(trainer: pl.Trainer) -> None:
+    """Keep ``trainer`` from installing signal handlers.
+
+    Contract: a run's handlers come from ``_signal_connector.register_signal_handlers`` alone.
+    """
+    trainer._signal_connector = _QuietSignals(trainer)
+
+
+def calling_strategy() -> Strategy | None:
+    """Return the strategy whose method is calling, None if there is none.
+
+    Contract: Lightning hands checkpoints to a ``CheckpointIO`` in ``Strategy.save_checkpoint`` and
+    ``Strategy.load_checkpoint``, and never tells it for which trainer.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if isinstance(caller := frame.f_locals.get("self"), Strategy):
+            return caller
+        frame = frame.f_back
+    return None
 
 
 @contextmanager

@@ -15,7 +15,13 @@ from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.engine.bridge import BridgeCallback
 from hf_compat.engine.host import EvaluationSession, Host
-from hf_compat.engine.internals import fast_forward, is_fitting, validate_in_fit, without_notices
+from hf_compat.engine.internals import (
+    fast_forward,
+    is_fitting,
+    leave_signals_alone,
+    validate_in_fit,
+    without_notices,
+)
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import precision_plugin
 from hf_compat.engine.strategies import device_keywords
@@ -129,7 +135,9 @@ def build_lightning_trainer(
         "use_distributed_sampler": False,
     }
     with without_notices():
-        return pl.Trainer(**settings)
+        trainer = pl.Trainer(**settings)
+    leave_signals_alone(trainer)
+    return trainer
 
 
 def fit(trainer: pl.Trainer, module: HFModule, windows: Any, *, start: tuple[int, int, int] | None = None) -> None:

@@ -11,12 +11,12 @@ from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
 from hf_compat.plan import DataPosition
 from hf_compat.trainer.overriding import call_as_defined
-from hf_compat.trainer.saving import SavingMethods
+from hf_compat.trainer.safekeeping import SafekeepingMethods
 
 __all__ = ["FlowMethods"]
 
 
-class FlowMethods(SavingMethods):
+class FlowMethods(SafekeepingMethods):
     """Called by the engine while Lightning's fit runs, in upstream's order."""
 
     _ignore_keys_for_eval: list[str] | None = None
@@ -44,6 +44,7 @@ class FlowMethods(SavingMethods):
     def log_evaluate_save(self) -> None:
         """Log, evaluate and save, each if the control asks for it."""
         assert self.lightning_trainer is not None, "a run has a Lightning trainer"
+        self._has_saved = False
         call_as_defined(
             self._maybe_log_save_evaluate,
             ("tr_loss", self._tr_loss),
@@ -92,8 +93,7 @@ class FlowMethods(SavingMethods):
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
-            call_as_defined(self._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+            self._save_and_tell(model, trial, metrics)
 
     def _training_logs(self, tr_loss: torch.Tensor, grad_norm: Any, learning_rate: float | None) -> dict[str, float]:
         """Return what is logged of the update steps since the last log, and start counting anew."""
@@ -134,6 +134,7 @@ class FlowMethods(SavingMethods):
             start_time: When the run began, in seconds of ``time.time``.
         """
         self._total_loss_scalar += self._tr_loss.item()
+        self._finish_saving()
         loads_best = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
         if loads_best and not self.semantics.loads_best_after_final_log:
             self._load_best_model()

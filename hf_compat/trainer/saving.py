@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +14,7 @@ import torch
 from torch import nn
 
 from hf_compat.checkpoint import names, publish, rng, rotation, state_files, training_args, weights
+from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.engine.internals import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
@@ -51,10 +55,12 @@ class SavingMethods(EvaluationMethods):
         """Write model, processing class and arguments into ``output_dir``."""
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        weights.save_weights(
-            self.accelerator.unwrap_model(self.model),
+        model = self.accelerator.unwrap_model(self.model)
+        self._writes(
+            weights.save_weights,
+            model,
             folder,
-            state_dict=state_dict,
+            state_dict=self._writes.state_of(model) if state_dict is None else self._writes.snapshot(state_dict),
             safe_serialization=self.args.save_safetensors,
         )
         processing_class = self.processing_class
@@ -67,6 +73,11 @@ class SavingMethods(EvaluationMethods):
     def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
         """Write ``checkpoint-<update step>``, complete or not at all, then delete what is too old.
 
+        With ``save_async`` the folder appears later: its content is copied in host memory, as many bytes as the
+        checkpoint has, and written while the training goes on; one checkpoint at a time. What a subclass writes in
+        methods of its own is written at once, and published with the rest. Where a subclass overrides this method, or
+        a callback ``on_save``, and may look at the folder, it is there before either goes on.
+
         Args:
             model: What was trained; the Trainer's own model is written.
             trial: The trial of a search, None without one.
@@ -78,17 +89,48 @@ class SavingMethods(EvaluationMethods):
         run_dir = Path(self._get_output_dir(trial=trial))
         step = self.state.global_step
         folder = run_dir / names.checkpoint_name(step)
-        with publish.staging(folder, step=step, run_id=self._ledger.run_id) as staged:
-            self.save_model(str(staged), _internal_call=True)
+        later: list[Callable[[], Any]] = []
+        in_background = is_wanted(self.args)
+        self._saver.wait()
+        with ExitStack() as stack:
+            staged = stack.enter_context(publish.staging(folder, step=step, run_id=self._ledger.run_id))
+            self._write_part(later, in_background, ("save_model", "_save"), str(staged), _internal_call=True)
             self._note_best_checkpoint(run_dir)
             if not self.args.save_only_model:
-                self._save_optimizer_and_scheduler(str(staged))
-                self._save_scaler(str(staged))
-                self._save_rng_state(str(staged))
-                self._save_lightning_state(staged)
+                for part in ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state"):
+                    self._write_part(later, in_background, (part,), str(staged))
+                self._write_part(later, in_background, ("_save_lightning_state",), staged)
             self._export_callback_states()
             self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
+            if in_background:
+                self._saver.start(partial(self._publish, stack.pop_all(), later, run_dir))
+                if self._folder_is_looked_at():
+                    self._saver.wait()
+                return
         self._rotate_checkpoints(output_dir=str(run_dir))
+
+    def _write_part(
+        self, later: list[Callable[[], Any]], in_background: bool, methods: tuple[str, ...], *args: Any, **kwargs: Any
+    ) -> None:
+        """Call the first of ``methods``; keep its writing for later if all of them are our own."""
+        own = all(_is_ours(getattr(type(self), name)) for name in methods)
+        with self._writes.kept(later) if in_background and own else nullcontext():
+            getattr(self, methods[0])(*args, **kwargs)
+
+    def _publish(self, stack: ExitStack, later: list[Callable[[], Any]], run_dir: Path) -> None:
+        """Make the calls kept for ``later``, give the folder its name and delete what is too old."""
+        with stack:
+            for write in later:
+                write()
+        self._rotate_checkpoints(output_dir=str(run_dir))
+
+    def _folder_is_looked_at(self) -> bool:
+        """Return whether others than we are told of a save, and may expect its folder to be there."""
+        told = [callback for callback in self.callback_handler.callbacks if _is_told_of_saves(callback)]
+        if told:
+            names_of_callbacks = ", ".join(sorted({type(callback).__name__ for callback in told}))
+            logger.info("Saving in the background waits for its end, as `on_save` of %s is told.", names_of_callbacks)
+        return bool(told) or not _is_ours(type(self)._save_checkpoint)
 
     def _note_best_checkpoint(self, run_dir: Path) -> None:
         """Set ``state.best_model_checkpoint`` if the best evaluation's update step is, or was, saved."""
@@ -113,13 +155,14 @@ class SavingMethods(EvaluationMethods):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write ``optimizer.pt`` and ``scheduler.pt``."""
-        state_files.save_state_file(self.optimizer, output_dir, names.OPTIMIZER_NAME)
-        state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME)
+        state_files.save_state_file(self.optimizer, output_dir, names.OPTIMIZER_NAME, writes=self._writes)
+        state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write ``scaler.pt`` of an fp16 run."""
         if self.accelerator.scaler is not None:
-            state_files.save_state_file(self.accelerator.scaler, output_dir, names.SCALER_NAME)
+            scaler = self.accelerator.scaler
+            state_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=self._writes)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of the random generators of python, numpy and torch."""
@@ -130,7 +173,7 @@ class SavingMethods(EvaluationMethods):
         content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
         if self._position is not None:
             content["position"] = self._position.to_dict()
-        torch.save(content, folder / names.LIGHTNING_STATE_NAME)
+        self._writes(torch.save, self._writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
@@ -263,7 +306,8 @@ class SavingMethods(EvaluationMethods):
         if not path.is_file():
             return
         try:
-            restore_callback_states(self.lightning_trainer, load_trusted(path)["callbacks"])  # type: ignore[arg-type]
+            states = load_trusted(path).get("callbacks", {})  # `HFCheckpointIO` may have kept none
+            restore_callback_states(self.lightning_trainer, states)  # type: ignore[arg-type]
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"`{path}` does not fit this run's Lightning callbacks: {error or type(error).__name__}. Resume with "
@@ -273,6 +317,8 @@ class SavingMethods(EvaluationMethods):
     _resume_path: str | None = None
     _position: DataPosition | None = None
     _ledger: rotation.Ledger
+    _saver: BackgroundSaver
+    _writes: Writes
 
 
 def _rebuilt(callback: Any, state: Any) -> Any:
@@ -285,3 +331,14 @@ def _rebuilt(callback: Any, state: Any) -> Any:
             f"`stateful_callbacks`: {error or type(error).__name__}. Resume without "
             "`restore_callback_states_from_checkpoint`."
         ) from error
+
+
+def _is_told_of_saves(callback: Any) -> bool:
+    function = getattr(type(callback), "on_save", None)
+    # A base class's own, here or in transformers, does nothing.
+    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not _is_ours(function)
+
+
+def _is_ours(function: Any) -> bool:
+    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else."""
+    return str(getattr(function, "__module__", "")).startswith("hf_compat.")

@@ -24,6 +24,7 @@ from hf_compat.callbacks import (
     ProgressCallback,
     is_in_notebook,
 )
+from hf_compat.checkpoint.background import BackgroundSaver, Writes
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
@@ -104,6 +105,7 @@ class Trainer(SharingMethods):
         self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
         self.semantics = resolve_semantics(self.args.semantics)
         self._warned = set()
+        self._saver, self._writes = BackgroundSaver(), Writes()
         self._set_log_level()
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

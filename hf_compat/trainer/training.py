@@ -85,13 +85,14 @@ class TrainingMethods(ResumingMethods):
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 self._load_from_checkpoint(resume_path)
-            return self._inner_training_loop(
-                batch_size=self._train_batch_size,
-                args=self.args,
-                resume_from_checkpoint=resume_path,
-                trial=trial,
-                ignore_keys_for_eval=ignore_keys_for_eval,
-            )
+            with self._watching_signals():
+                return self._inner_training_loop(
+                    batch_size=self._train_batch_size,
+                    args=self.args,
+                    resume_from_checkpoint=resume_path,
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                )
         finally:
             self.is_in_train = False
             self.accelerator.attach(None)
