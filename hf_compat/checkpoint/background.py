@@ -32,20 +32,32 @@ def to_host(value: Any) -> Any:
     Args:
         value: Tensors, plain values, and dicts, lists and tuples of them.
     """
-    return _copied(value, {})
+    return _Copier().copied(value)
 
 
-def _copied(value: Any, storages: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Any:
-    if isinstance(value, Tensor):
-        return _copied_tensor(value, storages)
-    if isinstance(value, dict):
-        twin = copy.copy(value)  # keeps an ordered dict's kind, and the versions noted on a state dict
-        for key, item in value.items():
-            twin[key] = _copied(item, storages)
-        return twin
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item, storages) for item in value)
-    return copy.deepcopy(value)
+class _Copier:
+    """Copies each object once, however often it is met."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, tuple[Any, Any]] = {}  # with the object itself, so that its id is not given away
+        self._storages: dict[tuple[torch.device, int], torch.UntypedStorage] = {}
+
+    def copied(self, value: Any) -> Any:
+        if id(value) not in self._copies:
+            self._copies[id(value)] = (value, self._copy(value))
+        return self._copies[id(value)][1]
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _copied_tensor(value, self._storages)
+        if isinstance(value, dict):
+            twin = copy.copy(value)  # keeps an ordered dict's kind, and the versions noted on a state dict
+            for key, item in value.items():
+                twin[key] = self.copied(item)
+            return twin
+        if type(value) in (list, tuple):
+            return type(value)(self.copied(item) for item in value)
+        return copy.deepcopy(value)
 
 
 def _copied_tensor(tensor: Tensor, storages: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Tensor:
