@@ -38,7 +38,11 @@ def run(folder, trainer_class=Trainer, model=None, callbacks=(), **settings):
     }
     args = TrainingArguments(str(folder), **arguments)
     return trainer_class(
-        model() if model else Model(8), args, train_dataset=Rows(12, 1), eval_dataset=Rows(4, 2), callbacks=list(callbacks)
+        model() if model else Model(8),
+        args,
+        train_dataset=Rows(12, 1),
+        eval_dataset=Rows(4, 2),
+        callbacks=list(callbacks),
     )
 
 

@@ -255,3 +255,27 @@ def test_full_disk(server, unharmed, tmp_path):
     assert steps(server.run(tmp_path), "begin") == [4]
     assert_tidy(tmp_path)
     assert outcome(tmp_path) == unharmed[0]
+
+
+def test_full_disk_survived(server, tmp_path):
+    """With `on_save_error="warn"` a run on a full disk comes to its end, and its checkpoints from before are whole."""
+    events = server.run(tmp_path, full_after=4, on_save_error="warn")
+    assert events[-2:] == FINISHED
+    assert steps(events, "saved") == [1, 2, 3, 4]
+    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-3", "checkpoint-4"]
+    assert_tidy(tmp_path)
+
+
+@pytest.mark.parametrize("step", [pytest.param(1, id="first save"), pytest.param(5, id="later save")])
+def test_killed_while_writing_in_the_background(server, unharmed, tmp_path, step):
+    """A process killed while a checkpoint is written in the background leaves only complete ones, the newest before."""
+    process = server.start(tmp_path, stage="in the background", wait_step=step, save_async=True)
+    server.events_until("waiting")
+    server.kill(process)
+    assert len(unfinished(tmp_path)) == 1
+    assert newest(tmp_path) == step - 1
+    assert all(item.problems == () for item in describe_checkpoints(tmp_path / "out", verify=True))
+    events = server.run(tmp_path, save_async=True)
+    assert steps(events, "begin") == [step - 1]
+    assert_tidy(tmp_path)
+    assert outcome(tmp_path) == unharmed[0]

@@ -28,12 +28,19 @@ def server():
     server.close()
 
 
+def left(folder):
+    """What a run leaves; the checkpoint it deems the best may be one that only the signal had it save."""
+    files = outcome(folder)
+    del files["trainer_state.json"]["best_model_checkpoint"]
+    return files
+
+
 @pytest.fixture(scope="module")
 def undisturbed(server, tmp_path_factory):
     """What a run that nobody disturbs leaves."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert server.run(folder, **SELDOM)[-2:] == FINISHED
-    return outcome(folder)
+    return left(folder)
 
 
 def signalled(server, folder, stage, step, *signals, **settings):
@@ -63,7 +70,7 @@ def test_sigterm(server, undisturbed, tmp_path, stage, step, saved):
     assert_tidy(tmp_path)
     events = server.run(tmp_path, **SELDOM)
     assert (steps(events, "begin"), events[-2:]) == ([saved], FINISHED)
-    assert outcome(tmp_path) == undisturbed
+    assert left(tmp_path) == undisturbed
 
 
 @pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
@@ -133,7 +140,7 @@ def test_slurm_requeue(server, undisturbed, tmp_path):
     assert (steps(events, "saved"), events[-1]["status"]) == ([4], 128 + signal.SIGUSR1)
     assert (tmp_path / "bin" / "calls").read_text() == "requeue 17\n"
     assert server.run(tmp_path, **SELDOM)[-2:] == FINISHED
-    assert outcome(tmp_path) == undisturbed
+    assert left(tmp_path) == undisturbed
 
 
 @pytest.mark.parametrize(

@@ -52,22 +52,31 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
     Raises:
         CheckpointWriteError: If the folder cannot be written; checkpoints written before are untouched.
     """
-    target = Path(final)
+    target, free = Path(final), ""
     try:
         staged = begin(target)
         try:
             yield staged
             publish(staged, target, step=step, run_id=run_id)
         except BaseException:
+            free = _free_space(staged)  # before what was written is given back
             abandon(staged)
             raise
     except (OSError, RuntimeError, SafetensorError) as error:
         if not _is_write_failure(error):
             raise
         raise CheckpointWriteError(
-            f"`{target}` cannot be written: {error}. Checkpoints written before are untouched; look for free space and "
-            f"permissions in `{target.parent}`."
+            f"`{target}` cannot be written: {error}{free}. Checkpoints written before are untouched; look for free "
+            f"space and permissions in `{target.parent}`."
         ) from error
+
+
+def _free_space(folder: Path) -> str:
+    """Return how much space was left, as torch's errors do not say that there was none."""
+    try:
+        return f" ({shutil.disk_usage(folder).free} bytes were free)"
+    except OSError:
+        return ""
 
 
 def _is_write_failure(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -207,23 +208,18 @@ def _has_scaler(strategy: Strategy) -> bool:
 def _state_of(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState:
     """Return the counts of the run as transformers writes them; epochs with the fraction of the one under way."""
     trainer = _module(strategy).trainer
-    loops = checkpoint["loops"]["fit_loop"]
-    epochs, batches = loops["epoch_progress"]["current"], loops["epoch_loop.batch_progress"]["current"]
-    epoch = float(epochs["processed"])
-    if _is_mid_epoch(checkpoint):
-        epoch += batches["processed"] / trainer.num_training_batches
+    batches, epochs = trainer.num_training_batches, trainer.max_epochs or 0
+    is_sized = 0 < batches < math.inf
+    max_steps = trainer.max_steps
+    if max_steps < 0:
+        max_steps = math.ceil(batches / trainer.accumulate_grad_batches) * epochs if is_sized and epochs > 0 else 0
+    done = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["processed"]
     return TrainerState(
-        epoch=epoch,
+        epoch=done / batches if is_sized else float(checkpoint["epoch"]),
         global_step=checkpoint["global_step"],
-        max_steps=int(trainer.estimated_stepping_batches) if trainer.max_steps < 0 else trainer.max_steps,
-        num_train_epochs=trainer.max_epochs or 0,
+        max_steps=max_steps,
+        num_train_epochs=epochs,
     )
-
-
-def _is_mid_epoch(checkpoint: Mapping[str, Any]) -> bool:
-    loops = checkpoint["loops"]["fit_loop"]
-    epochs = loops["epoch_progress"]["current"]
-    return bool(epochs["processed"] < epochs["started"])
 
 
 def _load_states(kept: dict[str, Any], folder: Path, strategy: Strategy) -> None:
@@ -234,7 +230,7 @@ def _load_states(kept: dict[str, Any], folder: Path, strategy: Strategy) -> None
     if _has_scaler(strategy) and (folder / names.SCALER_NAME).is_file():
         kept[type(strategy.precision_plugin).__qualname__] = load_trusted(folder / names.SCALER_NAME)
     rng.load_rng_state(folder)
-    if _is_mid_epoch(kept) and not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
+    if not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
         _module(strategy).trainer.callbacks.append(_RandomState(rng.rng_state()))  # type: ignore[attr-defined]
 
 
