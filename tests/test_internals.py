@@ -1,9 +1,11 @@
 """The contracts with Lightning's private names: a release that changed one fails here, with the name."""
 
 import inspect
+import signal
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops import _EvaluationLoop
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
 
 from hf_compat.engine import internals
@@ -38,3 +40,22 @@ def test_callback_states_are_kept_by_state_key():
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", callbacks=[])
     assert isinstance(internals.callback_states(trainer), dict)
     assert "callback_states" in inspect.getsource(call._call_callbacks_load_state_dict)
+
+
+def test_signal_handlers_come_from_the_connector():
+    """Lightning installs handlers in one method of its signal connector; ours installs none."""
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    assert "_signal_connector.register_signal_handlers()" in inspect.getsource(pl.Trainer._run)
+    internals.leave_signals_alone(trainer)
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1)}
+    trainer._signal_connector.register_signal_handlers()
+    assert {signum: signal.getsignal(signum) for signum in before} == before
+    trainer._signal_connector.teardown()
+    assert not trainer.received_sigterm
+
+
+def test_strategies_call_the_checkpoint_io():
+    """A strategy hands checkpoints to its ``CheckpointIO`` itself, so that it can be found among the callers."""
+    for method in (Strategy.save_checkpoint, Strategy.load_checkpoint):
+        assert "self.checkpoint_io." in inspect.getsource(method)
+    assert internals.calling_strategy() is None

@@ -67,7 +67,7 @@ class SafekeepingMethods(SavingMethods):
         except BaseException:
             try:
                 self._saver.wait()
-            except CheckpointWriteError as error:
+            except Exception as error:  # what ended the run is the error to tell of
                 logger.error("%s", error)
             raise
         finally:
