@@ -127,7 +127,7 @@ EFFECTS: dict[str, Effect] = {
     "save_only_model": Effect(
         see.checkpoint_files,
         True,
-        {"optimizer.pt", "scheduler.pt", "rng_state.pth"},
+        {"optimizer.pt", "scheduler.pt", "rng_state.pth", "lightning.pt"},
         set(),
         {"save_strategy": "steps"},
     ),
@@ -190,6 +190,9 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "tf32": "tests/test_field_effects.py::test_tf32",
     "activation_checkpointing_kwargs": "tests/test_trainer.py::test_settings_of_checkpointing_reach_the_model",
     "torch_empty_cache_steps": "tests/test_field_effects.py::test_the_cache_is_emptied",
+    "save_async": "tests/test_background.py::test_training_goes_on_meanwhile",
+    "on_save_error": "tests/test_background.py::test_errors_are_survived_if_asked",
+    "enable_jit_checkpoint": "tests/test_preemption.py::test_runs_without_checkpoints",
     "skip_memory_metrics": "tests/scenarios/aids.py::memory_metrics",
     "debug": "tests/scenarios/aids.py::overflow_is_reported",
     "past_index": "tests/test_older_evaluation.py::test_memory_survives_an_evaluation",

@@ -126,6 +126,8 @@ ACCOUNTS: dict[str, str] = {
     "per_gpu_eval_batch_size": "Passed on to `per_device_eval_batch_size`.",
     "warmup_ratio": "Share of all update steps that is warmup: `warmup_steps` below 1.",
     "logging_dir": "Folder of Lightning's `TensorBoardLogger`.",
+    "save_async": "Checkpoints are copied in host memory and written by a thread while training goes on.",
+    "on_save_error": "Whether a checkpoint that cannot be written ends the run or is logged.",
     "save_safetensors": "With False, weights are saved by `torch.save`, where the release could do so.",
     "no_cuda": "Passed on to `use_cpu`.",
     "use_mps_device": "Checks that there is an MPS device, which is used by itself.",
