@@ -12,6 +12,7 @@
     ├── ModelError (ValueError)                a model that cannot be trained
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     │   └── CheckpointWriteError               one that the file system does not take
+    ├── HubError (OSError)                     a repository on the Hub that cannot be made or written to
     ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
     ├── NotCarriedOutError (NotImplementedError)  a method of transformers' that is not there yet
     └── MissingPackageError (ImportError)      an optional package that is not installed
@@ -33,6 +34,7 @@ __all__ = [
     "DataError",
     "HFCompatError",
     "HFCompatWarning",
+    "HubError",
     "MissingPackageError",
     "ModelError",
     "NotCarriedOutError",
@@ -99,6 +101,10 @@ class CheckpointError(HFCompatError, ValueError):
 
 class CheckpointWriteError(CheckpointError):
     """Says why the file system did not take a checkpoint; those written before are untouched."""
+
+
+class HubError(HFCompatError, OSError):
+    """Says why a repository on the Hub cannot be made or written to."""
 
 
 class TrainerSetupError(HFCompatError, RuntimeError):

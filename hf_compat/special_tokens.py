@@ -29,7 +29,9 @@ def align_special_tokens(model: Any, processing_class: Any, semantics: Semantics
     config = model.config
     if semantics.keeps_tokens_undefined_by_tokenizer and hasattr(config, "get_text_config"):
         config = config.get_text_config()
-    generation = getattr(model, "generation_config", None)
+    generation: Any = getattr(model, "generation_config", None)
+    if not semantics.keeps_tokens_undefined_by_tokenizer and isinstance(getattr(generation, "eos_token_id", None), int):
+        generation.eos_token_id = [generation.eos_token_id]  # whether it is the tokenizer's or not
     changed = {}
     for name in _TOKENS:
         token = getattr(tokenizer, name)
@@ -46,8 +48,6 @@ def _align(name: str, token: int | None, config: Any, generation: Any) -> bool:
     in_config = _as_list(getattr(config, name, None))
     in_generation = _as_list(getattr(generation, name, None)) if generation is not None else [token]
     several = name == "eos_token_id"
-    if several and generation is not None and isinstance(getattr(generation, name), int):
-        setattr(generation, name, in_generation)
     if token in in_config and token in in_generation:
         return False
     keeps_list = several and isinstance(getattr(config, name, None), list)

@@ -242,7 +242,7 @@ def test_other_trackers_need_a_logger():
 def test_tokens_are_never_shown():
     """No text of the arguments, an error's included, holds a token."""
     with pytest.raises(UnsupportedArgumentsError) as caught:
-        TrainingArguments("out", push_to_hub=True, hub_token="hf_secret")
+        TrainingArguments("out", deepspeed="ds.json", hub_token="hf_secret")
     assert "hf_secret" not in str(caught.value)
     args = TrainingArguments("out")
     args.hub_token = "hf_secret"

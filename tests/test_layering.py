@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arguments", "files", "memory", "nested", "overflow"),
     ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
     ("evaluation", "optim"),
-    ("data", "checkpoint"),
+    ("data", "checkpoint", "hub"),
     ("accelerator", "engine"),
     ("trainer",),
     ("tools",),

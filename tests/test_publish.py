@@ -225,7 +225,7 @@ def dead_pid():
 def test_orphans_are_of_dead_processes_only(tmp_path, dead_pid):
     """What a living process or another host's is writing is left alone."""
     kept = [hidden(tmp_path, "partial", pid=os.getppid()), hidden(tmp_path, "partial", host="else-where", pid=dead_pid)]
-    orphans = [hidden(tmp_path, "partial", pid=dead_pid), hidden(tmp_path, "deleted", pid=dead_pid)]
+    orphans = [hidden(tmp_path, kind, pid=dead_pid) for kind in ("partial", "deleted", "pushed")]
     with publish.staging(tmp_path / "checkpoint-5", step=5) as own:
         assert sorted(publish.clean_orphans(tmp_path)) == sorted(orphans)
         assert names_in(tmp_path) == sorted([own.name, *(path.name for path in kept)])

@@ -31,7 +31,6 @@ METHODS = API["methods"]
 
 CALLED_BY_USERS = {
     "add_callback",
-    "create_model_card",
     "end",
     "get_learning_rates",
     "get_num_trainable_parameters",
@@ -40,7 +39,6 @@ CALLED_BY_USERS = {
     "log_metrics",
     "metrics_format",
     "pop_callback",
-    "push_to_hub",
     "remove_callback",
     "save_metrics",
     "save_state",
@@ -49,15 +47,12 @@ CALLED_BY_USERS = {
 """What scripts call and no run does, so that an override of it is found by whoever calls it."""
 
 NOT_YET = {
-    "_finish_current_push",
     "_hp_search_setup",
-    "_push_from_checkpoint",
     "_report_to_hp_search",
     "_tune_save_checkpoint",
     "_update_auto_batch_size",
-    "init_hf_repo",
 }
-"""Pushing to the Hub, searches and finding a batch size: not carried out, nor are overrides of their parts."""
+"""Searches and finding a batch size: not carried out, nor are overrides of their parts."""
 
 NEVER_WRITTEN = {name for name in NEVER_CALLED if not hasattr(Trainer, name)}
 """Refused as overrides, and nobody calls them: for backends or loops that upstream has and Lightning replaces."""
@@ -91,7 +86,6 @@ LESS_STRICT = {
     "_maybe_log_save_evaluate": "the start time may be left out",
     "_save_checkpoint": "takes the metrics of old releases",
     "hyperparameter_search": "not carried out",
-    "push_to_hub": "not carried out",
 }
 """Methods whose defaults or parameters are not exactly upstream's, and why."""
 
@@ -110,7 +104,7 @@ def test_calls_of_the_installed_release_are_taken(kind):
         right = [item for item in parameters(ours) if item[1] in KINDS]
         if name in LESS_STRICT:
             left, right = ([item[0] for item in side] for side in (left, right))
-            if name in ("push_to_hub", "hyperparameter_search"):
+            if name == "hyperparameter_search":
                 continue
         assert right[: len(left)] == left, name
         checked += 1

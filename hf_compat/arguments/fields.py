@@ -34,7 +34,6 @@ class FieldRule:
         return f"{self.target[0].upper()}{self.target[1:]}." if self.fate == "unsupported" else ACCOUNTS[self.field]
 
 
-_HUB = "pushing to the Hub is not supported yet; drop it and upload the folder with `huggingface_hub`"
 _FSDP = "FSDP is not supported yet; drop it"
 _APEX = "apex is not supported; drop it, torch's own mixed precision is used"
 _TPU = "TPUs are not supported; drop it"
@@ -111,13 +110,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("save_on_each_node", "plan", "arguments/processes.py"),
     FieldRule("save_total_limit", "plan", "trainer/saving.py"),
     FieldRule("enable_jit_checkpoint", "plan", "trainer/preemption.py"),
-    FieldRule("push_to_hub", "unsupported", _HUB),
-    FieldRule("hub_token", "script", "pushes to the Hub, which `push_to_hub` asks for"),
-    FieldRule("hub_private_repo", "script", "pushes to the Hub, which `push_to_hub` asks for"),
-    FieldRule("hub_model_id", "script", "pushes to the Hub, which `push_to_hub` asks for"),
-    FieldRule("hub_strategy", "script", "pushes to the Hub, which `push_to_hub` asks for"),
-    FieldRule("hub_always_push", "script", "pushes to the Hub, which `push_to_hub` asks for"),
-    FieldRule("hub_revision", "script", "pushes to the Hub, which `push_to_hub` asks for"),
+    FieldRule("push_to_hub", "plan", "trainer/pushing.py"),
+    FieldRule("hub_token", "plan", "trainer/pushing.py"),
+    FieldRule("hub_private_repo", "plan", "trainer/pushing.py"),
+    FieldRule("hub_model_id", "plan", "trainer/pushing.py"),
+    FieldRule("hub_strategy", "plan", "trainer/pushing.py"),
+    FieldRule("hub_always_push", "plan", "trainer/pushing.py"),
+    FieldRule("hub_revision", "plan", "trainer/pushing.py"),
     FieldRule("load_best_model_at_end", "plan", "trainer/flow.py"),
     FieldRule("metric_for_best_model", "plan", "trainer/saving.py"),
     FieldRule("greater_is_better", "plan", "trainer/saving.py"),

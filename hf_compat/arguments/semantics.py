@@ -56,6 +56,10 @@ class Semantics:
     """``report_to=None`` reports nowhere; before, to every installed tracker."""
     leaves_loss_out_of_cpu_autocast: bool = _since("5.0")
     """On a CPU, bf16 covers the model's forward pass alone; before, all of ``compute_loss``."""
+    announces_pushes: bool = _since("5.0")
+    """Callbacks are told before each push to the Hub."""
+    drops_text_to_text_results: bool = _since("5.0")
+    """A model card's metadata has no results for translation, summarization and text to text."""
     warmup_below_one_is_ratio: bool = _since("5.0")
     """``warmup_steps`` below 1 is a share of all update steps; before, ``warmup_ratio`` was the share."""
     creates_scheduler_apart: bool = _since("5.1")

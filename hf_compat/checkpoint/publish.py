@@ -6,6 +6,7 @@ siblings that a killed process left behind are dealt with by ``clean_orphans``. 
     .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
     .checkpoint-12.replaced-<host>-<pid>-<token>    the former checkpoint-12, about to be deleted
     .checkpoint-12.deleted-<host>-<pid>-<token>     given up by rotation, about to be deleted
+    .checkpoint-12.pushed-<host>-<pid>-<token>      what is being uploaded of it; see ``hub.py``
 
 No listing, transformers' own included, takes one for a checkpoint.
 """
@@ -29,13 +30,24 @@ from hf_compat.checkpoint.completeness import is_complete, write_marker
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointWriteError
 
-__all__ = ["abandon", "begin", "clean_orphans", "delete_folder", "publish", "staging"]
+__all__ = [
+    "HIDDEN_FOLDERS",
+    "abandon",
+    "begin",
+    "clean_orphans",
+    "delete_folder",
+    "hidden_sibling",
+    "publish",
+    "staging",
+]
 
 logger = logging.getLogger(__name__)
 
 _HIDDEN = re.compile(
-    r"\.(?P<final>.+)\.(?P<kind>partial|replaced|deleted)-(?P<host>.*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{8})"
+    r"\.(?P<final>.+)\.(?P<kind>partial|replaced|deleted|pushed)-(?P<host>.*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{8})"
 )
+HIDDEN_FOLDERS = tuple(f".*.{kind}-*" for kind in ("partial", "replaced", "deleted", "pushed"))
+"""Patterns of the names of hidden folders."""
 # A container often gives each of its runs the same host name and process id: only the token tells them apart.
 _own_tokens: set[str] = set()
 
@@ -89,7 +101,7 @@ def _is_write_failure(error: Exception) -> bool:
 def begin(final: Path) -> Path:
     """Return a new, empty folder beside ``final``, on the same file system; its parents are made."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    staged = _hidden_sibling(final, "partial")
+    staged = hidden_sibling(final, "partial")
     staged.mkdir()
     return staged
 
@@ -110,7 +122,7 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
     if final.is_file():
         raise FileExistsError(errno.EEXIST, "a file of that name is there", str(final))
     if os.path.lexists(final):
-        former = _hidden_sibling(final, "replaced")
+        former = hidden_sibling(final, "replaced")
         final.rename(former)
         try:
             staged.rename(final)
@@ -136,7 +148,7 @@ def delete_folder(folder: Path) -> None:
     """
     if folder.is_symlink():
         raise OSError(f"{folder} is a link")
-    doomed = _hidden_sibling(folder, "deleted")
+    doomed = hidden_sibling(folder, "deleted")
     folder.rename(doomed)
     shutil.rmtree(doomed)
 
@@ -193,7 +205,13 @@ def _host() -> str:
     return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
 
 
-def _hidden_sibling(final: Path, kind: str) -> Path:
+def hidden_sibling(final: Path, kind: str) -> Path:
+    """Return a new name beside ``final`` that ``clean_orphans`` knows.
+
+    Args:
+        final: The checkpoint folder that it is about.
+        kind: What it is for; see the module's table.
+    """
     token = secrets.token_hex(4)
     _own_tokens.add(token)
     return final.with_name(f".{final.name}.{kind}-{_host()}-{os.getpid()}-{token}")

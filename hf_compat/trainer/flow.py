@@ -146,6 +146,7 @@ class FlowMethods(SafekeepingMethods):
             self._load_best_model()
         self._keep_only_best(trial)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._finish_current_push()
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def _final_metrics(self, num_train_samples: float, start_time: float) -> dict[str, Any]:

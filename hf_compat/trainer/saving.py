@@ -20,7 +20,7 @@ from hf_compat.engine.internals import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import is_exportable
-from hf_compat.trainer.evaluation import EvaluationMethods
+from hf_compat.trainer.pushing import PushingMethods
 
 __all__ = ["SavingMethods"]
 
@@ -34,7 +34,7 @@ class LoadResult(NamedTuple):
     unexpected_keys: list[str]
 
 
-class SavingMethods(EvaluationMethods):
+class SavingMethods(PushingMethods):
     """Saving, resuming, the best model."""
 
     # ---- saving ----
@@ -42,14 +42,20 @@ class SavingMethods(EvaluationMethods):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration, the processing class and the arguments into ``output_dir``.
 
-        Only the main process writes. ``from_pretrained`` reads the folder.
+        Only the main process writes. ``from_pretrained`` reads the folder. With ``push_to_hub`` the output folder is
+        then pushed too.
 
         Args:
             output_dir: Default: the output folder of the run.
-            _internal_call: Whether a checkpoint is being saved.
+            _internal_call: Whether a checkpoint is being saved, or a push begun.
+
+        Raises:
+            HubError: If the push fails after, or without, training.
         """
         if self.args.should_save:
             self._save(self.args.output_dir if output_dir is None else output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Write model, processing class and arguments into ``output_dir``."""
@@ -103,11 +109,11 @@ class SavingMethods(EvaluationMethods):
             self._export_callback_states()
             self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
             if in_background:
-                self._saver.start(partial(self._publish, stack.pop_all(), later, run_dir))
+                self._saver.start(partial(self._publish, stack.pop_all(), later, folder))
                 if self._folder_is_looked_at():
                     self._saver.wait()
                 return
-        self._rotate_checkpoints(output_dir=str(run_dir))
+        self._after_publishing(folder)
 
     def _write_part(
         self, later: list[Callable[[], Any]], in_background: bool, methods: tuple[str, ...], *args: Any, **kwargs: Any
@@ -117,12 +123,18 @@ class SavingMethods(EvaluationMethods):
         with self._writes.kept(later) if in_background and own else nullcontext():
             getattr(self, methods[0])(*args, **kwargs)
 
-    def _publish(self, stack: ExitStack, later: list[Callable[[], Any]], run_dir: Path) -> None:
-        """Make the calls kept for ``later``, give the folder its name and delete what is too old."""
+    def _publish(self, stack: ExitStack, later: list[Callable[[], Any]], folder: Path) -> None:
+        """Make the calls kept for ``later``, give ``folder`` its name and go on from there."""
         with stack:
             for write in later:
                 write()
-        self._rotate_checkpoints(output_dir=str(run_dir))
+        self._after_publishing(folder)
+
+    def _after_publishing(self, folder: Path) -> None:
+        """Push the checkpoint ``folder`` if asked to, and delete what is too old."""
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))
+        self._rotate_checkpoints(output_dir=str(folder.parent))
 
     def _folder_is_looked_at(self) -> bool:
         """Return whether others than we are told of a save, and may expect its folder to be there."""

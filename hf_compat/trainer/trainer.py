@@ -76,6 +76,7 @@ class Trainer(SharingMethods):
 
     Raises:
         ArgumentsError: If arguments contradict each other or the data sets given.
+        HubError: If ``push_to_hub`` is set and the repository cannot be made.
         ModelError: If the model cannot be trained.
         TrainerSetupError: If constructor arguments exclude each other.
     """
@@ -128,6 +129,8 @@ class Trainer(SharingMethods):
         self.model = self.model_wrapped = self._first_model(model)
         self._inspect_model()
         self._set_up_callbacks(callbacks)
+        if self.args.push_to_hub:
+            self.init_hf_repo()
         self._prepare_output_dir()
         self.control = TrainerControl()
         self.state = TrainerState(

@@ -23,6 +23,7 @@ from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
+from hf_compat.hub import quiet_progress_bars
 from hf_compat.model_facts import number_of_arguments
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.plan import RunPlan
@@ -85,7 +86,8 @@ class TrainingMethods(ResumingMethods):
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 self._load_from_checkpoint(resume_path)
-            with self._watching_signals():
+            quiet = quiet_progress_bars() if self.args.push_to_hub else contextlib.nullcontext()
+            with self._watching_signals(), quiet:
                 return self._inner_training_loop(
                     batch_size=self._train_batch_size,
                     args=self.args,
