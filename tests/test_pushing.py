@@ -264,3 +264,18 @@ def test_callbacks_are_told_before_a_push(local_hub, tmp_path):
     trainer.push_to_hub()
     told_of = Version(transformers.__version__) >= Version("5")
     assert seen == ([(2, 0), (4, 1), (4, 2)] if told_of else [])
+
+
+def test_checkpoints_written_in_the_background_are_pushed_once_they_are_there(local_hub, tmp_path):
+    """With ``save_async`` the commits have the update steps saved, complete, though the training is further on."""
+    trainer = trainer_of(
+        hf_compat, tmp_path, waits=False, save_async=True, hub_always_push=True, hub_strategy="all_checkpoints"
+    )
+    trainer.train()
+    assert [commit.message for commit in local_hub.commits] == [
+        f"Training in progress, step {step}{what}" for step in (2, 4) for what in ("", ", checkpoint")
+    ]
+    for step, commit in zip((2, 4), local_hub.commits[1::2], strict=True):
+        assert json.loads(commit.files[f"checkpoint-{step}/trainer_state.json"])["global_step"] == step
+        assert f"checkpoint-{step}/lightning.json" in commit.files
+    assert not list((tmp_path / "out").glob(".*"))
