@@ -51,9 +51,16 @@ if TYPE_CHECKING:
     from hf_compat.seeding import enable_full_determinism, seed_worker, set_seed
     from hf_compat.state import ExportableState, TrainerControl, TrainerState
     from hf_compat.trainer import Seq2SeqTrainer, Trainer
+    from hf_compat.tuning.spaces import (
+        BestRun,
+        default_compute_objective,
+        default_hp_space_optuna,
+        default_hp_space_ray,
+    )
 
 _HOMES: dict[str, str] = {
     "AcceleratorConfig": "hf_compat.arguments",
+    "BestRun": "hf_compat.tuning.spaces",
     "CallbackHandler": "hf_compat.callbacks",
     "DataCollatorWithPadding": "hf_compat.data.collators",
     "DebugOption": "hf_compat.arguments.enums",
@@ -70,9 +77,9 @@ _HOMES: dict[str, str] = {
     "HFCompatError": "hf_compat.errors",
     "HFCompatWarning": "hf_compat.errors",
     "HPSearchBackend": "hf_compat.arguments.enums",
-    "HubStrategy": "hf_compat.arguments.enums",
     "HfArg": "hf_compat.arguments",
     "HfArgumentParser": "hf_compat.arguments",
+    "HubStrategy": "hf_compat.arguments.enums",
     "IntervalStrategy": "hf_compat.arguments.enums",
     "LabelSmoother": "hf_compat.optim.losses",
     "LengthGroupedSampler": "hf_compat.data.samplers",
@@ -92,7 +99,10 @@ _HOMES: dict[str, str] = {
     "TrainerControl": "hf_compat.state",
     "TrainerState": "hf_compat.state",
     "TrainingArguments": "hf_compat.arguments",
+    "default_compute_objective": "hf_compat.tuning.spaces",
     "default_data_collator": "hf_compat.data.collators",
+    "default_hp_space_optuna": "hf_compat.tuning.spaces",
+    "default_hp_space_ray": "hf_compat.tuning.spaces",
     "denumpify_detensorize": "hf_compat.metrics",
     "enable_full_determinism": "hf_compat.seeding",
     "get_last_checkpoint": "hf_compat.checkpoint.layout",
@@ -109,6 +119,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AcceleratorConfig",
+    "BestRun",
     "CallbackHandler",
     "DataCollatorWithPadding",
     "DebugOption",
@@ -148,7 +159,10 @@ __all__ = [
     "TrainerState",
     "TrainingArguments",
     "__version__",
+    "default_compute_objective",
     "default_data_collator",
+    "default_hp_space_optuna",
+    "default_hp_space_ray",
     "denumpify_detensorize",
     "enable_full_determinism",
     "get_last_checkpoint",

@@ -14,6 +14,8 @@
     │   └── CheckpointWriteError               one that the file system does not take
     ├── HubError (OSError)                     a repository on the Hub that cannot be made or written to
     ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
+    ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
+    ├── BatchSizeError (RuntimeError)          no batch size for which memory is enough
     ├── NotCarriedOutError (NotImplementedError)  a method of transformers' that is not there yet
     └── MissingPackageError (ImportError)      an optional package that is not installed
 
@@ -29,6 +31,7 @@ from types import ModuleType
 
 __all__ = [
     "ArgumentsError",
+    "BatchSizeError",
     "CheckpointError",
     "CheckpointWriteError",
     "DataError",
@@ -39,6 +42,7 @@ __all__ = [
     "ModelError",
     "NotCarriedOutError",
     "ParserError",
+    "SearchError",
     "TrainerSetupError",
     "UnknownArgumentError",
     "UnresolvedTypesError",
@@ -109,6 +113,14 @@ class HubError(HFCompatError, OSError):
 
 class TrainerSetupError(HFCompatError, RuntimeError):
     """Says which constructor arguments of the ``Trainer`` exclude each other."""
+
+
+class SearchError(HFCompatError, RuntimeError):
+    """Says why a hyperparameter search cannot be run."""
+
+
+class BatchSizeError(HFCompatError, RuntimeError):
+    """Says for what memory was not enough however small the training batches."""
 
 
 class NotCarriedOutError(HFCompatError, NotImplementedError):

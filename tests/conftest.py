@@ -12,7 +12,7 @@ import torch
 torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
 
 
-SET_ONCE = ("ACCELERATE_", "CUDA_", "KMP_", "PYTORCH_", "TORCHINDUCTOR_")
+SET_ONCE = ("ACCELERATE_", "CUDA_", "KMP_", "PYTORCH_", "RAY_", "TORCHINDUCTOR_")
 
 
 def _surroundings():

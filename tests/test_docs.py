@@ -89,7 +89,6 @@ def test_refused_fields_are_those_the_readme_names():
     for field in (
         {"deepspeed": {"a": 1}},
         {"fsdp": "full_shard"},
-        {"auto_find_batch_size": True},
     ):
         with pytest.raises(UnsupportedArgumentsError, match=next(iter(field))):
             TrainingArguments("out", use_cpu=True, **field)

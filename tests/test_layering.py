@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
     ("evaluation", "optim"),
     ("data", "checkpoint", "hub"),
-    ("accelerator", "engine"),
+    ("accelerator", "engine", "tuning"),
     ("trainer",),
     ("tools",),
     ("cli",),

@@ -230,10 +230,3 @@ def test_table():
     lines = ["| A      | B |", "|:------:|:-:|", "| 0.1235 |   |", "| 1      | x |"]
     assert table([{"A": 0.123456}, {"A": 1, "B": "x"}]).splitlines() == lines
     assert [rounded(value) for value in (1e-05, 0.25, 7, None)] == ["1e-05", "0.25", "7", ""]
-
-
-def test_searches_are_not_there_yet(tmp_path):
-    """The method that is not carried out names itself and what to do."""
-    args = hf_compat.TrainingArguments(output_dir=str(tmp_path), **SETTINGS)
-    with pytest.raises(NotCarriedOutError, match="`hyperparameter_search` is not carried out yet"):
-        hf_compat.Trainer(PlainModel(), args).hyperparameter_search()

@@ -66,6 +66,8 @@ class Semantics:
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
     resumes_batch_size_if_searching: bool = _since("5.2")
     """A checkpoint's batch size wins only under ``auto_find_batch_size``; before, always."""
+    keeps_batch_size_found: bool = _since("5.2")
+    """A second ``train`` begins with the batch size that ``auto_find_batch_size`` found; before, with the argument."""
     refuses_model_and_model_init: bool = _since("5.2")
     """``Trainer(model, model_init=...)`` is an error; before, ``model_init`` won with a warning."""
     divides_gradients_twice: bool = _since("5.2", until="5.6", corrected=False)
@@ -85,6 +87,8 @@ class Semantics:
     """``TrainerState.epoch`` is 0 before training; before, None, and evaluation metrics then had no epoch."""
     restores_rng_without_batches: bool = _since("5.3")
     """A resumed epoch of which nothing is left restores the random generators all the same."""
+    applies_trial_after_model_init: bool = _since("5.3", corrected=False)
+    """A search's trial gives its values after the model is made, which then has the seed of the trial before."""
     best_strategy_sets_best_step: bool = _since("5.4", corrected=True)
     """``save_strategy="best"`` records ``best_global_step``, so that the best model can be loaded at the end."""
     evaluates_last_step: bool = _since("5.4")

@@ -17,6 +17,7 @@ from hf_compat.callbacks import CallbackHandler
 from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.plan import RunPlan
 from hf_compat.state import TrainerControl, TrainerState
+from hf_compat.tuning.backends import run_id
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -162,12 +163,20 @@ class TrainerBase:
         self.current_flos = 0
 
     def _get_output_dir(self, trial: Any = None) -> str:
-        """Return the folder that this run's checkpoints go to."""
-        return self.args.output_dir
+        """Return the folder that this run's checkpoints go to: for a search's trial, one of its own."""
+        if self.hp_search_backend is None or trial is None:
+            return self.args.output_dir
+        name = f"run-{run_id(self.hp_search_backend, trial)}" if self.hp_name is None else self.hp_name(trial)
+        return os.path.join(self.args.output_dir, name)
 
     def _prepare_output_dir(self) -> None:
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Set ``accelerator``: accelerate's members that subclasses call."""
+        self.accelerator = Accelerator(self.args.device, self.args.accelerator_config, self.args.data_seed)
+        self._reset_gather_function()
 
     def _reset_gather_function(self) -> None:
         self.gather_function = functools.partial(

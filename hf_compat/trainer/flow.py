@@ -7,16 +7,18 @@ from typing import Any
 import torch
 
 from hf_compat.data.windows import Window
+from hf_compat.errors import BatchSizeError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
 from hf_compat.plan import DataPosition
+from hf_compat.trainer.batch_size import is_out_of_memory
 from hf_compat.trainer.overriding import call_as_defined
-from hf_compat.trainer.safekeeping import SafekeepingMethods
+from hf_compat.trainer.search import SearchMethods
 
 __all__ = ["FlowMethods"]
 
 
-class FlowMethods(SafekeepingMethods):
+class FlowMethods(SearchMethods):
     """Called by the engine while Lightning's fit runs, in upstream's order."""
 
     _ignore_keys_for_eval: list[str] | None = None
@@ -112,8 +114,23 @@ class FlowMethods(SafekeepingMethods):
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """Evaluate, and step a schedule that goes by a metric."""
-        metrics: dict[str, float] = call_as_defined(self.evaluate, ignore_keys=ignore_keys_for_eval)
+        """Evaluate, tell a search of it, and step a schedule that goes by a metric.
+
+        Raises:
+            BatchSizeError: If memory ran out, which smaller training batches would not change.
+        """
+        try:
+            metrics: dict[str, float] = call_as_defined(self.evaluate, ignore_keys=ignore_keys_for_eval)
+        except RuntimeError as error:
+            if self.args.auto_find_batch_size and is_out_of_memory(error):
+                raise BatchSizeError(
+                    "An evaluation ran out of memory, and `auto_find_batch_size=True` makes training batches smaller "
+                    f"alone: set a `per_device_eval_batch_size` below {self.args.per_device_eval_batch_size}."
+                ) from error
+            raise
+        call_as_defined(
+            self._report_to_hp_search, ("trial", trial), ("step", self.state.global_step), ("metrics", metrics)
+        )
         if self._steps_on_metric() and not skip_scheduler:
             self.lr_scheduler.step(self._metric_for_best(metrics))
         return metrics

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_compat.accelerator import Accelerator
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.convert import from_transformers
 from hf_compat.arguments.semantics import resolve_semantics
@@ -151,11 +150,6 @@ class Trainer(SharingMethods):
         if asked != "passive":
             for name in ("hf_compat", "transformers"):
                 logging.getLogger(name).setLevel(self.args.get_process_log_level())
-
-    def create_accelerator_and_postprocess(self) -> None:
-        """Set ``accelerator``: accelerate's members that subclasses call."""
-        self.accelerator = Accelerator(self.args.device, self.args.accelerator_config, self.args.data_seed)
-        self._reset_gather_function()
 
     def _validate_args(self) -> None:
         """Refuse constructor arguments that exclude each other or ``args``, all that is wrong in one error."""

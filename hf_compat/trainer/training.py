@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 import warnings
@@ -29,6 +30,7 @@ from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerState, is_exportable
+from hf_compat.trainer.batch_size import with_smaller_batches
 from hf_compat.trainer.resuming import ResumingMethods
 
 __all__ = ["TrainingMethods"]
@@ -69,10 +71,10 @@ class TrainingMethods(ResumingMethods):
             raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
         if self.args.should_save:  # first: a killed process may have left a checkpoint without its name
             self._prepare_output_dir()
-            publish.clean_orphans(self._get_output_dir(trial))
+            publish.clean_orphans(self.args.output_dir)
         resume_path = self._find_checkpoint(resume_from_checkpoint)
-        self._trial = trial
-        self._train_batch_size = self.args.train_batch_size
+        if not (self.args.auto_find_batch_size and self.semantics.keeps_batch_size_found):
+            self._train_batch_size = self.args.train_batch_size
         self.is_in_train = True
         self._memory_tracker.start()
         added = contextlib.ExitStack()
@@ -86,15 +88,19 @@ class TrainingMethods(ResumingMethods):
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 self._load_from_checkpoint(resume_path)
+                self._resumed_batch_size(resume_path)
+            run = functools.partial(
+                self._inner_training_loop,
+                args=self.args,
+                resume_from_checkpoint=resume_path,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
             quiet = quiet_progress_bars() if self.args.push_to_hub else contextlib.nullcontext()
             with self._watching_signals(), quiet:
-                return self._inner_training_loop(
-                    batch_size=self._train_batch_size,
-                    args=self.args,
-                    resume_from_checkpoint=resume_path,
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                )
+                if self.args.auto_find_batch_size:
+                    return with_smaller_batches(run, self._train_batch_size)
+                return run(batch_size=self._train_batch_size)
         finally:
             self.is_in_train = False
             self.accelerator.attach(None)
@@ -132,6 +138,8 @@ class TrainingMethods(ResumingMethods):
     def _prepare_model(self, trial: Any) -> None:
         """Make the model anew if there is a ``model_init``, and ready it for training."""
         args = self.args
+        if not self.semantics.applies_trial_after_model_init:
+            self._hp_search_setup(trial)
         if self.model_init is not None:
             (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
             self.model = self.model_wrapped = self.call_model_init(trial)
@@ -141,6 +149,8 @@ class TrainingMethods(ResumingMethods):
                 self._move_model_to_device(self.model, args.device)
         elif args.fp16_full_eval or args.bf16_full_eval:
             self._move_model_to_device(self.model, args.device)
+        if self.semantics.applies_trial_after_model_init:
+            self._hp_search_setup(trial)
         self._place_model(self.model)
         self.model_wrapped = self._wrap_model(self.model_wrapped)
         if args.activation_checkpointing or args.gradient_checkpointing:
@@ -208,7 +218,8 @@ class TrainingMethods(ResumingMethods):
 
     def _resumed_batch_size(self, resume_from_checkpoint: str) -> None:
         state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
-        if state.train_batch_size is not None and not self.semantics.resumes_batch_size_if_searching:
+        wins = self.args.auto_find_batch_size or not self.semantics.resumes_batch_size_if_searching
+        if state.train_batch_size is not None and wins:
             self._train_batch_size = state.train_batch_size
 
     def _inner_training_loop(
@@ -219,9 +230,8 @@ class TrainingMethods(ResumingMethods):
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Run one fit on Lightning and return its result."""
-        if resume_from_checkpoint is not None:
-            self._resumed_batch_size(resume_from_checkpoint)
+        """Run one fit on Lightning with batches of ``batch_size`` and return its result."""
+        self._train_batch_size = batch_size or self._train_batch_size
         train_dataloader = self.get_train_dataloader()
         plan = self.plan = self._plan(train_dataloader)
         done = self._init_training_state(

@@ -1,5 +1,16 @@
 """The scenarios that both trainers run; importing the package enters them into ``parity.SCENARIOS``."""
 
-from scenarios import aids, data, evaluating, generating, models, overriding, resuming, saving, updates
+from scenarios import aids, data, evaluating, generating, models, overriding, resuming, saving, searching, updates
 
-__all__ = ["aids", "data", "evaluating", "generating", "models", "overriding", "resuming", "saving", "updates"]
+__all__ = [
+    "aids",
+    "data",
+    "evaluating",
+    "generating",
+    "models",
+    "overriding",
+    "resuming",
+    "saving",
+    "searching",
+    "updates",
+]

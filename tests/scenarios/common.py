@@ -39,7 +39,7 @@ def classifier(kit: Kit, *, rows: int = 14, subclass: Any = None, fields: Any = 
         "data_collator": helpers.PadCollator(),
         "compute_metrics": accuracy,
     }
-    if "model" not in given:
+    if "model" not in given and "model_init" not in given:
         chosen["model"] = kit.model(helpers.bert_classifier)
     return kit.trainer(subclass, **{**chosen, **given})
 
@@ -51,7 +51,7 @@ def plain(kit: Kit, *, rows: int = 14, subclass: Any = None, fields: Any = None,
         "train_dataset": helpers.ListDataset(helpers.vector_rows(rows)),
         "eval_dataset": helpers.ListDataset(helpers.vector_rows(7, seed=1)),
     }
-    if "model" not in given:
+    if "model" not in given and "model_init" not in given:
         chosen["model"] = kit.model(helpers.PlainModel)
     return kit.trainer(subclass, **{**chosen, **given})
 

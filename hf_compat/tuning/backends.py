@@ -1,0 +1,102 @@
+"""The libraries that a search may use: which are installed, and what each does at the points of a search."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hf_compat.arguments.enums import HPSearchBackend
+from hf_compat.errors import NotCarriedOutError, SearchError
+from hf_compat.tuning import optuna_study, ray_tune
+from hf_compat.tuning.spaces import BestRun, default_hp_space_optuna, default_hp_space_ray
+
+__all__ = ["BACKENDS", "Backend", "choose_backend", "run_id"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What a search asks of the library that chooses its trials."""
+
+    package: str
+    """The package to import."""
+    extra: str
+    """The extra of hf-compat that installs it."""
+    default_space: Callable[[Any], dict[str, Any]]
+    """A trial to what it tries, if the caller does not say."""
+    values: Callable[[Any, Callable[[Any], dict[str, Any]]], dict[str, Any]]
+    """A trial and the caller's space to the values that the trial tries."""
+    run: Callable[..., BestRun | list[BestRun]]
+    """``(trainer, n_trials, direction, **kwargs)``: the whole search."""
+    report: Callable[[Any, Any, int, dict[str, float]], None]
+    """``(trainer, trial, update step, metrics)``: called after each evaluation while a trial trains."""
+    run_id: Callable[[Any], str]
+    """A trial to what tells its folder from the others'."""
+
+
+BACKENDS: dict[HPSearchBackend, Backend] = {
+    HPSearchBackend.OPTUNA: Backend(
+        package="optuna",
+        extra="optuna",
+        default_space=default_hp_space_optuna,
+        values=lambda trial, space: space(trial),
+        run=optuna_study.run,
+        report=optuna_study.report,
+        run_id=lambda trial: str(trial.number),
+    ),
+    HPSearchBackend.RAY: Backend(
+        package="ray.tune",
+        extra="ray",
+        default_space=default_hp_space_ray,
+        values=lambda trial, space: {name: value for name, value in trial.items() if name != "wandb"},
+        run=ray_tune.run,
+        report=ray_tune.report,
+        run_id=lambda trial: ray_tune.trial_id(),
+    ),
+}
+"""The libraries that are carried out, in the order in which one is chosen."""
+
+
+def choose_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
+    """Return ``wanted``, or the first library that is installed.
+
+    Raises:
+        NotCarriedOutError: If ``wanted`` is known but not carried out.
+        SearchError: If it, or any, is not installed.
+        ValueError: If there is no such library.
+    """
+    if wanted is None:
+        return _first_installed()
+    chosen = HPSearchBackend(wanted)
+    if chosen not in BACKENDS:
+        raise NotCarriedOutError(
+            f"`backend={chosen.value!r}` is not carried out: use 'optuna' or 'ray'; a callback may log their trials."
+        )
+    if not _is_installed(BACKENDS[chosen].package):
+        raise SearchError(f"`backend={chosen.value!r}` is not installed. Run: {_install(BACKENDS[chosen])}")
+    return chosen
+
+
+def _first_installed() -> HPSearchBackend:
+    for name, backend in BACKENDS.items():
+        if _is_installed(backend.package):
+            return name
+    commands = " or: ".join(_install(backend) for backend in BACKENDS.values())
+    raise SearchError(f"`hyperparameter_search` found no library to choose trials with. Run: {commands}")
+
+
+def _install(backend: Backend) -> str:
+    return f'pip install "hf-compat[{backend.extra}]"'
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the package that it is in
+        return False
+
+
+def run_id(backend: HPSearchBackend, trial: Any) -> str:
+    """Return what tells the folder of ``trial`` from those of the others."""
+    return BACKENDS[backend].run_id(trial)

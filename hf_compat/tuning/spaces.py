@@ -1,0 +1,66 @@
+"""What a search tries, and by what number it compares, where the caller does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from hf_compat.errors import require_package
+
+__all__ = ["BestRun", "default_compute_objective", "default_hp_space_optuna", "default_hp_space_ray"]
+
+_BATCH_SIZES = (4, 8, 16, 32, 64)
+_NO_METRICS = ("_runtime", "_per_second", "_compilation_time")
+
+
+class BestRun(NamedTuple):
+    """The best trial of a search, or one of the best of a search with several objectives."""
+
+    run_id: str
+    """The trial's number, or Ray's id of it; its checkpoints are in ``run-<run_id>`` unless ``hp_name`` named it."""
+    objective: float | list[float]
+    """What ``compute_objective`` returned for it; one number per objective."""
+    hyperparameters: dict[str, Any]
+    """The values that it tried, by name."""
+    run_summary: Any | None = None
+    """Ray's ``ExperimentAnalysis`` of the whole search; None for optuna."""
+
+
+def default_compute_objective(metrics: Mapping[str, float]) -> float:
+    """Return the sum of all ``metrics`` but the loss, the epoch, times and speeds; the loss if there are no others."""
+    left_out = {"eval_loss", "epoch"}
+    scores = [value for name, value in metrics.items() if name not in left_out and not name.endswith(_NO_METRICS)]
+    return sum(scores) if scores else metrics.get("eval_loss")  # type: ignore[return-value]
+
+
+def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
+    """Return values that ``trial``, an optuna trial, suggests: learning rate, epochs, seed and batch size.
+
+    Raises:
+        MissingPackageError: If optuna is not installed.
+    """
+    require_package("optuna", extra="optuna", purpose="`default_hp_space_optuna`")
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
+        "seed": trial.suggest_int("seed", 1, 40),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", list(_BATCH_SIZES)),
+    }
+
+
+def default_hp_space_ray(trial: Any) -> dict[str, Any]:
+    """Return the distributions that Ray Tune draws from: learning rate, epochs, seed and batch size.
+
+    Args:
+        trial: Not looked at; Ray draws before a trial begins.
+
+    Raises:
+        MissingPackageError: If ``ray[tune]`` is not installed.
+    """
+    tune = require_package("ray.tune", extra="ray", purpose="`default_hp_space_ray`")
+    return {
+        "learning_rate": tune.loguniform(1e-6, 1e-4),
+        "num_train_epochs": tune.choice(list(range(1, 6))),
+        "seed": tune.uniform(1, 40),
+        "per_device_train_batch_size": tune.choice(list(_BATCH_SIZES)),
+    }
