@@ -284,6 +284,7 @@ def clean_process() -> Iterator[None]:
     switches = (torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark)
     state = importlib.import_module("accelerate.state")
     torch.set_num_threads(1)
+    gc.freeze()  # both libraries collect garbage often, and the modules loaded are none
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
     try:

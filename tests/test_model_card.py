@@ -14,7 +14,6 @@ from transformers.modelcard import TASK_MAPPING, TASK_TAG_TO_NAME_MAPPING
 
 import hf_compat
 from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.errors import NotCarriedOutError
 from hf_compat.model_card import TrainingSummary
 from hf_compat.model_card.results import evaluation_rows, final_results, rounded, table
 from hf_compat.model_card.tasks import metric_tags, task_of, task_titles

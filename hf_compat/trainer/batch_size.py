@@ -11,7 +11,7 @@ import torch
 
 from hf_compat.errors import BatchSizeError
 
-__all__ = ["is_out_of_memory", "with_smaller_batches"]
+__all__ = ["free_memory", "is_out_of_memory", "with_smaller_batches"]
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
     size = batch_size
     failure: RuntimeError | None = None
     while size > 0:
-        _free_memory()
+        free_memory()
         try:
             return run(batch_size=size)
         except RuntimeError as error:
@@ -69,7 +69,8 @@ def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
     ) from failure
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
+    """Give back what only cycles of objects hold, and the device's memory that nothing uses any more."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()

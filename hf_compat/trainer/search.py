@@ -10,6 +10,7 @@ from typing import Any
 from hf_compat.arguments.enums import HPSearchBackend
 from hf_compat.checkpoint import names, publish
 from hf_compat.errors import SearchError
+from hf_compat.trainer.batch_size import free_memory
 from hf_compat.trainer.safekeeping import SafekeepingMethods
 from hf_compat.tuning.backends import BACKENDS, choose_backend
 from hf_compat.tuning.spaces import BestRun, default_compute_objective
@@ -115,6 +116,6 @@ class SearchMethods(SafekeepingMethods):
         self.model = self.model_wrapped = self.optimizer = self.lr_scheduler = None
         self.lightning_trainer = self.lightning_module = self._placed_model = None
         self.callback_handler.model = self.callback_handler.optimizer = self.callback_handler.lr_scheduler = None
-        self.accelerator.free_memory()
+        free_memory()
 
     _placed_model: Any = None

@@ -42,7 +42,7 @@ def search_with_pruning(kit: Kit) -> None:
         kit,
         plain,
         helpers.PlainModel,
-        {"num_train_epochs": 3, "eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
+        {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
         hp_space=_space,
         hp_name=lambda trial: f"trial-{trial.number}-{trial.params['seed']:.0f}",
         n_trials=4,
