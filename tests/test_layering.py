@@ -18,8 +18,8 @@ MOST_LINES = 400
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("arguments", "files", "memory", "nested", "overflow"),
-    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
-    ("evaluation", "optim"),
+    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card", "collectives"),
+    ("evaluation", "optim", "process_state"),
     ("data", "checkpoint", "hub"),
     ("accelerator", "engine", "tuning"),
     ("trainer",),

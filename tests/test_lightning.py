@@ -6,6 +6,7 @@ import torch
 from helpers import ListDataset, PlainModel, vector_rows
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
@@ -153,8 +154,6 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
     ("keyword", "value", "advice"),
     [
         ("max_epochs", 3, "num_train_epochs"),
-        ("devices", 2, "one device"),
-        ("strategy", "ddp", "one device"),
         ("enable_checkpointing", False, "save_strategy"),
     ],
 )
@@ -162,6 +161,30 @@ def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, 
     """A Lightning keyword that would contradict the arguments is refused, naming what to use."""
     with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
         trainer_of(tmp_path, lightning={keyword: value})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "advice"),
+    [
+        pytest.param("strategy", "fsdp", "'fsdp'.*not supported yet.*'ddp'", id="a strategy by name"),
+        pytest.param("strategy", SingleDeviceStrategy("cpu"), "SingleDeviceStrategy.*not supported", id="an instance"),
+        pytest.param("strategy", DDPStrategy(process_group_backend="gloo"), "ddp_backend", id="a backend of its own"),
+        pytest.param("strategy", DDPStrategy(start_method="fork"), "'popen'", id="processes by fork"),
+        pytest.param("devices", [0, 1], "CUDA_VISIBLE_DEVICES", id="devices one by one"),
+        pytest.param("devices", 0, "`lightning=.'devices': 0", id="no device"),
+        pytest.param("accelerator", "gpu", "the run is on cpu.*use_cpu", id="another accelerator"),
+    ],
+)
+def test_places_that_cannot_be(tmp_path, keyword, value, advice):
+    """Strategies that are not carried out, and devices that the arguments exclude, are refused before anything runs."""
+    with pytest.raises(TrainerSetupError, match=advice):
+        trainer_of(tmp_path, lightning={keyword: value})
+
+
+def test_one_device_may_be_named(tmp_path):
+    """What Lightning would take for a run on one device is accepted for one."""
+    named = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "ddp"}
+    assert trainer_of(tmp_path, lightning=named, max_steps=1).train().global_step == 1
 
 
 def test_unknown_keywords_are_refused(tmp_path):

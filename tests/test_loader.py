@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from hf_compat.data.loader import move_to_device, prepare_dataloader
+from hf_compat.data.loader import move_to_device
+from hf_compat.data.preparing import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 
 

@@ -184,10 +184,6 @@ def _loaders(args: Processes, semantics: Semantics) -> Problems:
 def _sharing(args: Processes, semantics: Semantics) -> Problems:
     """Check ``accelerator_config``."""
     config = args.accelerator_config
-    for name in ("split_batches", "dispatch_batches"):
-        if getattr(config, name) and args.world_size > 1:
-            text = f"{name}=True is not supported with several processes; drop it."
-            yield Problem("accelerator_config", config, text, unsupported=True)
     if config.use_configured_state:
         text = "use_configured_state=True: accelerate's state is not used; drop it."
         yield Problem("accelerator_config", config, text, unsupported=True)

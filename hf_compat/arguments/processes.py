@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -15,6 +16,8 @@ from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.fields_older import AllFields
 from hf_compat.arguments.fields_reporting import LOG_LEVELS
 from hf_compat.arguments.hardware import cuda_is_available, mps_is_available, wants_cpu
+from hf_compat.arguments.launch import BY_TRAINER, Launch, read_launch
+from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     import torch
@@ -23,29 +26,10 @@ __all__ = ["Processes", "library_logger"]
 
 _logger = logging.getLogger(__name__)
 
-_LAUNCHER = {"size": "WORLD_SIZE", "rank": "RANK", "local_rank": "LOCAL_RANK"}
-_SLURM = {"size": "SLURM_NTASKS", "rank": "SLURM_PROCID", "local_rank": "SLURM_LOCALID"}
-_SLURM_SHELLS = ("bash", "interactive")  # an allocation one types in: its tasks are not the script's processes
-_ALONE = {"size": "1", "rank": "0", "local_rank": "0"}
-
 
 def library_logger() -> logging.Logger:
     """Return the logger whose level the user sets for the library: transformers', the root's if that is not loaded."""
     return logging.getLogger("transformers")
-
-
-def _environment() -> dict[str, int]:
-    """Return size, rank and local rank as the launcher set them."""
-    names: dict[str, str] = {}
-    if _LAUNCHER["size"] in os.environ:
-        names = _LAUNCHER
-    elif (
-        "SLURM_JOB_ID" in os.environ
-        and int(os.environ.get(_SLURM["size"], "1")) > 1
-        and os.environ.get("SLURM_JOB_NAME") not in _SLURM_SHELLS
-    ):
-        names = _SLURM
-    return {key: int(os.environ.get(names.get(key, ""), default)) for key, default in _ALONE.items()}
 
 
 def _process_group() -> Any | None:
@@ -56,22 +40,80 @@ def _process_group() -> Any | None:
     return torch.distributed
 
 
+def _leave_processes() -> None:
+    group = _process_group()
+    if group is not None:
+        group.destroy_process_group()
+
+
+def _gpu_index(local_rank: int) -> int:
+    """Return the GPU of process ``local_rank`` on its node: its own, or the only one that it is shown."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if local_rank >= count > 1:
+        raise TrainerSetupError(
+            f"LOCAL_RANK={local_rank}: this process has no GPU of its own, as only {count} are visible. Start as many "
+            "processes as there are GPUs, or set `use_cpu=True`."
+        )
+    return 0 if count == 1 else local_rank
+
+
 class Processes(AllFields):
     """Properties that depend on this process and its device."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
+        device = self._choose_device()
+        self._n_gpu = int(device.type != "cpu")
+        if read_launch().launcher != BY_TRAINER:  # there the main process comes only once it has built its Trainer
+            self.join_processes(device)
+        return device
+
+    def _choose_device(self) -> torch.device:
         import torch
 
-        device = torch.device("cpu")
         if wants_cpu(self.use_cpu):
-            pass
-        elif cuda_is_available():
-            device = torch.device("cuda", self.local_process_index)
-        elif mps_is_available():
-            device = torch.device("mps")
-        self._n_gpu = int(device.type != "cpu")
-        return device
+            return torch.device("cpu")
+        if cuda_is_available():
+            return torch.device("cuda", _gpu_index(self.local_process_index))
+        return torch.device("mps") if mps_is_available() else torch.device("cpu")
+
+    def join_processes(self, device: torch.device) -> None:
+        """Let the processes of the run find each other, over ``ddp_backend``; once, however often it is called.
+
+        Args:
+            device: The device of this process, made the current one if it is a GPU.
+
+        Raises:
+            TrainerSetupError: If the launcher's variables describe no run, or the backend cannot be used.
+        """
+        import torch
+
+        launch = self.launch
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        if launch.size == 1 or _process_group() is not None:
+            return
+        os.environ.setdefault("MASTER_ADDR", launch.address)
+        os.environ.setdefault("MASTER_PORT", str(launch.port))
+        backend = self.ddp_backend or ("nccl" if device.type == "cuda" else "gloo")
+        try:
+            torch.distributed.init_process_group(
+                backend=backend,
+                rank=launch.rank,
+                world_size=launch.size,
+                timeout=self.ddp_timeout_delta,
+                device_id=device if backend == "nccl" else None,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise TrainerSetupError(
+                f"Process {launch.rank} of {launch.size} ({launch.launcher}) could not reach the others at "
+                f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with `ddp_backend={self.ddp_backend!r}`, "
+                f"which is {backend}: {error}"
+            ) from error
+        if backend == "nccl":  # it would hold the interpreter up
+            atexit.register(_leave_processes)
 
     @property
     def device(self) -> torch.device:
@@ -96,22 +138,29 @@ class Processes(AllFields):
     @property
     def world_size(self) -> int:
         """Processes of the run."""
-        group = _process_group()
-        return int(group.get_world_size()) if group is not None else _environment()["size"]
+        return self.launch.size
 
     @property
     def process_index(self) -> int:
         """Number of this process among all, from 0."""
-        group = _process_group()
-        return int(group.get_rank()) if group is not None else _environment()["rank"]
+        return self.launch.rank
 
     @property
     def local_process_index(self) -> int:
         """Number of this process on its node, from 0; on one node where no launcher tells it."""
-        group = _process_group()
-        if group is not None and _LAUNCHER["local_rank"] not in os.environ and _SLURM["local_rank"] not in os.environ:
-            return int(group.get_rank())
-        return _environment()["local_rank"]
+        return self.launch.local_rank
+
+    @property
+    def launch(self) -> Launch:
+        """Who started the processes of this run, on how many nodes, and which one this is.
+
+        A process group that the script made itself counts as one node.
+        """
+        group, launch = _process_group(), read_launch()
+        if group is None or launch.launcher is not None:
+            return launch
+        size, rank = int(group.get_world_size()), int(group.get_rank())
+        return Launch("the script", size=size, rank=rank, local_rank=rank, local_size=size)
 
     @property
     def parallel_mode(self) -> ParallelMode:
@@ -150,8 +199,10 @@ class Processes(AllFields):
             local: Whether every node has a main process of its own, or the run has one.
             desc: What the block does, for debug logs.
         """
+        if self.world_size > 1:
+            _ = self.device  # the processes have to know each other to wait
         group = _process_group() if self.world_size > 1 else None
-        if group is None:
+        if group is None:  # one process; or one started by a Trainer, whose main process has done it by then
             yield
             return
         is_main = (self.local_process_index if local else self.process_index) == 0

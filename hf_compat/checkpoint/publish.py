@@ -37,6 +37,7 @@ __all__ = [
     "clean_orphans",
     "delete_folder",
     "hidden_sibling",
+    "is_write_failure",
     "publish",
     "staging",
 ]
@@ -75,7 +76,7 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
             abandon(staged)
             raise
     except (OSError, RuntimeError, SafetensorError) as error:
-        if not _is_write_failure(error):
+        if not is_write_failure(error):
             raise
         raise CheckpointWriteError(
             f"`{target}` cannot be written: {error}{free}. Checkpoints written before are untouched; look for free "
@@ -91,10 +92,12 @@ def _free_space(folder: Path) -> str:
         return ""
 
 
-def _is_write_failure(error: Exception) -> bool:
-    """Whether ``error`` comes from the file system; torch reports that as a RuntimeError."""
+def is_write_failure(error: Exception) -> bool:
+    """Return whether ``error`` comes from the file system; torch reports that as a RuntimeError."""
     return (
-        not isinstance(error, RuntimeError) or "inline_container" in str(error) or "PytorchStreamWriter" in str(error)
+        isinstance(error, OSError | SafetensorError)
+        or "inline_container" in str(error)
+        or "PytorchStreamWriter" in str(error)
     )
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader
 
-from hf_compat.data.samplers import SeedableRandomSampler
+from hf_compat import collectives
 from hf_compat.evaluation.accumulate import find_batch_size
 
-__all__ = ["PreparedDataLoader", "loader_settings", "move_to_device", "prepare_dataloader"]
+__all__ = ["PreparedDataLoader", "loader_settings", "move_to_device"]
 
 _KEPT_SETTINGS = (
     "num_workers",
@@ -31,7 +31,6 @@ _KEPT_SETTINGS = (
     "pin_memory_device",
     "in_order",
 )
-_OWN_SETTINGS = ("device", "drops_last", "non_blocking", "measures_last")
 
 
 def move_to_device(data: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
@@ -66,8 +65,12 @@ class PreparedDataLoader(DataLoader[Any]):
         non_blocking: Do not wait for the copies to the device.
         measures_last: Take ``remainder`` from the last batch itself, as accelerate does where one process reads the
             data for all.
+        shared_generator: Where the order of samples comes from; set to the main process's state before each pass.
         **settings: As for ``DataLoader``.
     """
+
+    own_settings: tuple[str, ...] = ("device", "drops_last", "non_blocking", "measures_last", "shared_generator")
+    """Settings that a plain ``DataLoader`` does not have."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class PreparedDataLoader(DataLoader[Any]):
         drops_last: bool = False,
         non_blocking: bool = False,
         measures_last: bool = False,
+        shared_generator: torch.Generator | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -85,16 +89,19 @@ class PreparedDataLoader(DataLoader[Any]):
         self.drops_last = drops_last
         self.non_blocking = non_blocking
         self.measures_last = measures_last
+        self.shared_generator = shared_generator
         self.iteration = 0
         self.end_of_dataloader = False
         self.remainder = -1
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the batches of epoch ``iteration``, loading one batch ahead."""
+        if self.shared_generator is not None:
+            self.shared_generator.set_state(collectives.broadcast_object(self.shared_generator.get_state()))
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
         self.remainder = self._count_remainder()
-        batches = super().__iter__()
+        batches = self.plain_iterator()
         missing = object()
         index = 0
         batch = next(batches, missing)
@@ -111,6 +118,10 @@ class PreparedDataLoader(DataLoader[Any]):
             batch = following
         self.iteration += 1
 
+    def plain_iterator(self) -> Iterator[Any]:
+        """Return what a plain ``DataLoader`` iterates with; it draws once from the global generator."""
+        return super().__iter__()
+
     def set_epoch(self, epoch: int) -> None:
         """Make the next ``iter`` go through epoch ``epoch``: samplers and data sets that shuffle by epoch are told."""
         self.iteration = epoch
@@ -124,7 +135,10 @@ class PreparedDataLoader(DataLoader[Any]):
     def total_batch_size(self) -> int | None:
         """Samples of a full batch, over all processes; None if the sampler does not tell."""
         sampler = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
-        return self.batch_size or getattr(sampler, "batch_size", None)
+        size = self.batch_size or getattr(sampler, "batch_size", None)
+        if size is None or getattr(sampler, "split_batches", False):
+            return size
+        return size * int(getattr(sampler, "num_processes", 1))
 
     @property
     def total_dataset_length(self) -> int:
@@ -144,57 +158,5 @@ class PreparedDataLoader(DataLoader[Any]):
 
 def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the settings of ``loader``, besides where its samples come from, that another one like it is made with."""
-    kept = (*_KEPT_SETTINGS, *_OWN_SETTINGS) if isinstance(loader, PreparedDataLoader) else _KEPT_SETTINGS
-    return {name: getattr(loader, name) for name in kept if hasattr(loader, name)}
-
-
-def prepare_dataloader(
-    loader: DataLoader[Any],
-    *,
-    device: torch.device | None = None,
-    data_seed: int | None = None,
-    seedable: bool = True,
-    non_blocking: bool = False,
-    dispatch: bool | None = None,
-) -> PreparedDataLoader:
-    """Return a loader of the same samples that is shuffled by seed and epoch and loads one batch ahead.
-
-    Args:
-        loader: A plain ``DataLoader``; a prepared one is returned as it is.
-        device: Where batches are moved; None leaves them on the host.
-        data_seed: Seed of the shuffling; None takes torch's initial seed, which ``set_seed`` sets.
-        seedable: Replace a ``RandomSampler`` by one whose order follows from seed and epoch alone.
-        non_blocking: Do not wait for the copies to the device.
-        dispatch: Whether one process reads the data for all; None for iterable data sets alone.
-
-    References:
-        Same batches and same draws as accelerate ``data_loader.py`` ``prepare_data_loader`` with one process.
-    """
-    if isinstance(loader, PreparedDataLoader):
-        return loader
-    settings = loader_settings(loader)
-    common: dict[str, Any] = {
-        "device": device,
-        "drops_last": loader.drop_last,
-        "non_blocking": non_blocking,
-        "measures_last": isinstance(loader.dataset, IterableDataset) if dispatch is None else dispatch,
-    }
-    if isinstance(loader.dataset, IterableDataset):
-        return PreparedDataLoader(
-            loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, **settings, **common
-        )
-    if isinstance(loader.sampler, BatchSampler):  # the sampler itself gives lists of indices
-        return PreparedDataLoader(
-            loader.dataset, sampler=loader.sampler, batch_size=loader.batch_size, **settings, **common
-        )
-    batch_sampler = loader.batch_sampler
-    sampler = getattr(batch_sampler, "sampler", None)
-    if seedable and batch_sampler is not None and isinstance(sampler, RandomSampler):
-        batch_sampler.sampler = SeedableRandomSampler(  # type: ignore[attr-defined]
-            sampler.data_source,
-            replacement=sampler.replacement,
-            num_samples=sampler._num_samples,
-            generator=sampler.generator,
-            data_seed=data_seed,
-        )
-    return PreparedDataLoader(loader.dataset, batch_sampler=batch_sampler, **settings, **common)
+    own = loader.own_settings if isinstance(loader, PreparedDataLoader) else ()
+    return {name: getattr(loader, name) for name in (*_KEPT_SETTINGS, *own) if hasattr(loader, name)}

@@ -8,8 +8,11 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from hf_compat import collectives
+from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_settings
 from hf_compat.data.samplers import SeedableRandomSampler
+from hf_compat.data.shards import StreamShard
 
 __all__ = ["skip_batches", "skip_samples"]
 
@@ -25,16 +28,19 @@ def skip_batches(loader: Any, count: int) -> Any:
     """
     if not isinstance(loader, DataLoader):
         return _SkippedIterable(loader, count)
-    kind: Any = PreparedDataLoader if isinstance(loader, PreparedDataLoader) else DataLoader
+    kind: Any = type(loader) if isinstance(loader, PreparedDataLoader) else DataLoader
+    # Where one process reads for all, its sampler gives a batch for each in turn.
+    read = isinstance(loader, DispatchingDataLoader) and not loader.split
+    sampled = count * (collectives.process_count() if read else 1)
     settings = loader_settings(loader)
     if isinstance(loader.dataset, IterableDataset):
         if kind is DataLoader:
             return _SkippedIterable(loader, count)
         return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, skip=count, **settings)
     if isinstance(loader.sampler, BatchSampler):
-        offset = _Offset(loader.sampler, count)
+        offset = _Offset(loader.sampler, sampled)
         return kind(loader.dataset, sampler=offset, batch_size=loader.batch_size, **settings)
-    return kind(loader.dataset, batch_sampler=_Offset(loader.batch_sampler, count), **settings)
+    return kind(loader.dataset, batch_sampler=_Offset(loader.batch_sampler, sampled), **settings)
 
 
 def skip_samples(loader: Any, count: int) -> Any | None:
@@ -47,8 +53,8 @@ def skip_samples(loader: Any, count: int) -> Any | None:
     Returns:
         The loader; None if the order of samples depends on how they are batched, or is not known.
     """
-    if not isinstance(loader, PreparedDataLoader):
-        return None
+    if type(loader) is not PreparedDataLoader or isinstance(loader.dataset, StreamShard):
+        return None  # several processes take turns by batches
     if isinstance(loader.dataset, IterableDataset):
         return _skip_of_stream(loader, count)
     batch_sampler = loader.batch_sampler

@@ -7,35 +7,45 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 __all__ = [
+    "RawModelDDPStrategy",
     "callback_states",
     "calling_strategy",
+    "ddp_choices",
     "fast_forward",
     "is_fitting",
     "leave_signals_alone",
     "restore_callback_states",
+    "start_processes",
     "validate_in_fit",
     "without_notices",
+    "without_signal_broadcast",
 ]
 
-# Each says something that does not hold for a Trainer whose evaluations are called, not scheduled, and whose
-# checkpoints come after the update step; the last is Lightning using a deprecated name of torch.
+# Each says something that does not hold for a Trainer whose evaluations are called, not scheduled, and gathered from
+# all processes before they are logged, and whose checkpoints come after the update step; the last is Lightning using a
+# deprecated name of torch.
 _MISLEADING = (
     r".*defined a `validation_step` but have no `val_dataloader`.*",
     r".*`train_dataloader` does not have many workers.*",
     r".*The number of training batches .* is smaller than the logging interval.*",
+    r".*It is recommended to use `self\.log\(.*sync_dist=True\)`.*",
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*Using ModelCheckpoint with manual optimization and every_n_train_steps.*",
     r".*isinstance\(treespec, LeafSpec\).*",
@@ -150,3 +160,109 @@ def without_notices() -> Iterator[None]:
     finally:
         for logger, level in zip(notices, levels, strict=True):
             logger.setLevel(level)
+
+
+class RawModelDDPStrategy(DDPStrategy):
+    """Lightning's DDP with the wrapper around the model inside the LightningModule, in processes that run already.
+
+    Contract: ``setup`` calls ``model_to_device`` and ``configure_ddp`` when fitting; ``self.model`` is what hooks on
+    gradients are registered on and what ``teardown`` unwraps; ``_configure_launcher`` makes what starts processes.
+    """
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None
+
+    def wrap(self, model: Any) -> Any:
+        """Return ``model`` with its gradients averaged over all processes."""
+        raise NotImplementedError
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up a fit; for an evaluation alone there is nothing to wrap, and weights are left as they are."""
+        if trainer.state.fn is TrainerFn.FITTING:
+            super().setup(trainer)
+        else:
+            assert self.accelerator is not None, "a trainer has given it"
+            self.accelerator.setup(trainer)
+            self.setup_precision_plugin()
+
+    def model_to_device(self) -> None:
+        """Do nothing: the Trainer has put the model where it belongs."""
+
+    def configure_ddp(self) -> None:
+        """Wrap the model and hand the wrapper to the module."""
+        module: Any = self.lightning_module
+        self.model = self.wrap(module.model)
+        self._register_ddp_hooks()
+        module.take_wrapper(self.model)
+
+    def pre_backward(self, closure_loss: Any) -> None:
+        """Do nothing: the forward pass went through the wrapper, which has prepared for the backward pass."""
+
+    def post_backward(self, closure_loss: Any) -> None:
+        """Do nothing, for the same reason."""
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself: the wrapper is inside it."""
+        assert self.lightning_module is not None, "called during a fit"
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        assert self.lightning_module is not None, "called during an evaluation"
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        assert self.lightning_module is not None, "called during an evaluation"
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)
+
+
+def ddp_choices(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return what a user chose for ``strategy``: keywords for torch, keywords for Lightning, and what cannot be kept.
+
+    Contract: Lightning's ``DDPStrategy`` keeps its arguments under their names with an underscore.
+    """
+    hooks = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
+    plain = DDPStrategy()
+    instead = {
+        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of its `process_group_backend`",
+        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of its `timeout`",
+        "start_method": "its `start_method` has to be 'popen'",
+        "parallel_devices": "leave its `parallel_devices` out",
+        "checkpoint_io": "leave its `checkpoint_io` out",
+    }
+    problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
+    if strategy.cluster_environment is not None:
+        problems.append("leave its `cluster_environment` out, the launcher's variables decide")
+    return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems
+
+
+def start_processes(count: int, num_nodes: int, *, mark: str) -> None:
+    """Start this script ``count - 1`` times more and make this the main process of them; end all if one fails.
+
+    Contract: the launcher of Lightning's DDP starts ``sys.argv`` anew with LOCAL_RANK, NODE_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT set, and sets them here too; its observer kills all processes once one has failed.
+
+    Args:
+        count: Processes on this node.
+        num_nodes: Nodes, on each of which the user starts the script.
+        mark: An environment variable that tells the processes who started them.
+    """
+    environment = LightningEnvironment()
+    launcher = _SubprocessScriptLauncher(environment, count, num_nodes)
+    os.environ.update({mark: "1", "LOCAL_WORLD_SIZE": str(count)})
+    launcher._call_children_scripts()
+    if launcher.procs:
+        _launch_process_observer(launcher.procs)
+
+
+def without_signal_broadcast(trainer: pl.Trainer) -> None:
+    """Keep ``trainer`` from asking process 0 before every window whether it was told to stop.
+
+    That waits for the device each time. A launcher sends SIGTERM to every process itself. Contract: the epoch loop
+    asks in ``_broadcast_sigterm_tensor``.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

@@ -52,6 +52,10 @@ class HFModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Have the Trainer train ``wrapped``, the model inside what the strategy put around it."""
+        self._host.take_wrapper(wrapped)
+
     def configure_optimizers(self) -> Any:
         """Return the Trainer's optimizer, with its schedule so that Lightning callbacks see it."""
         host = self._host

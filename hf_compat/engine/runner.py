@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.plugins.precision import Precision
+from torch import nn
 
 from hf_compat.engine.bridge import BridgeCallback
+from hf_compat.engine.environments import Placement
 from hf_compat.engine.host import EvaluationSession, Host
 from hf_compat.engine.internals import (
     fast_forward,
@@ -21,6 +22,7 @@ from hf_compat.engine.internals import (
     leave_signals_alone,
     validate_in_fit,
     without_notices,
+    without_signal_broadcast,
 )
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import precision_plugin
@@ -28,15 +30,11 @@ from hf_compat.engine.strategies import device_keywords
 
 __all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "evaluate", "fit", "keyword_problems", "split_callbacks"]
 
-_ONE_DEVICE = "nothing: this version trains on one device of one process"
-
 OWNED_KEYWORDS: dict[str, str] = {
-    "accelerator": "TrainingArguments(use_cpu=...)",
     "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
     "barebones": "nothing: it would switch off what evaluates and saves",
     "callbacks": "Trainer(callbacks=[...]), which takes Lightning callbacks too",
     "check_val_every_n_epoch": "TrainingArguments(eval_strategy=...)",
-    "devices": _ONE_DEVICE,
     "enable_checkpointing": "TrainingArguments(save_strategy=...)",
     "fast_dev_run": "TrainingArguments(max_steps=...)",
     "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
@@ -49,12 +47,10 @@ OWNED_KEYWORDS: dict[str, str] = {
     "max_steps": "TrainingArguments(max_steps=...)",
     "min_epochs": "nothing: callbacks may stop a run at any time",
     "min_steps": "nothing: callbacks may stop a run at any time",
-    "num_nodes": _ONE_DEVICE,
     "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
     "overfit_batches": "a smaller `train_dataset`",
     "precision": "TrainingArguments(bf16=True) or (fp16=True)",
     "reload_dataloaders_every_n_epochs": "a data set with `set_epoch`",
-    "strategy": _ONE_DEVICE,
     "use_distributed_sampler": "nothing: batches are shared out as upstream does",
     "val_check_interval": "TrainingArguments(eval_steps=...)",
 }
@@ -95,8 +91,8 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
 def build_lightning_trainer(
     host: Host,
     *,
-    device: torch.device,
-    mixed_precision: str,
+    placement: Placement,
+    model: nn.Module,
     callbacks: Sequence[Callback],
     loggers: Sequence[Any],
     keywords: Mapping[str, Any],
@@ -106,8 +102,8 @@ def build_lightning_trainer(
 
     Args:
         host: The Trainer whose events the bridge fires.
-        device: Where to train.
-        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
+        placement: Where the run takes place.
+        model: The model, unwrapped.
         callbacks: The user's Lightning callbacks; the bridge runs after them.
         loggers: Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
         keywords: The user's own keywords of ``lightning.Trainer``; they win.
@@ -115,15 +111,15 @@ def build_lightning_trainer(
     """
     plugins = list(keywords.get("plugins") or ())
     if not any(isinstance(plugin, Precision) for plugin in plugins):
-        plugins.append(precision_plugin(mixed_precision, device))
+        plugins.append(precision_plugin(host.args.mixed_precision, host.args.device))
     settings: dict[str, Any] = {
-        **device_keywords(device),
         "default_root_dir": host.args.output_dir,
         "enable_model_summary": False,
         # The user callbacks bring upstream's.
         "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
         "logger": list(loggers) or False,
         **keywords,
+        **device_keywords(placement, host.args, model),
         **limits,
         "callbacks": [*callbacks, BridgeCallback(host)],
         # Says that evaluations go by update steps: callbacks with a monitor then wait for one, not for the epoch's end.
@@ -137,6 +133,7 @@ def build_lightning_trainer(
     with without_notices():
         trainer = pl.Trainer(**settings)
     leave_signals_alone(trainer)
+    without_signal_broadcast(trainer)
     return trainer
 
 

@@ -159,7 +159,10 @@ class TrainerBase:
 
     def store_flos(self) -> None:
         """Move the floating-point operations counted since last time into the state."""
-        self.state.total_flos += self.current_flos
+        counted = self.current_flos
+        if self.args.world_size > 1:  # summed in float32, as upstream sums them
+            counted = self.accelerator.gather(Tensor([counted]).to(self.args.device)).sum().item()
+        self.state.total_flos += counted
         self.current_flos = 0
 
     def _get_output_dir(self, trial: Any = None) -> str:
@@ -175,7 +178,8 @@ class TrainerBase:
 
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
-        self.accelerator = Accelerator(self.args.device, self.args.accelerator_config, self.args.data_seed)
+        args = self.args
+        self.accelerator = Accelerator(args.device, args.launch, args.accelerator_config, args.data_seed)
         self._reset_gather_function()
 
     def _reset_gather_function(self) -> None:

@@ -189,7 +189,7 @@ class EvaluationMethods(StepMethods):
         """Return the model to evaluate: in its place, in evaluation mode, traced if asked for."""
         self._prepare_model_for_evaluation()
         wrapped = call_as_defined(self._wrap_model, ("model", self.model), training=False, dataloader=dataloader)
-        model = self.model_wrapped if wrapped is self.model else wrapped
+        model = self.accelerator.evaluation_model(self.model_wrapped) if wrapped is self.model else wrapped
         if self.args.jit_mode_eval:
             start = time.time()
             traced = self.torch_jit_model_eval(self.model, dataloader)

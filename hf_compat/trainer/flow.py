@@ -99,7 +99,7 @@ class FlowMethods(SearchMethods):
 
     def _training_logs(self, tr_loss: torch.Tensor, grad_norm: Any, learning_rate: float | None) -> dict[str, float]:
         """Return what is logged of the update steps since the last log, and start counting anew."""
-        summed = tr_loss.item()
+        summed = self.accelerator.gather(tr_loss).mean().item()
         tr_loss -= tr_loss  # in place, as callers hold it; a NaN stays, as upstream's does
         mean = summed / (self.state.global_step - self._globalstep_last_logged)
         logs = {"loss": mean if self.semantics.logs_unrounded_loss else round(mean, 4)}

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_compat.data.shards import BatchShard
+from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
 from hf_compat.plan import RunPlan, build_plan
@@ -64,7 +66,18 @@ class PlanningMethods(FlowMethods):
         return *first, args.max_steps < 0, batches, plan.max_steps
 
     def _plan(self, train_dataloader: Any) -> RunPlan:
-        """Return every number of the run."""
+        """Return every number of the run.
+
+        Raises:
+            DataError: If processes would get different numbers of batches.
+        """
+        sampler = getattr(train_dataloader, "batch_sampler", None)
+        if isinstance(sampler, BatchShard) and not sampler.is_even:
+            raise DataError(
+                f"`accelerator_config`: even_batches=False leaves some of {self.args.world_size} processes with one of "
+                f"{sampler.total_length} batches less, for whose gradients the others would wait forever. Set "
+                "`dataloader_drop_last=True`, or leave batches even for training."
+            )
         args, by_batches = self.args, self.semantics.plans_by_batches
         samples = None if by_batches else self.get_total_train_batch_size(args)
         values = call_as_defined(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_compat.checkpoint import names, publish, rng, rotation, state_files, training_args, weights
+from hf_compat.checkpoint import names, rng, rotation, state_files, together, training_args, weights
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.engine.internals import callback_states, restore_callback_states
@@ -42,8 +42,8 @@ class SavingMethods(PushingMethods):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model, its configuration, the processing class and the arguments into ``output_dir``.
 
-        Only the main process writes. ``from_pretrained`` reads the folder. With ``push_to_hub`` the output folder is
-        then pushed too.
+        Every process has to call it; one, or one of each node, writes. ``from_pretrained`` reads the folder. With
+        ``push_to_hub`` the output folder is then pushed too.
 
         Args:
             output_dir: Default: the output folder of the run.
@@ -52,8 +52,13 @@ class SavingMethods(PushingMethods):
         Raises:
             HubError: If the push fails after, or without, training.
         """
-        if self.args.should_save:
-            self._save(self.args.output_dir if output_dir is None else output_dir)
+        folder = self.args.output_dir if output_dir is None else output_dir
+        if self.accelerator.strategy.gathers_weights:
+            state_dict = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(folder, state_dict=state_dict)
+        elif self.args.should_save:
+            self._save(folder)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -99,15 +104,20 @@ class SavingMethods(PushingMethods):
         in_background = is_wanted(self.args)
         self._saver.wait()
         with ExitStack() as stack:
-            staged = stack.enter_context(publish.staging(folder, step=step, run_id=self._ledger.run_id))
+            staged = stack.enter_context(
+                together.staging(
+                    folder, step=step, run_id=self._ledger.run_id, launch=self.args.launch, writes=self.args.should_save
+                )
+            )
             self._write_part(later, in_background, ("save_model", "_save"), str(staged), _internal_call=True)
             self._note_best_checkpoint(run_dir)
             if not self.args.save_only_model:
                 for part in ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state"):
                     self._write_part(later, in_background, (part,), str(staged))
                 self._write_part(later, in_background, ("_save_lightning_state",), staged)
-            self._export_callback_states()
-            self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
+            if self.args.should_save:
+                self._export_callback_states()
+                self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
             if in_background:
                 self._saver.start(partial(self._publish, stack.pop_all(), later, folder))
                 if self._folder_is_looked_at():
@@ -167,12 +177,14 @@ class SavingMethods(PushingMethods):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write ``optimizer.pt`` and ``scheduler.pt``."""
-        state_files.save_state_file(self.optimizer, output_dir, names.OPTIMIZER_NAME, writes=self._writes)
-        state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
+        optimizer_writes = self._writes if self.args.should_save else None
+        self.accelerator.strategy.save_optimizer(self.optimizer, output_dir, writes=optimizer_writes)
+        if self.args.should_save:
+            state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write ``scaler.pt`` of an fp16 run."""
-        if self.accelerator.scaler is not None:
+        if self.accelerator.scaler is not None and self.args.should_save:
             scaler = self.accelerator.scaler
             state_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=self._writes)
 
@@ -185,7 +197,8 @@ class SavingMethods(PushingMethods):
         content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
         if self._position is not None:
             content["position"] = self._position.to_dict()
-        self._writes(torch.save, self._writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+        if self.args.should_save:
+            self._writes(torch.save, self._writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
@@ -278,7 +291,7 @@ class SavingMethods(PushingMethods):
             return
         written = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME)
         if all(Path(checkpoint, name).is_file() for name in written):
-            state_files.load_state_file(self.optimizer, checkpoint, names.OPTIMIZER_NAME)
+            self.accelerator.strategy.load_optimizer(self.optimizer, checkpoint)
             state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
 
     def _load_scaler(self, checkpoint: str | None) -> None:

@@ -63,6 +63,8 @@ class StepMethods(OptimizerMethods):
             return None
         if torch.is_tensor(count):
             scored: Tensor = count.to(device)
+            if self.args.average_tokens_across_devices:
+                scored = self.accelerator.gather(scored).sum()
             return scored / 1 if self.semantics.item_count_is_float else scored
         return int(count)
 
@@ -151,6 +153,9 @@ class StepMethods(OptimizerMethods):
             loss = self._smoothed_loss(model, outputs, labels, num_items_in_batch)
         else:
             loss = self._loss_of(outputs, inputs)
+        by_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        if self.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # the mean over processes will divide by it
         return (loss, outputs) if return_outputs else loss
 
     def _smoothed_loss(self, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
@@ -282,7 +287,8 @@ class StepMethods(OptimizerMethods):
             tokens = inputs["attention_mask"].sum()
         elif kind == "non_padding" and pad is not None:
             tokens = (inputs[name] != pad).sum()
-        self.state.num_input_tokens_seen += int(tokens)
+        counted = torch.as_tensor(tokens, device=self.args.device, dtype=torch.int64)
+        self.state.num_input_tokens_seen += int(self.accelerator.gather(counted).sum())
 
     # ---- numbers known to be wrong upstream ----
 

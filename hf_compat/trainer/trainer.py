@@ -23,9 +23,10 @@ from hf_compat.callbacks import (
     ProgressCallback,
     is_in_notebook,
 )
-from hf_compat.checkpoint.background import BackgroundSaver, Writes
+from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
+from hf_compat.engine.environments import Placement, place_run
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
@@ -106,6 +107,8 @@ class Trainer(SharingMethods):
         self.semantics = resolve_semantics(self.args.semantics)
         self._warned = set()
         self._saver, self._writes = BackgroundSaver(), Writes()
+        self._lightning_keywords = dict(lightning or {})
+        self._placement = self._place()
         self._set_log_level()
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -118,7 +121,6 @@ class Trainer(SharingMethods):
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.model, self.model_init = model, model_init
-        self._lightning_keywords = dict(lightning or {})
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
         self._memory_tracker.start()
         self._train_batch_size = self.args.train_batch_size
@@ -144,6 +146,12 @@ class Trainer(SharingMethods):
 
     # ---- construction ----
 
+    def _place(self) -> Placement:
+        """Return where the run takes place; processes are started only if Lightning takes the keywords."""
+        if keyword_problems(self._lightning_keywords):  # told with all others
+            return Placement(self.args.launch, "one device")
+        return place_run(self.args, self._lightning_keywords)
+
     def _set_log_level(self) -> None:
         """Give our loggers, and transformers', the level that ``args`` ask of this process."""
         asked = self.args.log_level if self.args.should_log else self.args.log_level_replica
@@ -163,15 +171,15 @@ class Trainer(SharingMethods):
 
     def _setup_problems(self) -> list[str]:
         args, problems = self.args, keyword_problems(self._lightning_keywords)
-        if args.world_size > 1:
+        if args.world_size > 1 and is_wanted(args):
             problems.append(
-                f"The environment asks for {args.world_size} processes (WORLD_SIZE or SLURM), which would train "
-                "independent copies: this version trains on one. Start the script with one process."
+                f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported yet with several "
+                f"processes, here {args.world_size}: drop it."
             )
-        if args.device.type == "cuda" and torch.cuda.device_count() > 1:
+        if args.world_size == 1 and args.device.type == "cuda" and torch.cuda.device_count() > 1:
             problems.append(
-                f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch; this "
-                "version trains on one. Set CUDA_VISIBLE_DEVICES to the one to use."
+                f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch in one "
+                "process. Start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to the one to use."
             )
         if self.model is None and self.model_init is None:
             problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
@@ -304,6 +312,8 @@ class Trainer(SharingMethods):
 
     # ---- Lightning ----
 
+    _placement: Placement
+
     def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
         """Return a fresh ``lightning.Trainer`` for a run of ``plan``, or for evaluations alone."""
         limits = {"max_epochs": 0, "max_steps": -1}
@@ -313,8 +323,8 @@ class Trainer(SharingMethods):
             limits["max_epochs"] = plan.num_train_epochs if plan.num_train_epochs < 2**31 else -1
         return build_lightning_trainer(
             self,
-            device=self.args.device,
-            mixed_precision=self.args.mixed_precision,
+            placement=self._placement,
+            model=self.accelerator.unwrap_model(self.model),
             callbacks=self._lightning_callbacks,
             loggers=self._loggers,
             keywords=self._lightning_keywords,
@@ -331,15 +341,18 @@ class Trainer(SharingMethods):
         plugin = precision_plugin(args.mixed_precision, args.device)
         if isinstance(plugin, ForwardMixedPrecision):
             autocast_forward(model, plugin.autocast_context_manager)
-        if args.torch_compile:
-            compiled = torch.compile(
-                model, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
-            )
-            self.model_wrapped = compiled
-        elif self.accelerator.unwrap_model(self.model_wrapped) is not model:  # the user put another model in place
-            self.model_wrapped = model
+        if args.torch_compile or self.accelerator.unwrap_model(self.model_wrapped) is not model:
+            self.take_wrapper(model)  # the first time, or the user put another model in place
 
     _placed_model: nn.Module | None = None
+
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Train ``wrapped``, the model with what the strategy put around it; compiled if asked for."""
+        args = self.args
+        if args.torch_compile:
+            backend = args.torch_compile_backend or "inductor"
+            wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)  # type: ignore[assignment]
+        self.model_wrapped = wrapped
 
     def _run_session(self, session: Any, *, test: bool) -> None:
         if self.lightning_trainer is None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from hf_compat import collectives
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.completeness import incomplete_reason
@@ -72,6 +74,7 @@ class TrainingMethods(ResumingMethods):
         if self.args.should_save:  # first: a killed process may have left a checkpoint without its name
             self._prepare_output_dir()
             publish.clean_orphans(self.args.output_dir)
+        self.accelerator.wait_for_everyone()
         resume_path = self._find_checkpoint(resume_from_checkpoint)
         if not (self.args.auto_find_batch_size and self.semantics.keeps_batch_size_found):
             self._train_batch_size = self.args.train_batch_size
@@ -111,27 +114,28 @@ class TrainingMethods(ResumingMethods):
     def _find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
         if resume_from_checkpoint is None or resume_from_checkpoint is False:
             return None
-        if resume_from_checkpoint == "auto":
-            return get_last_checkpoint(self.args.output_dir)
-        if resume_from_checkpoint is True:
-            path = get_last_checkpoint(self.args.output_dir)
-            if path is None:
+        if resume_from_checkpoint in ("auto", True):
+            # The main process decides for all: another might see a folder that is being written or deleted.
+            newest = get_last_checkpoint(self.args.output_dir) if self.is_world_process_zero() else None
+            path: str | None = collectives.broadcast_object(newest)
+            if path is None and resume_from_checkpoint is True:
                 raise CheckpointError(
                     f"`resume_from_checkpoint=True`: no valid checkpoint found in output directory "
                     f"`{self.args.output_dir}`. Pass a checkpoint's path, or leave the argument out to start anew."
                 )
-            return path
-        if not Path(resume_from_checkpoint).is_dir():
+        else:
+            path = str(resume_from_checkpoint)
+        if path is None:
+            return None
+        if not Path(path).is_dir():
             raise CheckpointError(
-                f"`resume_from_checkpoint={str(resume_from_checkpoint)!r}`: there is no such folder. "
+                f"`resume_from_checkpoint={path!r}`: there is no such folder. "
                 "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
             )
-        reason = incomplete_reason(resume_from_checkpoint)
+        reason = incomplete_reason(path)
         if reason is not None:  # a file may have been taken out on purpose; what is broken is refused when it is read
-            logger.warning(
-                "`resume_from_checkpoint=%s`: it is not as it was written: %s", resume_from_checkpoint, reason
-            )
-        return str(resume_from_checkpoint)
+            logger.warning("`resume_from_checkpoint=%s`: it is not as it was written: %s", path, reason)
+        return path
 
     # ---- before the run ----
 
@@ -263,9 +267,10 @@ class TrainingMethods(ResumingMethods):
         self._model_is_prepared = True
 
     def _fit(self, train_dataloader: Any, plan: RunPlan, start: Start | None) -> None:
+        self.model_wrapped = self.accelerator.evaluation_model(self.model_wrapped)  # the last run's wrapper goes
         trainer = self.lightning_trainer = self._build_lightning_trainer(plan)
         module = self.lightning_module = HFModule(self.model, self)
-        self.accelerator.attach(module)
+        self.accelerator.attach(module, trainer.strategy, train_dataloader)
         self._restore_lightning_callbacks()
         windows = WindowLoader(
             train_dataloader,
@@ -283,6 +288,10 @@ class TrainingMethods(ResumingMethods):
             self.finish_training()
 
     def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
+        raise NotImplementedError
+
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Train ``wrapped``, the model with what the strategy put around it."""
         raise NotImplementedError
 
     # ---- during the run: called by the engine ----

@@ -1,0 +1,207 @@
+"""What the launcher of a run says of this process: which of how many it is, and where the first one listens."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["BY_TRAINER", "LAUNCHERS", "OWN_MARK", "Launch", "Variables", "read_launch"]
+
+OWN_MARK = "HF_COMPAT_LAUNCHED"
+"""Set in processes that a Trainer started itself, through Lightning's launcher."""
+BY_TRAINER = "trainer"
+"""Name of that launcher."""
+
+_SLURM_SHELLS = ("bash", "interactive")  # an allocation one types in: its tasks are not the script's processes
+_DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Environment variables of one kind of launcher."""
+
+    launcher: str
+    size: str
+    """How many processes there are on all nodes; the launcher is at work if it is set."""
+    rank: str
+    local_rank: str
+    local_size: str
+
+
+LAUNCHERS: tuple[Variables, ...] = (
+    Variables("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Variables(
+        "Open MPI",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Variables(
+        "MVAPICH",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Variables(
+        "LSF", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"
+    ),
+    Variables("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    Variables("Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""Launchers in the order in which they are looked for: torchrun and mpirun also run inside a SLURM job.
+
+``torchrun`` stands for all that set its variables: ``accelerate launch``, ``deepspeed``, a person.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Which process of a run this is."""
+
+    launcher: str | None = None
+    """Who started the processes; None if this is the only one."""
+    size: int = 1
+    """Processes on all nodes."""
+    rank: int = 0
+    """Number of this process among all, from 0."""
+    local_rank: int = 0
+    """Number of this process on its node, from 0."""
+    local_size: int = 1
+    """Processes on this node."""
+    address: str = "127.0.0.1"
+    """Host of process 0."""
+    port: int = _DEFAULT_PORT
+    """Where process 0 listens for the others."""
+
+    @property
+    def nodes(self) -> int:
+        """Machines that take part."""
+        return self.size // self.local_size
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this machine, from 0."""
+        return self.rank // self.local_size
+
+
+def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+    """Return what ``environment``, by default the process's own, says of this process.
+
+    Raises:
+        TrainerSetupError: If it asks for several processes without saying which one this is: each would then train a
+            copy of its own.
+    """
+    given = os.environ if environment is None else environment
+    names = next((row for row in LAUNCHERS if _is_at_work(row, given)), None)
+    if names is None:
+        _refuse_lone_rank(given)
+        return Launch()
+    size = _number(given, names.size)
+    if size == 1:
+        return Launch()
+    local_rank = _number(given, names.local_rank, default=given.get(names.rank) if _is_one_node(given) else None)
+    local_size = _local_size(given, names, size, local_rank)
+    rank = _number(given, names.rank, default=_rank_by_node(given, names, local_rank, local_size))
+    if not 0 <= rank < size or not 0 <= local_rank < local_size or size % local_size:
+        raise TrainerSetupError(
+            f"{_shown(given, names)} contradict each other: there are {size} processes, {local_size} on each node. "
+            "Start the script with `torchrun`, or mend them."
+        )
+    address = given.get("MASTER_ADDR") or _first_host(given, names)
+    if address is None and local_size < size:
+        raise TrainerSetupError(
+            f"{_shown(given, names)} describe a run of several nodes: set MASTER_ADDR to the host of process 0, and "
+            "MASTER_PORT to a free port there."
+        )
+    return Launch(
+        launcher=BY_TRAINER if OWN_MARK in given else names.launcher,
+        size=size,
+        rank=rank,
+        local_rank=local_rank,
+        local_size=local_size,
+        address=address or "127.0.0.1",
+        port=int(given.get("MASTER_PORT") or _port_of_job(given, names)),
+    )
+
+
+def _is_at_work(names: Variables, given: Mapping[str, str]) -> bool:
+    if names.size not in given:
+        return False
+    if names.launcher != "SLURM":
+        return True
+    return "SLURM_JOB_ID" in given and given.get("SLURM_JOB_NAME") not in _SLURM_SHELLS
+
+
+def _is_one_node(given: Mapping[str, str]) -> bool:
+    return given.get("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost")
+
+
+def _number(given: Mapping[str, str], name: str, default: str | int | None = None) -> int:
+    value = given.get(name, default)
+    try:
+        return int(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        problem = f"is {value!r}" if name in given else "is not set"
+    sizes = ", ".join(f"{row.size}={given[row.size]}" for row in LAUNCHERS if row.size in given)
+    raise TrainerSetupError(
+        f"{sizes} asks for several processes, but {name} {problem}: each would train a copy of its own. Start the "
+        f"script with `torchrun`, or set {name} in every process."
+    )
+
+
+def _local_size(given: Mapping[str, str], names: Variables, size: int, local_rank: int) -> int:
+    """Return the processes on this node; on one node where the launcher does not tell."""
+    told = given.get(names.local_size, "")
+    if told.isdigit():
+        return int(told)
+    nodes = given.get("SLURM_NNODES", "1") if names.launcher == "SLURM" else "1"
+    if nodes.isdigit() and int(nodes) > 1 and size % int(nodes) == 0:
+        return size // int(nodes)
+    if int(given.get(names.rank, local_rank)) != local_rank:
+        raise TrainerSetupError(
+            f"{_shown(given, names)} describe a run of several nodes: set {names.local_size} to the processes on each."
+        )
+    return size
+
+
+def _rank_by_node(given: Mapping[str, str], names: Variables, local_rank: int, local_size: int) -> int | None:
+    """Return the rank of a process whose launcher, Lightning's, tells only its node and its place there."""
+    if OWN_MARK in given or (names.launcher == "torchrun" and "NODE_RANK" in given):
+        return int(given.get("NODE_RANK", "0")) * local_size + local_rank
+    return None
+
+
+def _refuse_lone_rank(given: Mapping[str, str]) -> None:
+    alone = {name: given[name] for name in ("RANK", "LOCAL_RANK") if given.get(name, "0") not in ("0", "-1")}
+    if alone:
+        shown = ", ".join(f"{name}={value}" for name, value in alone.items())
+        raise TrainerSetupError(
+            f"{shown} says that this is one of several processes, but WORLD_SIZE is not set: each would train a copy "
+            "of its own. Start the script with `torchrun`, or set RANK, LOCAL_RANK and WORLD_SIZE."
+        )
+
+
+def _shown(given: Mapping[str, str], names: Variables) -> str:
+    every = (names.size, names.rank, names.local_rank, names.local_size)
+    return ", ".join(f"{name}={given[name]}" for name in every if name in given)
+
+
+def _first_host(given: Mapping[str, str], names: Variables) -> str | None:
+    """Return the first host of SLURM's list, such as ``node[07-09,12]``."""
+    listed = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST") or given.get("SLURM_JOB_NODELIST")
+    if names.launcher != "SLURM" or not listed:
+        return None
+    match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?", listed)
+    return None if match is None else match[1] + (match[2] or "")
+
+
+def _port_of_job(given: Mapping[str, str], names: Variables) -> int:
+    """Return a port that two jobs on one node are unlikely to share."""
+    digits = re.sub(r"\D", "", given.get("SLURM_JOB_ID", "")) if names.launcher == "SLURM" else ""
+    return 15000 + int(digits[-4:]) if digits else _DEFAULT_PORT

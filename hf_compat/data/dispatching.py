@@ -1,0 +1,150 @@
+"""A loader whose data one process reads for all: what ``dispatch_batches`` asks for, and streams by default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_compat import collectives
+from hf_compat.data.loader import PreparedDataLoader, move_to_device
+from hf_compat.errors import DataError
+from hf_compat.evaluation.accumulate import find_batch_size
+
+__all__ = ["DispatchingDataLoader"]
+
+
+class DispatchingDataLoader(PreparedDataLoader):
+    """A ``DataLoader`` that only process 0 goes through; every process yields its part of what that one reads.
+
+    Process 0 reads one round ahead: a batch for each process or, with ``split``, one batch to be split. A last round
+    that cannot be shared out evenly is filled up with samples of the first.
+
+    Args:
+        *args: As for ``DataLoader``.
+        split: Split each batch over the processes, rather than read one for each.
+        **settings: As for ``PreparedDataLoader``.
+
+    References:
+        Same batches as accelerate ``data_loader.py`` ``DataLoaderDispatcher``.
+    """
+
+    own_settings = (*PreparedDataLoader.own_settings, "split")
+
+    def __init__(self, *args: Any, split: bool = False, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.split = split
+
+    def __len__(self) -> int:
+        batches = super().__len__()
+        if self.split:
+            return batches
+        rounds = batches / collectives.process_count()
+        return math.floor(rounds) if self.drops_last else math.ceil(rounds)
+
+    @property
+    def total_batch_size(self) -> int | None:
+        """Samples of a full round."""
+        size = super().total_batch_size
+        return size if size is None or self.split else size * collectives.process_count()
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Yield this process's batches of epoch ``iteration``."""
+        self.set_epoch(self.iteration)
+        self.end_of_dataloader = False
+        self.remainder = self._count_remainder()
+        # On every process, so that all draw the same from the global generator.
+        batches = self.plain_iterator()
+        first: Any = None
+        index = 0
+        current = self._share(self._read(batches))
+        while current is not None:
+            if first is None:
+                first = collectives.map_tensors(lambda tensor: tensor[: collectives.process_count()], current)
+            following = self._share(self._read(batches))
+            if following is None:
+                self.end_of_dataloader = True
+                self.remainder = find_batch_size(current) or -1
+            mine = self._part(current, first)
+            if index >= self.skip:
+                yield mine
+            index += 1
+            current = following
+        self.iteration += 1
+
+    def _read(self, batches: Iterator[Any]) -> Any:
+        """Return what the main process reads for one round, None at the end and on the others."""
+        if collectives.process_number() != 0:
+            return None
+        count = 1 if self.split else collectives.process_count()
+        read = [batch for _, batch in zip(range(count), batches, strict=False)]
+        if not read or (len(read) < count and self.drops_last):
+            return None
+        return _joined(read)
+
+    def _share(self, batch: Any) -> Any:
+        """Return the main process's ``batch`` on every process, on its device; None at the end."""
+        is_main = collectives.process_number() == 0
+        layout = None if batch is None else collectives.map_tensors(_Layout, batch)
+        layout = collectives.broadcast_object(layout)
+        if layout is None:
+            return None
+        target = self.device or torch.device("cpu")
+        batch = move_to_device(batch, target, non_blocking=self.non_blocking) if is_main else _empty(layout, target)
+        return collectives.broadcast(batch)
+
+    def _part(self, batch: Any, first: Any) -> Any:
+        """Return this process's samples of ``batch``."""
+        count = collectives.process_count()
+        size, odd = divmod(find_batch_size(batch) or 0, count)
+        if odd and self.end_of_dataloader and not self.drops_last:
+            batch = _joined([batch, first])
+            size += 1
+        start = collectives.process_number() * size
+        return collectives.map_tensors(lambda tensor: tensor[start : start + size], batch)
+
+
+class _Layout:
+    """Shape and dtype of a tensor, to make room for it before it is received."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape = tensor.shape
+        self.dtype = tensor.dtype
+
+
+def _empty(layout: Any, device: torch.device) -> Any:
+    if isinstance(layout, _Layout):
+        return torch.empty(layout.shape, dtype=layout.dtype, device=device)
+    if isinstance(layout, list | tuple):
+        items = [_empty(item, device) for item in layout]
+        return type(layout)(*items) if hasattr(layout, "_fields") else type(layout)(items)
+    return type(layout)({key: _empty(value, device) for key, value in layout.items()})
+
+
+def _joined(batches: list[Any]) -> Any:
+    """Return ``batches`` as one.
+
+    Raises:
+        DataError: If they differ in shape.
+    """
+    try:
+        return _join(batches)
+    except RuntimeError as error:
+        raise DataError(
+            "`accelerator_config`: dispatch_batches=True (what streams are given by default) joins batches, but they "
+            f"differ in shape: {error}. Pad all to one length, or set dispatch_batches=False."
+        ) from error
+
+
+def _join(batches: list[Any]) -> Any:
+    """Return ``batches``, nested alike, with their tensors joined along the first axis."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(batches)
+    if isinstance(first, list | tuple):
+        items = [_join(list(parts)) for parts in zip(*batches, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    return type(first)({key: _join([batch[key] for batch in batches]) for key in first})

@@ -1,0 +1,193 @@
+"""From the launcher's variables, and what the user says of devices, to where a run takes place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+
+from hf_compat.arguments.launch import OWN_MARK, Launch
+from hf_compat.engine.internals import ddp_choices, start_processes
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "place_run"]
+
+PLACING_KEYWORDS = ("accelerator", "devices", "num_nodes", "strategy")
+"""Keywords of ``lightning.Trainer`` that say where a run takes place."""
+
+_DDP_NAMES: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "ddp": {},
+    "ddp_find_unused_parameters_false": {"find_unused_parameters": False},
+    "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
+}
+"""Strategy by name to the keywords of ``DistributedDataParallel`` that it stands for."""
+
+_ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+"""What ``accelerate launch`` sets for strategies that are not carried out yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a run takes place."""
+
+    launch: Launch
+    strategy: str
+    """A name in ``engine.strategies.STRATEGIES``."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Keywords of ``DistributedDataParallel`` that the user chose."""
+    hooks: dict[str, Any] = field(default_factory=dict)
+    """Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated."""
+
+
+class LaunchedEnvironment(ClusterEnvironment):
+    """Processes that are there already, whoever started them.
+
+    Args:
+        launch: Which one this is.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__()
+        self._launch = launch
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: Lightning is to start none."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Host of process 0."""
+        return self._launch.address
+
+    @property
+    def main_port(self) -> int:
+        """Where process 0 listens."""
+        return self._launch.port
+
+    @staticmethod
+    def detect() -> bool:
+        """Return False: it is passed in, never found."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of processes."""
+        return self._launch.size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the launcher has decided."""
+
+    def global_rank(self) -> int:
+        """Return the number of this process among all."""
+        return self._launch.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the launcher has decided."""
+
+    def local_rank(self) -> int:
+        """Return the number of this process on its node."""
+        return self._launch.local_rank
+
+    def node_rank(self) -> int:
+        """Return the number of this node."""
+        return self._launch.node_rank
+
+
+def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
+    """Return where a run takes place; where several processes are asked for and none started, start them.
+
+    The processes know each other afterwards.
+
+    Args:
+        args: The training arguments.
+        keywords: The user's keywords of ``lightning.Trainer``.
+
+    Raises:
+        TrainerSetupError: If keywords, arguments and launcher contradict each other, or ask for a strategy that is not
+            carried out.
+    """
+    strategy = keywords.get("strategy", "auto")
+    settings, hooks = _ddp_settings(strategy, args)
+    _check_elsewhere()
+    _check_accelerator(args, keywords.get("accelerator", "auto"))
+    launch = args.launch
+    wanted_nodes = int(keywords.get("num_nodes", launch.nodes))
+    wanted = _device_count(keywords.get("devices", "auto"), args, launch)
+    if launch.launcher is None and wanted * wanted_nodes > 1:
+        start_processes(wanted, wanted_nodes, mark=OWN_MARK)
+        launch = args.launch
+    if (wanted, wanted_nodes) != (launch.local_size, launch.nodes):
+        raise TrainerSetupError(
+            f"`lightning` asks for {wanted} devices on each of {wanted_nodes} nodes, but {launch.launcher} started "
+            f"{launch.local_size} processes on each of {launch.nodes} (LOCAL_WORLD_SIZE, WORLD_SIZE): leave `devices` "
+            "and `num_nodes` out, or start as many processes."
+        )
+    args.join_processes(args.device)
+    return Placement(launch, "one device" if launch.size == 1 else "ddp", settings, hooks)
+
+
+def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the keyword ``strategy`` says of DDP: keywords of torch's class, and of Lightning's."""
+    if isinstance(strategy, str) and strategy in _DDP_NAMES:
+        settings = _DDP_NAMES[strategy]
+        hooks: dict[str, Any] = {}
+    elif type(strategy) is DDPStrategy:
+        settings, hooks, problems = ddp_choices(strategy)
+        if problems:
+            raise TrainerSetupError(f"`lightning={{'strategy': DDPStrategy(...)}}`: {'; '.join(problems)}.")
+    else:
+        shown = repr(strategy) if isinstance(strategy, str) else type(strategy).__name__
+        kind = "" if isinstance(strategy, str | Strategy) else " It is neither a name nor a strategy."
+        raise TrainerSetupError(
+            f"`lightning={{'strategy': {shown}}}` is not supported yet.{kind} Choose one of "
+            f"{', '.join(map(repr, _DDP_NAMES))}, or pass Lightning's `DDPStrategy` itself."
+        )
+    asked, given = args.ddp_find_unused_parameters, settings.get("find_unused_parameters")
+    if None not in (asked, given) and asked != given:
+        raise TrainerSetupError(
+            f"`ddp_find_unused_parameters={asked}` contradicts `find_unused_parameters={given}` of `lightning`'s "
+            "`strategy`: set only one of them."
+        )
+    return settings, hooks
+
+
+def _check_elsewhere() -> None:
+    asked = [name for name in _ELSEWHERE if os.environ.get(name, "").lower() in ("1", "true")]
+    if asked:
+        raise TrainerSetupError(
+            f"{', '.join(asked)} is set, by `accelerate launch` perhaps, but only DDP is supported yet: launch with "
+            "`--multi_gpu`, or with `torchrun`."
+        )
+
+
+def _check_accelerator(args: Any, accelerator: Any) -> None:
+    kinds = {"auto": args.device.type, "gpu": "cuda"}
+    if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != args.device.type:
+        raise TrainerSetupError(
+            f"`lightning={{'accelerator': {accelerator!r}}}`: the run is on {args.device.type}, as `use_cpu="
+            f"{args.use_cpu}` and this machine decide. Leave it out, or set `use_cpu`."
+        )
+
+
+def _device_count(devices: Any, args: Any, launch: Launch) -> int:
+    """Return the devices of one node that ``devices`` asks for.
+
+    Raises:
+        TrainerSetupError: If it names devices one by one, or is no number.
+    """
+    if devices == "auto":
+        return launch.local_size
+    if devices in (-1, "-1"):
+        return torch.cuda.device_count() if args.device.type == "cuda" else launch.local_size
+    if isinstance(devices, int | str) and not isinstance(devices, bool) and str(devices).isdigit() and int(devices):
+        return int(devices)
+    raise TrainerSetupError(
+        f"`lightning={{'devices': {devices!r}}}`: pass how many there are to be on each node; choose which GPUs with "
+        "CUDA_VISIBLE_DEVICES."
+    )

@@ -1,0 +1,53 @@
+"""What the Trainer asks of a strategy beyond what Lightning does; the answers of one process, and of DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.checkpoint import names, state_files
+from hf_compat.checkpoint.background import Writes
+
+__all__ = ["ModelStrategy"]
+
+
+class ModelStrategy:
+    """Mixed into a Lightning strategy that wraps the raw model, not the LightningModule around it.
+
+    What a strategy that shards the model does otherwise, it overrides here; nothing else of the Trainer needs to know.
+    """
+
+    gathers_weights = False
+    """Whether ``whole_state`` has to be asked on every process for the model's weights to be saved."""
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which backward passes through ``model`` leave gradients on their process."""
+        held: Any = getattr(model, "no_sync", nullcontext)
+        return held()  # type: ignore[no-any-return]
+
+    def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def whole_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state of the unwrapped ``model``; every process has to call it."""
+        return model.state_dict()
+
+    def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
+        """Write the optimizer's state into ``folder``; every process has to call it.
+
+        Args:
+            optimizer: The run's.
+            folder: A checkpoint being written.
+            writes: What makes the calls that write; None where this process does not write what is the same on all.
+        """
+        if writes is not None:
+            state_files.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, writes=writes)
+
+    def load_optimizer(self, optimizer: Any, folder: str) -> None:
+        """Give the optimizer the state in ``folder``; every process has to call it."""
+        state_files.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)

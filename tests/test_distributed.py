@@ -1,0 +1,249 @@
+"""Two processes: our Trainer and transformers' do the same to the last bit, however the processes were started."""
+
+import json
+import socket
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from distributed import HERE, TORCHRUN, finish, outcome, run_scenarios, start
+from distributed_scenarios import BODIES, one_global_batch
+from packaging.version import Version
+from parity import compare, differences, run
+
+HERE_RELEASE = Version(metadata.version("transformers"))
+# 4.57 cannot load its own optimizer state on two CPU processes: it asks torch for the device "cpu:0".
+UPSTREAM_RESUMES = Version("5.0") <= HERE_RELEASE
+
+QUICK = (
+    "everything_at_once",
+    "batches_are_split",
+    "batches_are_dispatched",
+    "batches_stay_uneven",
+    "stream_is_shared_out",
+    "stream_is_dispatched",
+    "tokens_of_each_process",
+    "settings_of_the_wrapper",
+    "objects_are_gathered",
+    "half_a_global_batch",
+    "reductions_are_counted",
+    "members_of_the_accelerator",
+    "label_smoothing_with_adafactor",
+    "grouping_by_length",
+)
+"""Run under both libraries."""
+
+THOROUGH = (
+    "custom_loss_function",
+    "ragged_predictions_are_padded",
+    "dispatched_batches_are_split",
+    "order_of_a_generator",
+    "language_model_with_dropout",
+    "accumulation_of_a_classifier",
+    "input_tokens_but_padding_are_counted",
+    "rate_falls_on_a_plateau",
+    "nan_loss_is_filtered_from_the_log",
+    "several_evaluation_sets",
+    "metrics_batch_by_batch",
+    "inputs_and_losses_for_metrics",
+    "only_the_best_is_saved_and_loaded",
+    "best_model_by_epoch_and_one_checkpoint",
+    "early_stopping",
+    "checkpoints_of_a_plain_module",
+    "gradient_checkpointing",
+    "frozen_parameters",
+    "bf16",
+    "encoder_decoder",
+    "callback_stops_training_within_a_window",
+    "methods_are_called_in_order",
+    "generation_in_evaluations",
+)
+
+LAUNCHED_BY_HAND = {
+    "torchrun's variables": ("RANK", "LOCAL_RANK", {"WORLD_SIZE": "2"}),
+    "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", {"OMPI_COMM_WORLD_SIZE": "2"}),
+    "SLURM": (
+        "SLURM_PROCID",
+        "SLURM_LOCALID",
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "SLURM_NNODES": "1", "SLURM_JOB_NAME": "train"},
+    ),
+}
+"""Launcher to its variables for the number of a process, on all nodes and on its own, and those that all share."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Run the quick scenarios, in one launch; return where their outcomes are."""
+    folder = tmp_path_factory.mktemp("distributed")
+    words = [f"{library}:{name}" for name in QUICK for library in ("upstream", "ours")]
+    resuming = ["upstream:resume_two_processes"] if UPSTREAM_RESUMES else []
+    own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
+    run_scenarios(folder, [*words, *resuming, *own])
+    return folder
+
+
+def free_port():
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def check(folder, name, library="ours"):
+    """Fail with a readable list of what differs from transformers, on either process."""
+    for rank in (0, 1):
+        found = differences(outcome(folder, name, "upstream", rank), outcome(folder, name, library, rank))
+        assert not found, f"{name}, process {rank}:\n{found}"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_scenario(finished, name):
+    """On each of two processes events, random states, batches, logs, weights, results and files are equal."""
+    check(finished, name)
+
+
+def test_arguments_of_transformers(finished):
+    """Our Trainer takes transformers' own arguments, which have let the processes find each other."""
+    check(finished, "settings_of_the_wrapper", "mixed")
+
+
+def test_uneven_training_is_refused(finished):
+    """Processes that would make different numbers of update steps are refused, on every process."""
+    for rank in (0, 1):
+        (kept,) = outcome(finished, "uneven_training_is_refused", "ours", rank).results
+        assert "even_batches=False leaves some of 2 processes with one of 3 batches less" in kept["value"]
+
+
+@pytest.mark.slow
+def test_more_scenarios(tmp_path):
+    """The same for further scenarios of one process, run by two."""
+    run_scenarios(tmp_path, [f"{library}:{name}" for name in THOROUGH for library in ("upstream", "ours")], timeout=900)
+    for name in THOROUGH:
+        check(tmp_path, name)
+
+
+def test_resuming_ends_where_the_whole_run_ends(finished):
+    """A run of two processes resumed within an epoch ends with the same bits; transformers' 5.x does too."""
+    if UPSTREAM_RESUMES:
+        check(finished, "resume_two_processes")
+    for rank in (0, 1):
+        resumed = outcome(finished, "resume_two_processes", "ours", rank)
+        whole = {each["name"]: each["value"] for each in resumed.earlier.results}
+        again = {each["name"]: each["value"] for each in resumed.results}
+        for part in ("weights after train", "optimizer after train", "scheduler after train"):
+            assert not list(compare(whole[part], again[part], part))
+
+
+def test_one_process_with_the_same_global_batch(finished, tmp_path):
+    """Two processes with half of each batch log of their training what one process logs, within rounding."""
+    two = outcome(finished, "half_a_global_batch", "ours", 0)
+    one = run(lambda kit: one_global_batch(kit, size=4), "ours", tmp_path)
+    logs = [entry["logs"] for entry in one.trace if "logs" in entry]
+    halves = [entry["logs"] for entry in two.trace if "logs" in entry]
+    assert len(logs) == len(halves) > 6
+    for whole, half in zip(logs, halves, strict=True):
+        for name in whole.keys() & {"loss", "grad_norm", "learning_rate", "train_loss", "epoch"}:
+            assert half[name] == pytest.approx(whole[name], rel=1e-5), name
+
+
+def test_one_reduction_an_update_step(finished):
+    """Gradients are exchanged once per update step, the short last window included; losses see DDP's wrapper."""
+    kept = {each["name"]: each["value"] for each in outcome(finished, "reductions_are_counted", "ours", 0).results}
+    assert kept["reductions"] == [1, 1, 1]  # 26 rows are 7 batches of 2 for each: windows of 3, 3 and 1
+    assert kept["given"] == ["DistributedDataParallel"]
+
+
+def test_every_sample_is_evaluated_once(finished):
+    """Evaluating seven samples on two processes predicts seven, not the eight that fill the batches up."""
+    kept = [each for each in outcome(finished, "stream_is_dispatched", "ours", 0).results if each["name"] == "predict"]
+    assert [len(each["value"]["predictions"]) for each in kept] == [7]
+
+
+# Starting
+
+
+def started(folder, processes, timeout=120):
+    """Return what each process of a launched script wrote down, once all ended well."""
+    for each in finish(processes, timeout=timeout):
+        assert each.code == 0, each.output
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
+
+
+def check_launch(seen, *, nodes=1):
+    """Fail unless two processes trained one model."""
+    assert [each["world_size"] for each in seen] == [2, 2]
+    assert [each["local_rank"] for each in seen] == ([0, 1] if nodes == 1 else [0, 0])
+    assert [each["should_save"] for each in seen] == [True, False]
+    assert [each["nodes"] for each in seen] == [nodes, nodes]
+    assert [each["steps"] for each in seen] == [8, 8]
+    assert seen[0]["weights"] == seen[1]["weights"]
+    assert seen[0]["losses"] == seen[1]["losses"]
+
+
+def launch_by_hand(folder, launcher):
+    """Return the processes of one run, each told by ``launcher``'s variables which one it is."""
+    rank, local_rank, variables = LAUNCHED_BY_HAND[launcher]
+    variables = variables | {"MASTER_PORT": str(free_port())}
+    command = [sys.executable, HERE / "launch_script.py", folder, 0]
+    return [start(command, **variables, **{rank: str(number), local_rank: str(number)}) for number in (0, 1)]
+
+
+def test_lightning_starts_the_processes(tmp_path):
+    """``lightning={"devices": 2, "strategy": "ddp"}`` under plain python trains one model on two processes."""
+    seen = started(tmp_path, [start([sys.executable, HERE / "launch_script.py", tmp_path, 2])])
+    check_launch(seen)
+    written = {path.name for path in (tmp_path / "output" / "checkpoint-8").iterdir()}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "lightning.json"} <= written
+    assert "rng_state.pth" not in written
+
+
+def test_slurm_variables(tmp_path):
+    """Processes that SLURM started find each other and train one model."""
+    check_launch(started(tmp_path, launch_by_hand(tmp_path, "SLURM")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHED_BY_HAND if name != "SLURM"])
+def test_variables_by_hand(tmp_path, launcher):
+    """So do processes told by other launchers' variables."""
+    check_launch(started(tmp_path, launch_by_hand(tmp_path, launcher)))
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path):
+    """``accelerate launch`` starts a ported script as it is."""
+    options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *options, f"--main_process_port={free_port()}"]
+    seen = started(tmp_path, [start([*launcher, HERE / "launch_script.py", tmp_path, 0])])
+    check_launch(seen)
+
+
+@pytest.mark.slow
+def test_two_nodes(tmp_path):
+    """Two nodes of one process each train one model."""
+    options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command = [word for word in TORCHRUN if word != "--standalone"]
+    nodes = [
+        start([*command, *options, f"--node-rank={number}", HERE / "launch_script.py", tmp_path, 0])
+        for number in (0, 1)
+    ]
+    check_launch(started(tmp_path, nodes), nodes=2)
+
+
+# Failing
+
+
+@pytest.mark.parametrize("how", ["raise", "kill"])
+def test_one_process_fails(tmp_path, how):
+    """A process that raises, or is killed, ends the others; checkpoints written before are whole, and no other is."""
+    script = Path(HERE, "fault_script.py")
+    ended = finish([start([*TORCHRUN, "--nproc-per-node=2", script, tmp_path, how])], timeout=90)[0]
+    assert ended.code != 0
+    assert ("process 1 gives up" in ended.output) == (how == "raise")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_every_scenario_has_a_name():
+    """The lists above name scenarios that there are."""
+    assert {*QUICK, *THOROUGH} <= BODIES.keys()

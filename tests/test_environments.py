@@ -1,0 +1,117 @@
+"""Where a run takes place, and the strategy that follows."""
+
+import socket
+
+import pytest
+from helpers import PlainModel, gpt2
+from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from hf_compat import TrainingArguments
+from hf_compat.arguments.launch import Launch
+from hf_compat.engine.environments import LaunchedEnvironment, place_run
+from hf_compat.engine.strategies import STRATEGIES, ddp_settings
+from hf_compat.errors import TrainerSetupError
+
+
+def arguments(**fields):
+    return TrainingArguments("out", use_cpu=True, report_to="none", **fields)
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("model", "fields", "given", "expected"),
+    [
+        pytest.param(PlainModel, {}, {}, {"find_unused_parameters": True}, id="a plain module"),
+        pytest.param(gpt2, {}, {}, {"find_unused_parameters": True}, id="a pretrained model"),
+        pytest.param(
+            gpt2, {"gradient_checkpointing": True}, {}, {"find_unused_parameters": False}, id="with checkpointing"
+        ),
+        pytest.param(
+            PlainModel, {"gradient_checkpointing": True}, {}, {"find_unused_parameters": True}, id="plain, the same"
+        ),
+        pytest.param(
+            gpt2,
+            {
+                "ddp_find_unused_parameters": False,
+                "ddp_bucket_cap_mb": 3,
+                "ddp_broadcast_buffers": False,
+                "ddp_static_graph": True,
+            },
+            {},
+            {"find_unused_parameters": False, "bucket_cap_mb": 3, "broadcast_buffers": False, "static_graph": True},
+            id="every field",
+        ),
+        pytest.param(
+            gpt2,
+            {"ddp_bucket_cap_mb": 3},
+            {"bucket_cap_mb": 5, "gradient_as_bucket_view": True},
+            {"find_unused_parameters": True, "bucket_cap_mb": 5, "gradient_as_bucket_view": True},
+            id="what the user passed to Lightning's strategy",
+        ),
+    ],
+)
+def test_settings_of_ddp(model, fields, given, expected):
+    """The fields ``ddp_*`` become keywords of torch's wrapper; unused parameters are looked for by upstream's rule."""
+    assert ddp_settings(arguments(**fields), model(), given) == expected
+
+
+def test_one_process_is_placed_on_one_device():
+    """Without a launcher and without a wish a run takes place in this process."""
+    placement = place_run(arguments(), {})
+    assert (placement.launch, placement.strategy) == (Launch(), "one device")
+    assert placement.strategy in STRATEGIES
+
+
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        ("ddp_find_unused_parameters_true", {"find_unused_parameters": True}),
+        (DDPStrategy(gradient_as_bucket_view=True), {"gradient_as_bucket_view": True}),
+    ],
+    ids=["by name", "an instance"],
+)
+def test_strategy_of_the_user(strategy, settings):
+    """What a user chose of Lightning's DDP is kept for ours."""
+    assert place_run(arguments(), {"strategy": strategy}).settings == settings
+
+
+def test_strategy_that_contradicts_the_arguments():
+    """Two answers to one question are refused."""
+    with pytest.raises(TrainerSetupError, match=r"ddp_find_unused_parameters=False.*contradicts"):
+        place_run(arguments(ddp_find_unused_parameters=False), {"strategy": "ddp_find_unused_parameters_true"})
+
+
+@pytest.mark.parametrize("wish", [{"devices": 3}, {"num_nodes": 2}], ids=str)
+def test_devices_that_the_launcher_did_not_start(wish, monkeypatch):
+    """Other numbers than the launcher's would train copies apart; both are named."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    args = arguments()
+    args._setup_devices = args._choose_device()  # the other process will never come
+    with pytest.raises(TrainerSetupError, match=r"torchrun started 2 processes on each of 1.*LOCAL_WORLD_SIZE"):
+        place_run(args, wish)
+
+
+def test_processes_that_never_come(monkeypatch):
+    """``ddp_timeout`` limits the wait for the others; the error says where they were expected."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    variables = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    args = arguments(ddp_timeout=1)
+    with pytest.raises(TrainerSetupError, match=rf"Process 1 of 2 \(torchrun\).*127.0.0.1:{port}.*gloo"):
+        _ = args.device
+
+
+def test_environment_says_what_the_launcher_said():
+    """Lightning is told which process this is and starts none."""
+    environment = LaunchedEnvironment(Launch("torchrun", 4, 3, 1, 2, "host", 1234))
+    told = (environment.world_size(), environment.global_rank(), environment.local_rank(), environment.node_rank())
+    assert told == (4, 3, 1, 1)
+    assert (environment.main_address, environment.main_port) == ("host", 1234)
+    assert environment.creates_processes_externally
+    assert not environment.detect()
+    assert isinstance(environment, ClusterEnvironment)
