@@ -274,7 +274,8 @@ def our_log_level(bench: Bench) -> int:
 
 
 def _launched(bench: Bench, rank: int, local_rank: int) -> Any:
-    for name, value in (("WORLD_SIZE", 4), ("RANK", rank), ("LOCAL_RANK", local_rank)):
+    told = {"WORLD_SIZE": 4, "RANK": rank, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "10.0.0.1"}
+    for name, value in told.items():
         bench.monkeypatch.setenv(name, str(value))
     return bench.args()
 

@@ -198,6 +198,13 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "past_index": "tests/test_older_evaluation.py::test_memory_survives_an_evaluation",
     "jit_mode_eval": "tests/test_older_evaluation.py::test_traced_models_give_the_same_loss",
     "use_legacy_prediction_loop": "tests/test_older_evaluation.py::test_the_older_loop_needs_a_length",
+    "average_tokens_across_devices": "tests/distributed_scenarios.py::tokens_of_each_process",
+    "ddp_find_unused_parameters": "tests/test_environments.py::test_settings_of_ddp",
+    "ddp_bucket_cap_mb": "tests/test_environments.py::test_settings_of_ddp",
+    "ddp_broadcast_buffers": "tests/test_environments.py::test_settings_of_ddp",
+    "ddp_static_graph": "tests/test_environments.py::test_settings_of_ddp",
+    "ddp_backend": "tests/test_environments.py::test_processes_that_never_come",
+    "ddp_timeout": "tests/test_environments.py::test_processes_that_never_come",
     "semantics": "tests/test_semantics.py::test_environment_overrides_and_the_argument_wins",
 }
 """Field to the test that shows its effect, where a row cannot: a GPU stands in, or more is shown there."""

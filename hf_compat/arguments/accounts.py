@@ -6,7 +6,7 @@ __all__ = ["ACCOUNTS"]
 
 _TRACKIO = "Kept for Trackio's own callback, if one is passed."
 _MIXED = "A Lightning precision plugin: autocast in {} around the model's forward"
-_DDP = "The keyword `{}` of Lightning's `DDPStrategy`."
+_DDP = "The keyword `{}` of the `DistributedDataParallel` around the model."
 _LIGER = "Liger's kernels are put into the model"
 _FULL = "Evaluation and prediction cast the whole model to {}."
 _SCRIPT = "Kept for scripts, which read it; no Trainer does."
@@ -111,8 +111,8 @@ ACCOUNTS: dict[str, str] = {
     "ddp_bucket_cap_mb": _DDP.format("bucket_cap_mb"),
     "ddp_broadcast_buffers": _DDP.format("broadcast_buffers"),
     "ddp_static_graph": _DDP.format("static_graph"),
-    "ddp_backend": _DDP.format("process_group_backend"),
-    "ddp_timeout": _DDP.format("timeout"),
+    "ddp_backend": "The backend of the process group of all processes.",
+    "ddp_timeout": "The time limit of every operation of all processes together.",
     "debug": "`underflow_overflow` watches the outputs of every module for values that are not finite.",
     "skip_memory_metrics": "With False, metrics say how much memory each stage took.",
     "do_train": _SCRIPT,

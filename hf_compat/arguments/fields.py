@@ -154,7 +154,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("do_eval", "script", "the script"),
     FieldRule("do_predict", "script", "the script"),
     FieldRule("resume_from_checkpoint", "script", "the script"),
-    FieldRule("local_rank", "plan", "arguments/launch.py"),
+    FieldRule("local_rank", "script", "launchers"),
     FieldRule("overwrite_output_dir", "script", "the script"),
     FieldRule("evaluation_strategy", "alias", "eval_strategy"),
     FieldRule("per_gpu_train_batch_size", "alias", "per_device_train_batch_size"),
