@@ -86,12 +86,24 @@ class Accelerator(ProcessState):
         return None if self._module is None else self._module.trainer.precision_plugin
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Run the backward pass of ``loss``, scaled under fp16."""
+        """Run the backward pass of ``loss``, scaled under fp16.
+
+        With a ``learning_rate``, an optimizer that updates in the backward pass runs it and takes that rate.
+        """
         kwargs.pop("scale_wrt_gas", None)
-        if self._module is None:
+        learning_rate = kwargs.pop("learning_rate", None)
+        fused = None if learning_rate is None or self.scaler is not None else self._fused_backward()
+        if fused is not None:
+            fused(loss, learning_rate)
+        elif self._module is None:
             torch.autograd.backward(loss, **kwargs)
         else:
             self._module.manual_backward(loss, **kwargs)
+
+    def _fused_backward(self) -> Any:
+        """Return the backward pass that the run's optimizer brings, None if it has none."""
+        optimizer: Any = None if self._module is None else self._module.optimizers(use_pl_optimizer=False)
+        return getattr(optimizer, "fused_backward", None)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""

@@ -47,6 +47,8 @@ DEFAULTS: dict[str, Any] = {
     "save_strategy": "no",
     "dataloader_pin_memory": False,
 }
+PROJECTORS = ("GaLoreProjector", "GradientProjector")
+"""Objects in the state of GaLore and APOLLO."""
 MOST_LINES = 12
 
 
@@ -60,6 +62,7 @@ class Scenario:
         resumes_exactly: Whether a run that is resumed ends where the run that was not interrupted ends.
         warns_since: The first transformers release for which it is to warn.
         until: The first transformers release that cannot run it any more; None: every release can.
+        slow: Whether it runs only when asked for, because a quicker one is much the same.
     """
 
     body: Callable[[Kit], None]
@@ -67,6 +70,7 @@ class Scenario:
     resumes_exactly: bool = False
     warns_since: str = "4.57"
     until: str | None = None
+    slow: bool = False
 
 
 SCENARIOS: dict[str, Scenario] = {}
@@ -192,8 +196,11 @@ class Kit:
             return re.sub(rf"{re.escape(str(self.folder.parent))}/[^/]+/(earlier/)?output", "<output>", value)
         if hasattr(value, "_asdict"):
             value = value._asdict()
+        if type(value).__name__ in PROJECTORS:
+            value = vars(value)
         if isinstance(value, dict):
-            return {key: self._plain_item(str(key), item) for key, item in value.items()}
+            names = (f"tensor {at}" if isinstance(key, Tensor) else key for at, key in enumerate(value))
+            return {key: self._plain_item(str(key), item) for key, item in zip(names, value.values(), strict=True)}
         if isinstance(value, list | tuple):
             return type(value)(self.plain(item) for item in value)
         return value

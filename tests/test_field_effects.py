@@ -184,6 +184,9 @@ EFFECTS: dict[str, Effect] = {
 }  # fmt: skip
 
 SHOWN_ELSEWHERE: dict[str, str] = {
+    "optim_target_modules": "tests/test_optimizers.py::test_target_modules_of_a_run",
+    "use_liger_kernel": "tests/test_liger.py::test_when",
+    "liger_kernel_config": "tests/test_liger.py::test_switches",
     "fp16": "tests/test_arguments.py::test_what_a_gpu_allows",
     "use_cpu": "tests/test_arguments.py::test_what_a_gpu_allows",
     "_n_gpu": "tests/test_arguments.py::test_what_a_gpu_allows",

@@ -14,16 +14,19 @@ import transformers.trainer
 from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
+from hf_compat import Trainer as HFCompatTrainer
+from hf_compat import TrainingArguments
 from hf_compat.arguments.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError, MissingPackageError, UnsupportedArgumentsError
 from hf_compat.optim.adafactor import Adafactor
+from hf_compat.optim.low_rank import target_weights
 from hf_compat.optim.optimizers import OPTIMIZERS, optimizer_class_and_kwargs
 
 KNOWN = {item.value for item in OptimizerNames}
 GONE = {"adamw_hf", "adamw_apex_fused"}
-REFUSED = [name for name in OPTIMIZERS if name.startswith(("galore", "apollo"))] + ["lomo", "adalomo"]
+OF_MODULES = [name for name in OPTIMIZERS if name.startswith(("galore", "apollo"))] + ["lomo", "adalomo"]
 TORCH = ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"]
-EXTERNAL = [name for name in OPTIMIZERS if name not in {*TORCH, *REFUSED, "adamw_hf"}]
+EXTERNAL = [name for name in OPTIMIZERS if name not in {*TORCH, *OF_MODULES, "adamw_hf"}]
 
 PACKAGES = {
     "torch_xla.amp.syncfree": ["AdamW"],
@@ -57,7 +60,9 @@ class Settings:
     adam_beta2: float = 0.95
     adam_epsilon: float = 1e-7
     warmup_steps: float = 12
-    optim_target_modules: None = None
+    optim_target_modules: str | list[str] | None = None
+    gradient_accumulation_steps: int = 1
+    world_size: int = 1
 
 
 def fake_module(name: str, classes: list[str]) -> ModuleType:
@@ -169,18 +174,107 @@ def test_enum_members_are_names():
     assert optimizer_class_and_kwargs(Settings(OptimizerNames.SGD))[0] is torch.optim.SGD
 
 
-@pytest.mark.parametrize("name", EXTERNAL)
+@pytest.fixture
+def no_packages(monkeypatch):
+    """A Python in which none of the optional packages can be imported."""
+    for name in [*PACKAGES, "galore_torch", "apollo_torch", "lomo_optim"]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize("name", EXTERNAL + OF_MODULES)
+@pytest.mark.usefixtures("no_packages")
 def test_missing_packages(name):
     """Without its package an optimizer is an ImportError that says what to install."""
+    settings = Settings(name, optim_target_modules="all-linear")
     with pytest.raises(MissingPackageError, match=rf"optim='{name}'.* needs the package .*install"):
-        optimizer_class_and_kwargs(Settings(name))
+        optimizer_class_and_kwargs(settings, torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
-    """What is built from the model's modules is refused, with the way around."""
-    with pytest.raises(UnsupportedArgumentsError, match=rf"optim='{name}'.*optimizer_cls_and_kwargs"):
-        optimizer_class_and_kwargs(Settings(name))
+def linears() -> torch.nn.Module:
+    """Return modules called ``q``, ``mlp.up``, ``mlp.down`` and ``norm``; the last is not linear."""
+    mlp = torch.nn.ModuleDict({"up": torch.nn.Linear(4, 8), "down": torch.nn.Linear(8, 4)})
+    return torch.nn.ModuleDict({"q": torch.nn.Linear(4, 4), "mlp": mlp, "norm": torch.nn.LayerNorm(4)})
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        pytest.param("all-linear", {"q.weight", "mlp.up.weight", "mlp.down.weight"}, id="all"),
+        pytest.param("all_linear", {"q.weight", "mlp.up.weight", "mlp.down.weight"}, id="all, other spelling"),
+        pytest.param(r"mlp\..*", {"mlp.up.weight", "mlp.down.weight"}, id="regex over the whole name"),
+        pytest.param("mlp", set(), id="a string is no part of a name"),
+        pytest.param(["mlp"], {"mlp.up.weight", "mlp.down.weight"}, id="part of a name in a list"),
+        pytest.param(["q", r".*\.up"], {"q.weight", "mlp.up.weight"}, id="name and regex in a list"),
+    ],
+)
+def test_target_modules(targets, expected):
+    """GaLore and APOLLO project the weights of linear layers that a name, a part of one or a regex finds."""
+    assert target_weights(linears(), targets) == expected
+
+
+@pytest.mark.parametrize(("targets", "count"), [("all-linear", 3), (["mlp"], 2)], ids=str)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_target_modules_of_a_run(targets, count):
+    """The arguments' target modules are the group that is projected, with what ``optim_args`` say of it."""
+    args = TrainingArguments("out", optim="apollo_adamw", optim_target_modules=targets, optim_args="rank=2,scale=3")
+    _, kwargs = HFCompatTrainer.get_optimizer_cls_and_kwargs(args, linears())
+    others, projected = kwargs["params"]
+    assert len(projected["params"]) == count
+    assert len(others["params"]) == 8 - count
+    assert (projected["rank"], projected["scale"], "rank" in others) == (2, 3.0, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        pytest.param("galore_adamw", {"optim_target_modules": None}, "set `optim_target_modules`", id="no targets"),
+        pytest.param("apollo_adamw", {"optim_target_modules": 3}, "optim_target_modules=3", id="no such targets"),
+        pytest.param("galore_adamw", {"optim_target_modules": "x"}, "no linear layer of that name", id="none found"),
+        pytest.param(
+            "galore_adamw_layerwise", {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=1", id="windows"
+        ),
+        pytest.param("apollo_adamw_layerwise", {"world_size": 2}, "optim='apollo_adamw'", id="several processes"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_low_rank_errors(name, changes, text):
+    """What stands against GaLore and APOLLO is a ValueError that says what to set."""
+    settings = Settings(name, **{"optim_target_modules": "all-linear", **changes})
+    with pytest.raises(ArgumentsError, match=text):
+        optimizer_class_and_kwargs(settings, linears())
+
+
+@pytest.mark.parametrize("name", OF_MODULES)
+def test_model_is_needed(name):
+    """What is built from the model's modules asks for the model."""
+    with pytest.raises(ArgumentsError, match="pass `model` too"):
+        optimizer_class_and_kwargs(Settings(name, optim_target_modules="all-linear"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("name", ["adalomo", "galore_adamw_8bit", "galore_adamw_8bit_layerwise"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_gpu_only(name):
+    """What its package computes on GPUs only is refused before training starts."""
+    settings = Settings(name, optim_target_modules="all-linear")
+    with pytest.raises(UnsupportedArgumentsError, match=rf"optim='{name}'.*GPU"):
+        optimizer_class_and_kwargs(settings, linears())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:This implementation of AdamW:FutureWarning")
+@pytest.mark.parametrize("name", ["galore_adamw_layerwise", "galore_adafactor_layerwise"])
+@pytest.mark.parametrize(("semantics", "follows"), [("4.57", True), ("5.23", False)])
+def test_layerwise_learning_rate(name, semantics, follows):
+    """Each backward pass updates, with the scheduled learning rate before 5.1 and with the first one since."""
+    settings = Settings(name, "rank=2", optim_target_modules="all-linear")
+    model = linears()
+    optimizer, kwargs = optimizer_class_and_kwargs(settings, model, semantics=resolve_semantics(semantics))
+    built = optimizer(kwargs.pop("optimizer_dict"), **kwargs)
+    built.param_groups[0]["lr"] = 0.0
+    before = model["q"].weight.detach().clone()
+    model["q"](torch.ones(1, 4)).square().sum().backward()
+    assert torch.equal(before, model["q"].weight) is follows
+    assert model["q"].weight.grad is None
 
 
 @pytest.mark.parametrize(
@@ -196,3 +290,36 @@ def test_errors(settings, text):
     """Names and arguments that cannot be read are a ValueError that says how they should be."""
     with pytest.raises(ArgumentsError, match=text):
         optimizer_class_and_kwargs(settings)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_embeddings_of_8_bit_optimizers(tmp_path):
+    """bitsandbytes keeps 8 bits of a large matrix, and all 32 of an embedding as large."""
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(1024, 8), "up": torch.nn.Linear(8, 1024)})
+    args = TrainingArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True, report_to="none", disable_tqdm=True)
+    optimizer = HFCompatTrainer(model, args).create_optimizer()
+    model["up"](model["words"](torch.arange(4))).sum().backward()
+    optimizer.step()
+    assert optimizer.state[model["words"].weight]["state1"].dtype == torch.float32
+    assert optimizer.state[model["up"].weight]["state1"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize(("semantics", "given"), [("5.1", "groups"), ("5.2", "model")])
+def test_factories(semantics, given, tmp_path):
+    """What is no optimizer class is called with the groups before 5.2; since, its result is called with the model."""
+    asked = []
+
+    def with_model(model, **kwargs):
+        asked.append("model")
+        return torch.optim.SGD(model.parameters(), **kwargs)
+
+    def factory(*groups, **kwargs):
+        if not groups:
+            return with_model
+        asked.append("groups")
+        return torch.optim.SGD(*groups, **kwargs)
+
+    args = TrainingArguments(str(tmp_path), semantics=semantics, use_cpu=True, report_to="none", disable_tqdm=True)
+    trainer = HFCompatTrainer(torch.nn.Linear(2, 2), args, optimizer_cls_and_kwargs=(factory, {"lr": 0.5}))
+    assert trainer.create_optimizer().defaults["lr"] == 0.5
+    assert asked == [given]

@@ -72,7 +72,9 @@ def test_differences_are_seen(change, report):
     assert report in differences(outcome(), changed)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if SCENARIOS[name].slow else []) for name in NAMES]
+)
 def test_scenario(name, outcome_of, tmp_path):
     """Events, random states, logs, weights, results and files are equal."""
     check(outcome_of(name, "upstream"), run(SCENARIOS[name].body, SUBJECT, tmp_path / SUBJECT), name)

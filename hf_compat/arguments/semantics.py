@@ -64,6 +64,10 @@ class Semantics:
     """``warmup_steps`` below 1 is a share of all update steps; before, ``warmup_ratio`` was the share."""
     creates_scheduler_apart: bool = _since("5.1")
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
+    calls_optimizer_factories: bool = _since("5.2")
+    """What is given as an optimizer and is no class is called for a function that makes one of the model."""
+    leaves_layerwise_rate_constant: bool = _since("5.1", corrected=False)
+    """Layerwise GaLore and APOLLO log the scheduled learning rate but update with the one they started with."""
     resumes_batch_size_if_searching: bool = _since("5.2")
     """A checkpoint's batch size wins only under ``auto_find_batch_size``; before, always."""
     keeps_batch_size_found: bool = _since("5.2")
@@ -79,6 +83,8 @@ class Semantics:
     plans_by_batches: bool = _since("5.3")
     """``set_initial_training_values`` gives samples per update step and batches per epoch; before, whether epochs
     count and the loader's length, and it took the samples per update step."""
+    applies_liger_in_train: bool = _since("5.3")
+    """``train`` puts Liger kernels into the model; before, the constructor did."""
     always_logs_grad_norm: bool = _since("5.3")
     """The gradient norm is logged without clipping too."""
     loads_best_after_final_log: bool = _since("5.3")
@@ -95,6 +101,8 @@ class Semantics:
     """With ``eval_strategy="steps"`` the last update step is evaluated whatever ``eval_steps``."""
     counts_shifted_labels: bool = _since("5.10")
     """A causal language model's items are the labels after the first position; before, all labels."""
+    liger_skips_unused_logits: bool = _since("5.15")
+    """With Liger kernels an evaluation that keeps the loss alone asks the model for no logits."""
     smoother_takes_item_count: bool = _since("5.15")
     """Label smoothing divides by the window's items; before, by the batch's."""
     eval_grouping_has_own_generator: bool = _since("5.16")

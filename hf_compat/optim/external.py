@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from packaging.version import Version
+from torch import nn
 
-from hf_compat.errors import MissingPackageError
+from hf_compat.errors import MissingPackageError, require_package
 from hf_compat.optim.optim_args import flag, number_or_text, pick
 from hf_compat.optim.settings import Built, OptimizerRequest
 
@@ -21,6 +22,7 @@ __all__ = [
     "bnb_lion",
     "bnb_rmsprop",
     "grokadamw",
+    "keep_embeddings_in_32_bits",
     "schedule_free",
     "stable_adamw",
     "torchao",
@@ -99,6 +101,15 @@ def bnb_rmsprop(request: OptimizerRequest, *, bits: int) -> Built:
     # transformers passes the strings on, which bitsandbytes cannot compute with.
     options = {name: number_or_text(value) for name, value in request.options.items()}
     return optimizer, options | {"optim_bits": bits}
+
+
+def keep_embeddings_in_32_bits(model: nn.Module) -> None:
+    """Have bitsandbytes keep the state of ``model``'s embeddings in 32 bits, whatever it does to other weights."""
+    optim = require_package("bitsandbytes.optim", extra="bitsandbytes", purpose="an optimizer with a state of 8 bits")
+    manager = optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
 def torchao(request: OptimizerRequest, *, attribute: str) -> Built:

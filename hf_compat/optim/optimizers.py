@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from packaging.version import Version
 from torch import nn
 
 from hf_compat.arguments.semantics import Semantics, resolve_semantics
-from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
-from hf_compat.optim import external
+from hf_compat.errors import ArgumentsError
+from hf_compat.optim import external, in_backward, low_rank
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.optim_args import parse_optim_args, pick, says_yes
 from hf_compat.optim.settings import Built, OptimizerRequest, OptimizerSettings, plain_name
@@ -34,15 +34,6 @@ def _adafactor(request: OptimizerRequest) -> Built:
 def _from_torch(request: OptimizerRequest, *, optimizer: type, kinds: dict[str, Callable[[str], Any]]) -> Built:
     reads = request.semantics.release >= _TORCH_READS_OPTIM_ARGS
     return optimizer, pick(request.options, kinds) if reads else {}
-
-
-def _refuse(request: OptimizerRequest) -> NoReturn:
-    raise UnsupportedArgumentsError(
-        [
-            f"`optim={request.name!r}` is built from the model's modules, which is not supported: build its class and "
-            "keywords yourself and pass them to the Trainer as `optimizer_cls_and_kwargs`."
-        ]
-    )
 
 
 OPTIMIZERS: dict[str, Callable[[OptimizerRequest], Built]] = {
@@ -91,16 +82,16 @@ OPTIMIZERS: dict[str, Callable[[OptimizerRequest], Built]] = {
     "schedule_free_sgd": partial(external.schedule_free, attribute="SGDScheduleFree", adam=False, warmup=True),
     "grokadamw": external.grokadamw,
     "stable_adamw": external.stable_adamw,
-    "galore_adamw": _refuse,
-    "galore_adamw_8bit": _refuse,
-    "galore_adafactor": _refuse,
-    "galore_adamw_layerwise": _refuse,
-    "galore_adamw_8bit_layerwise": _refuse,
-    "galore_adafactor_layerwise": _refuse,
-    "apollo_adamw": _refuse,
-    "apollo_adamw_layerwise": _refuse,
-    "lomo": _refuse,
-    "adalomo": _refuse,
+    "galore_adamw": partial(low_rank.galore, attribute="GaLoreAdamW"),
+    "galore_adamw_8bit": partial(low_rank.galore, attribute="GaLoreAdamW8bit"),
+    "galore_adafactor": partial(low_rank.galore, attribute="GaLoreAdafactor"),
+    "galore_adamw_layerwise": partial(low_rank.galore, attribute="GaLoreAdamW", layerwise=True),
+    "galore_adamw_8bit_layerwise": partial(low_rank.galore, attribute="GaLoreAdamW8bit", layerwise=True),
+    "galore_adafactor_layerwise": partial(low_rank.galore, attribute="GaLoreAdafactor", layerwise=True),
+    "apollo_adamw": low_rank.apollo,
+    "apollo_adamw_layerwise": partial(low_rank.apollo, layerwise=True),
+    "lomo": partial(in_backward.lomo, attribute="Lomo"),
+    "adalomo": partial(in_backward.lomo, attribute="AdaLomo"),
 }
 """``optim`` to what makes the class and its keywords, all but the learning rate."""
 
@@ -112,12 +103,13 @@ def optimizer_class_and_kwargs(
 
     Args:
         settings: The ``TrainingArguments``, ours or transformers'.
-        model: Taken as in transformers; no supported optimizer is built from it.
+        model: What GaLore, APOLLO and LOMO are built from; the others do without.
         semantics: Whether some optimizers read ``optim_args`` depends on the release. Default: the installed one's.
 
     Raises:
-        ArgumentsError: If there is no optimizer of that name, or ``optim_args`` cannot be read.
-        UnsupportedArgumentsError: If the optimizer has to be built from the model's modules.
+        ArgumentsError: If there is no optimizer of that name, ``optim_args`` cannot be read, or the
+            optimizer asks for what ``settings`` do not say.
+        UnsupportedArgumentsError: If the optimizer's package has it for GPUs only and there is none.
         MissingPackageError: If the optimizer's package is not installed.
 
     References:
@@ -128,6 +120,6 @@ def optimizer_class_and_kwargs(
         near = difflib.get_close_matches(name, OPTIMIZERS, n=1, cutoff=0.0)[0]
         raise ArgumentsError([f"`optim={name!r}` is unknown: did you mean {near!r}?"])
     options = parse_optim_args(settings.optim_args)
-    request = OptimizerRequest(name, settings, options, semantics or resolve_semantics())
+    request = OptimizerRequest(name, settings, options, semantics or resolve_semantics(), model)
     optimizer, kwargs = OPTIMIZERS[name](request)
     return optimizer, {"lr": settings.learning_rate} | kwargs

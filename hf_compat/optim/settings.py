@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
+from torch import nn
+
 from hf_compat.arguments.semantics import Semantics
 from hf_compat.errors import require_package
 
@@ -50,6 +52,18 @@ class OptimizerSettings(Protocol):
     def warmup_steps(self) -> float:
         """Update steps of warm-up, for optimizers that have a schedule of their own."""
 
+    @property
+    def optim_target_modules(self) -> str | list[str] | None:
+        """The linear layers that GaLore and APOLLO project: "all-linear", a regular expression, or names."""
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Batches of a window."""
+
+    @property
+    def world_size(self) -> int:
+        """Processes of the run."""
+
 
 def plain_name(name: str | Enum) -> str:
     """Return the plain string of a name that may be an enum member, ours or transformers'."""
@@ -66,6 +80,8 @@ class OptimizerRequest:
     options: dict[str, str]
     """The ``optim_args``, as written."""
     semantics: Semantics
+    model: nn.Module | None = None
+    """The model to train; some optimizers are built from its modules."""
 
     @property
     def adam(self) -> dict[str, Any]:

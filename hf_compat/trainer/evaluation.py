@@ -274,6 +274,9 @@ class EvaluationMethods(StepMethods):
         labels = nested_detach(tuple(inputs.get(name) for name in self.label_names)) if scored else None
         if labels is not None and len(labels) == 1:
             labels = labels[0]
+        skips = scored and prediction_loss_only and self.semantics.liger_skips_unused_logits
+        if skips and self.args.use_liger_kernel:
+            inputs = {**inputs, "skip_logits": True}
         with torch.no_grad():
             loss, outputs = self._predict(model, inputs, scored)
         if prediction_loss_only:

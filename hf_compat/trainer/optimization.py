@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -10,8 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.errors import HFCompatWarning
 from hf_compat.model_facts import count_parameters
+from hf_compat.optim.external import keep_embeddings_in_32_bits
 from hf_compat.optim.groups import decay_parameter_names, parameter_groups
+from hf_compat.optim.in_backward import leave_step_to_backward, notices
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import build_scheduler
 from hf_compat.trainer.data import DataMethods
@@ -45,10 +49,30 @@ class OptimizerMethods(DataMethods):
                 optimizer_class, kwargs = call_as_defined(
                     self.get_optimizer_cls_and_kwargs, ("args", self.args), ("model", target)
                 )
-            for own in ("params", "model", "optimizer_dict"):  # what an optimizer takes in place of the groups
-                groups = kwargs.pop(own, groups)
-            self.optimizer = optimizer_class(groups, **kwargs)
+            self.optimizer = self._instantiate_optimizer(optimizer_class, kwargs, groups, target)
+            if "bitsandbytes" in str(optimizer_class) and kwargs.get("optim_bits") == 8:
+                keep_embeddings_in_32_bits(target)
+            if hasattr(self.optimizer, "fused_backward"):
+                leave_step_to_backward(self.optimizer)
+            for notice in notices(self.args, self.optimizer, self.semantics):
+                self._warn_once(notice)
         return self.optimizer  # type: ignore[no-any-return]
+
+    def _instantiate_optimizer(self, chosen: Any, kwargs: dict[str, Any], groups: Any, model: nn.Module) -> Any:
+        """Return an optimizer of ``groups``, or of what ``kwargs`` hold in their place; a factory gets the model."""
+        is_class = isinstance(chosen, type) and issubclass(chosen, Optimizer)
+        if self.semantics.calls_optimizer_factories and not is_class:
+            return chosen()(model, **kwargs)
+        for own in ("params", "model", "optimizer_dict"):
+            groups = kwargs.pop(own, groups)
+        return chosen(groups, **kwargs)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, HFCompatWarning, stacklevel=2)
+
+    _warned: set[str]
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         """Set and return ``lr_scheduler``: the one passed in, else the one that ``args.lr_scheduler_type`` names."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.data.loader import move_to_device
-from hf_compat.errors import DataError, HFCompatWarning, ModelError
+from hf_compat.errors import DataError, ModelError
 from hf_compat.model_facts import ignores_item_count, is_causal_lm
+from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.trainer.optimization import OptimizerMethods
 from hf_compat.trainer.overriding import call_as_defined
 
@@ -116,7 +116,8 @@ class StepMethods(OptimizerMethods):
         if not self._loss_is_scaled(num_items_in_batch):
             loss = loss / self.current_gradient_accumulation_steps
         again = self.args.gradient_accumulation_steps if self.semantics.divides_gradients_twice else 1
-        self.accelerator.backward(loss if again == 1 else loss / again)
+        given = {"learning_rate": self._get_learning_rate()} if self.args.optim in UPDATED_IN_BACKWARD else {}
+        self.accelerator.backward(loss if again == 1 else loss / again, **given)
         detached: Tensor = loss.detach()
         return detached
 
@@ -313,10 +314,3 @@ class StepMethods(OptimizerMethods):
                 f"{self.semantics.release} trains it on losses and gradients up to {steps} times too large "
                 f"(`gradient_accumulation_steps={steps}`), and so does this run. {_SWITCH}"
             )
-
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, HFCompatWarning, stacklevel=2)
-
-    _warned: set[str]

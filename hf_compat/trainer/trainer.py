@@ -36,6 +36,7 @@ from hf_compat.evaluation.stream import is_metric
 from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, shifts_labels, unwrap_peft
+from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.optim.settings import plain_name
 from hf_compat.plan import RunPlan
@@ -128,6 +129,8 @@ class Trainer(SharingMethods):
         self.create_accelerator_and_postprocess()
         self._validate_args()
         self.model = self.model_wrapped = self._first_model(model)
+        if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
+            apply_liger_kernels(self.model, self.args.liger_kernel_config)
         self._inspect_model()
         self._set_up_callbacks(callbacks)
         if self.args.push_to_hub:

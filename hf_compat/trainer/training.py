@@ -28,6 +28,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.model_facts import number_of_arguments
+from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
@@ -151,7 +152,9 @@ class TrainingMethods(ResumingMethods):
             self._signature_columns = None
             if self.place_model_on_device:
                 self._move_model_to_device(self.model, args.device)
-        elif args.fp16_full_eval or args.bf16_full_eval:
+        if args.use_liger_kernel and self.semantics.applies_liger_in_train:
+            apply_liger_kernels(self.model, args.liger_kernel_config)
+        if self.model_init is None and (args.fp16_full_eval or args.bf16_full_eval):
             self._move_model_to_device(self.model, args.device)
         if self.semantics.applies_trial_after_model_init:
             self._hp_search_setup(trial)

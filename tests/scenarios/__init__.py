@@ -1,6 +1,18 @@
 """The scenarios that both trainers run; importing the package enters them into ``parity.SCENARIOS``."""
 
-from scenarios import aids, data, evaluating, generating, models, overriding, resuming, saving, searching, updates
+from scenarios import (
+    aids,
+    data,
+    evaluating,
+    generating,
+    models,
+    optimizers,
+    overriding,
+    resuming,
+    saving,
+    searching,
+    updates,
+)
 
 __all__ = [
     "aids",
@@ -8,6 +20,7 @@ __all__ = [
     "evaluating",
     "generating",
     "models",
+    "optimizers",
     "overriding",
     "resuming",
     "saving",
