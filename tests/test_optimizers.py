@@ -294,7 +294,7 @@ def test_errors(settings, text):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_embeddings_of_8_bit_optimizers(tmp_path):
-    """bitsandbytes keeps 8 bits of a large matrix, and all 32 of an embedding as large."""
+    """With bitsandbytes, 8 bits are kept of a large matrix, and all 32 of an embedding as large."""
     model = torch.nn.ModuleDict({"words": torch.nn.Embedding(1024, 8), "up": torch.nn.Linear(8, 1024)})
     args = TrainingArguments(str(tmp_path), optim="adamw_bnb_8bit", use_cpu=True, report_to="none", disable_tqdm=True)
     optimizer = HFCompatTrainer(model, args).create_optimizer()

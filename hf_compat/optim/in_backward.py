@@ -60,7 +60,7 @@ def notices(args: Any, optimizer: Any, semantics: Semantics) -> list[str]:
         )
     if layerwise and semantics.leaves_layerwise_rate_constant:
         found.append(
-            f"{name}: transformers {semantics.release} logs the scheduled learning rate but updates with the first, and so "
-            "does this run. Set `TrainingArguments(semantics='corrected')` to follow the schedule."
+            f"{name}: transformers {semantics.release} logs the scheduled learning rate but updates with the first, "
+            "and so does this run. Set `TrainingArguments(semantics='corrected')` to follow the schedule."
         )
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import helpers
+import torch
 from parity import Kit, scenario
 
 from scenarios.common import classifier, language_model, plain
@@ -39,6 +40,19 @@ def bf16(kit: Kit) -> None:
 @scenario()
 def bf16_classifier(kit: Kit) -> None:
     train(kit, classifier(kit, fields={"bf16": True, "eval_strategy": "epoch"}))
+
+
+@scenario()
+def compiled(kit: Kit) -> None:
+    """A backend alone switches compilation on; what is saved has the model's own names.
+
+    Forward passes are not recorded: the hook that does it would be compiled too.
+    """
+    fields = {"torch_compile_backend": "aot_eager", "save_strategy": "epoch", "eval_strategy": "epoch"}
+    try:
+        train(kit, plain(kit, fields=fields, model=helpers.PlainModel(dropout=0.0)))
+    finally:
+        torch.compiler.reset()
 
 
 @scenario()
