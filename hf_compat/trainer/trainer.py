@@ -179,6 +179,11 @@ class Trainer(SharingMethods):
                 f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported yet with several "
                 f"processes, here {args.world_size}: drop it."
             )
+        if args.world_size > 1 and args.auto_find_batch_size:
+            problems.append(
+                f"`auto_find_batch_size=True`: with {args.world_size} processes the one that runs out of memory would "
+                "start again without the others; choose a `per_device_train_batch_size` that fits."
+            )
         if args.world_size == 1 and args.device.type == "cuda" and torch.cuda.device_count() > 1:
             problems.append(
                 f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch in one "
