@@ -196,6 +196,8 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "save_async": "tests/test_background.py::test_training_goes_on_meanwhile",
     "on_save_error": "tests/test_background.py::test_errors_are_survived_if_asked",
     "enable_jit_checkpoint": "tests/test_preemption.py::test_runs_without_checkpoints",
+    "auto_find_batch_size": "tests/scenarios/searching.py::find_batch_size",
+    "ray_scope": "tests/test_search.py::test_ray",
     "skip_memory_metrics": "tests/scenarios/aids.py::memory_metrics",
     "debug": "tests/scenarios/aids.py::overflow_is_reported",
     "past_index": "tests/test_older_evaluation.py::test_memory_survives_an_evaluation",

@@ -46,26 +46,18 @@ CALLED_BY_USERS = {
 }
 """What scripts call and no run does, so that an override of it is found by whoever calls it."""
 
-NOT_YET = {
-    "_hp_search_setup",
-    "_report_to_hp_search",
-    "_tune_save_checkpoint",
-    "_update_auto_batch_size",
-}
-"""Searches and finding a batch size: not carried out, nor are overrides of their parts."""
-
 NEVER_WRITTEN = {name for name in NEVER_CALLED if not hasattr(Trainer, name)}
 """Refused as overrides, and nobody calls them: for backends or loops that upstream has and Lightning replaces."""
 
 
 def test_every_method_is_accounted_for():
     """Each method of each release may be overridden, is refused as an override, or is called by users alone."""
-    groups = [set(OVERRIDABLE), set(NEVER_CALLED), CALLED_BY_USERS, NOT_YET]
+    groups = [set(OVERRIDABLE), set(NEVER_CALLED), CALLED_BY_USERS]
     counted = [name for group in groups for name in group]
     assert sorted(METHODS) == sorted(name for name in counted if name in METHODS)
     assert [name for name in OVERRIDABLE if name not in METHODS] == []
     assert [name for name in METHODS if not hasattr(Trainer, name)] == sorted(
-        (name for name in METHODS if name in NEVER_WRITTEN | NOT_YET and not hasattr(Trainer, name)),
+        (name for name in METHODS if name in NEVER_WRITTEN and not hasattr(Trainer, name)),
         key=list(METHODS).index,
     )
 
@@ -85,7 +77,6 @@ LESS_STRICT = {
     "set_initial_training_values": "takes both releases' arguments",
     "_maybe_log_save_evaluate": "the start time may be left out",
     "_save_checkpoint": "takes the metrics of old releases",
-    "hyperparameter_search": "not carried out",
 }
 """Methods whose defaults or parameters are not exactly upstream's, and why."""
 
@@ -94,7 +85,7 @@ LESS_STRICT = {
 def test_calls_of_the_installed_release_are_taken(kind):
     """Each method takes the installed upstream's parameters: names, order, defaults, by position and by keyword."""
     upstream = getattr(transformers, kind.__name__)
-    names = {*METHODS, *API["seq2seq_methods"], "__init__"} - {"tokenizer", *NOT_YET}
+    names = {*METHODS, *API["seq2seq_methods"], "__init__"} - {"tokenizer"}
     checked = 0
     for name in sorted(names):
         theirs, ours = getattr(upstream, name, None), getattr(kind, name, None)
@@ -104,8 +95,6 @@ def test_calls_of_the_installed_release_are_taken(kind):
         right = [item for item in parameters(ours) if item[1] in KINDS]
         if name in LESS_STRICT:
             left, right = ([item[0] for item in side] for side in (left, right))
-            if name == "hyperparameter_search":
-                continue
         assert right[: len(left)] == left, name
         checked += 1
     assert checked > 60
@@ -273,8 +262,8 @@ GONE = {
 }
 """Attributes of upstream's that ours does not have, and why nobody misses them."""
 
-LATER = {"_memory_tracker", "compute_objective", "hp_space", "hub_model_id", "objective", "push_in_progress"}
-"""What pushing to the Hub, searches and memory metrics set: not carried out."""
+LATER = {"_memory_tracker", "compute_objective", "hp_space", "hub_model_id", "push_in_progress"}
+"""What pushing to the Hub, searches and memory metrics set."""
 
 NOT_COMPARED = {
     "_created_lr_scheduler": "the schedule is made, and noted, in the run",
