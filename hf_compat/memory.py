@@ -23,7 +23,7 @@ STAGES: dict[str, str] = {
     "__init__": "init",
     "train": "train",
     "_inner_training_loop": "train",
-    "finish_training": "train",
+    "_finish_training": "train",
     "evaluate": "eval",
     "predict": "test",
 }

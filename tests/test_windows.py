@@ -17,18 +17,18 @@ class Source:
     def __init__(self, stop_after=None):
         self.drawn, self.restored, self.empty, self.stop_after = 0, [], 0, stop_after
 
-    def draw(self, batches, count):
+    def _draw_window(self, batches, count):
         window = [batch for _, batch in zip(range(count), batches, strict=False)]
         self.drawn += len(window)
         return window, len(window)
 
-    def should_stop(self):
+    def _should_stop(self):
         return self.stop_after is not None and self.drawn >= self.stop_after
 
-    def restore_rng(self):
+    def _restore_rng(self):
         self.restored.append(self.drawn)
 
-    def warn_of_empty_epoch(self):
+    def _warn_of_empty_epoch(self):
         self.empty += 1
 
 

@@ -44,13 +44,13 @@ class Start:
 class _Source(Protocol):
     """The part of the Trainer that says how batches are drawn and when to stop."""
 
-    def draw(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]: ...
+    def _draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]: ...
 
-    def should_stop(self) -> bool: ...
+    def _should_stop(self) -> bool: ...
 
-    def restore_rng(self) -> None: ...
+    def _restore_rng(self) -> None: ...
 
-    def warn_of_empty_epoch(self) -> None: ...
+    def _warn_of_empty_epoch(self) -> None: ...
 
 
 class WindowLoader:
@@ -97,7 +97,7 @@ class WindowLoader:
         start = resumed or Start(epoch, 0, 0, self._loader)
         restores = resumed is not None
         if restores and start.batches == 0:
-            self._source.restore_rng()
+            self._source._restore_rng()
             restores = False
         if hasattr(start.rest, "set_epoch"):
             start.rest.set_epoch(epoch)
@@ -107,17 +107,17 @@ class WindowLoader:
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
             left = plan.batches_per_epoch - position
-            drawn, num_items = self._source.draw(batches, left if is_last else plan.accumulate)
+            drawn, num_items = self._source._draw_window(batches, left if is_last else plan.accumulate)
             if restores and (drawn or self._restores_without_batches):
-                self._source.restore_rng()
+                self._source._restore_rng()
                 restores = False
             if not drawn:
                 if position == 0:
-                    self._source.warn_of_empty_epoch()
+                    self._source._warn_of_empty_epoch()
                 return
             end = position + len(drawn)
             complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
             yield Window(drawn, num_items, epoch, position, complete)
             position = end
-            if self._source.should_stop():
+            if self._source._should_stop():
                 return

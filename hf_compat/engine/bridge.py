@@ -41,11 +41,11 @@ class BridgeCallback(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fire ``on_train_begin``; evaluate if asked to before the first update step."""
         self._step_made = trainer.global_step
-        self._host.begin_training()
+        self._host._begin_training()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fire ``on_epoch_begin``."""
-        self._host.begin_epoch()
+        self._host._begin_epoch()
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         """Fire ``on_step_begin``: Lightning's batch is a window."""
@@ -60,22 +60,22 @@ class BridgeCallback(Checkpoint):
         if trainer.global_step != self._step_made:
             self._step_made = trainer.global_step
             host.control = host.callback_handler.on_step_end(host.args, host.state, host.control)
-            host.log_evaluate_save()
+            host._log_evaluate_save()
             if not trainer.is_last_batch:  # else what belongs to the epoch's end comes first
-                host.leave_if_preempted()
+                host._leave_if_preempted()
         self._pass_on_stop(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fire ``on_epoch_end``, then log, evaluate, save."""
         host = self._host
         host.control = host.callback_handler.on_epoch_end(host.args, host.state, host.control)
-        host.log_evaluate_save()
-        host.leave_if_preempted()
+        host._log_evaluate_save()
+        host._leave_if_preempted()
         self._pass_on_stop(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log the final metrics, load the best model, fire ``on_train_end``."""
-        self._host.finish_training()
+        self._host._finish_training()
 
     def _pass_on_stop(self, trainer: pl.Trainer) -> None:
         if trainer.should_stop:  # a Lightning callback, such as EarlyStopping, asked for it

@@ -193,7 +193,7 @@ class RawModelDDPStrategy(DDPStrategy):
         module: Any = self.lightning_module
         self.model = self.wrap(module.model)
         self._register_ddp_hooks()
-        module.take_wrapper(self.model)
+        module._take_wrapper(self.model)
 
     def pre_backward(self, closure_loss: Any) -> None:
         """Do nothing: the forward pass went through the wrapper, which has prepared for the backward pass."""

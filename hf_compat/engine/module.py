@@ -52,14 +52,14 @@ class HFModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
-    def take_wrapper(self, wrapped: nn.Module) -> None:
+    def _take_wrapper(self, wrapped: nn.Module) -> None:
         """Have the Trainer train ``wrapped``, the model inside what the strategy put around it."""
-        self._host.take_wrapper(wrapped)
+        self._host._take_wrapper(wrapped)
 
     def configure_optimizers(self) -> Any:
         """Return the Trainer's optimizer, with its schedule so that Lightning callbacks see it."""
         host = self._host
-        host.build_optimizer_and_scheduler()
+        host._build_optimizer_and_scheduler()
         optimizer, scheduler = host.optimizer, host.lr_scheduler
         if isinstance(scheduler, LRScheduler | ReduceLROnPlateau) and scheduler.optimizer is optimizer:
             return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -79,12 +79,12 @@ class HFModule(pl.LightningModule):
             with nullcontext() if index == last else host.accelerator.no_sync(host.model_wrapped):
                 loss = self._step(batch, window.num_items)
             total = loss if total is None else total + loss
-            host.track_batch(loss, batch)
+            host._track_batch(loss, batch)
             if index == last and window.is_complete:
                 self._update(window)
             else:
                 host.control = host.callback_handler.on_substep_end(host.args, host.state, host.control)
-            if host.should_stop():
+            if host._should_stop():
                 break
         assert total is not None, "a window has at least one batch"
         return {"loss": total}
@@ -100,12 +100,12 @@ class HFModule(pl.LightningModule):
         optimizer = self.optimizers()
         optimizer.step()  # type: ignore[union-attr]
         host.control = host.callback_handler.on_optimizer_step(host.args, host.state, host.control)
-        host.count_update(window)
+        host._count_update(window)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Clip the gradients and tell the user callbacks."""
         host = self._host
-        host.clip_gradients()
+        host._clip_gradients()
         host.control = host.callback_handler.on_pre_optimizer_step(host.args, host.state, host.control)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -75,7 +75,7 @@ class TrainerBase:
     hp_search_backend: Any = None
     current_flos: float = 0
     current_gradient_accumulation_steps: int = 1
-    plan: RunPlan | None = None
+    run_plan: RunPlan | None = None
     lightning_module: HFModule | None = None
     lightning_trainer: pl.Trainer | None = None
     """The Lightning trainer of the run under way or the last one."""
@@ -116,7 +116,7 @@ class TrainerBase:
         """Remove the first callback that is, or is an instance of, ``callback``."""
         self.callback_handler.remove_callback(callback)
 
-    def should_stop(self) -> bool:
+    def _should_stop(self) -> bool:
         """Return whether a callback asked to end the epoch or the training."""
         return self.control.should_epoch_stop or self.control.should_training_stop
 

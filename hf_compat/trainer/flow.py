@@ -29,9 +29,9 @@ class FlowMethods(SearchMethods):
     _shift: tuple[int, int] = (0, 0)
     """The epoch that was resumed with other batches, and by how many samples its batches are off."""
 
-    def count_update(self, window: Window) -> None:
+    def _count_update(self, window: Window) -> None:
         """Step the schedule and count the update step that ``window`` made."""
-        assert self.plan is not None, "a run has a plan"
+        assert self.run_plan is not None, "a run has a plan"
         assert self.lightning_trainer is not None, "a run has a Lightning trainer"
         self._learning_rate = self._get_learning_rate()
         if not self.accelerator.optimizer_step_was_skipped and not self._steps_on_metric():
@@ -39,11 +39,11 @@ class FlowMethods(SearchMethods):
         self.model_wrapped.zero_grad()
         self.state.global_step = self.lightning_trainer.global_step
         done = window.batches_before + len(window.batches)
-        self.state.epoch = window.epoch + done / self.plan.batches_per_epoch
+        self.state.epoch = window.epoch + done / self.run_plan.batches_per_epoch
         shift = self._shift[1] if window.epoch == self._shift[0] else 0
-        self._position = DataPosition.after(self.plan, window.epoch, done, shift)
+        self._position = DataPosition.after(self.run_plan, window.epoch, done, shift)
 
-    def log_evaluate_save(self) -> None:
+    def _log_evaluate_save(self) -> None:
         """Log, evaluate and save, each if the control asks for it."""
         assert self.lightning_trainer is not None, "a run has a Lightning trainer"
         self._has_saved = False
@@ -137,10 +137,10 @@ class FlowMethods(SearchMethods):
 
     # ---- after the run ----
 
-    def finish_training(self) -> None:
+    def _finish_training(self) -> None:
         """Finish the run and keep its result."""
-        assert self.plan is not None, "a run has a plan"
-        self._train_output = self._finalize_training(self._trial, self.plan.num_train_samples, self._start_time)
+        assert self.run_plan is not None, "a run has a plan"
+        self._train_output = self._finalize_training(self._trial, self.run_plan.num_train_samples, self._start_time)
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the final metrics, load the best model, delete what rotation leaves, fire ``on_train_end``.

@@ -135,7 +135,7 @@ class OptimizerMethods(DataMethods):
         rate = self.optimizer.param_groups[0]["lr"] if on_metric else self.lr_scheduler.get_last_lr()[0]
         return rate.item() if isinstance(rate, torch.Tensor) else rate
 
-    def clip_gradients(self) -> None:
+    def _clip_gradients(self) -> None:
         """Clip the gradients to ``max_grad_norm`` and keep their norm for the next log."""
         model = self.model_wrapped
         clips = self.args.max_grad_norm is not None and self.args.max_grad_norm > 0

@@ -73,7 +73,7 @@ class SafekeepingMethods(SavingMethods):
         finally:
             self._preemption = None
 
-    def leave_if_preempted(self) -> None:
+    def _leave_if_preempted(self) -> None:
         """Save and leave the process if any process of the run was asked to; not once the run is at its end.
 
         Raises:

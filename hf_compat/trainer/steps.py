@@ -48,7 +48,7 @@ class StepMethods(OptimizerMethods):
                 break
         return batches, self._get_num_items_in_batch(batches, device)
 
-    def draw(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+    def _draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the batches of the next window, and its items."""
         return self.get_batch_samples(batches, count, self.args.device)
 
@@ -239,7 +239,7 @@ class StepMethods(OptimizerMethods):
 
     # ---- counting ----
 
-    def track_batch(self, loss: Tensor, inputs: Any) -> None:
+    def _track_batch(self, loss: Tensor, inputs: Any) -> None:
         """Add a batch's loss, floating-point operations and tokens to what the next log reports."""
         if self._tr_loss.device != loss.device:
             raise ModelError(f"`model`: its loss is on {loss.device}, but training runs on {self._tr_loss.device}.")

@@ -350,11 +350,11 @@ class Trainer(SharingMethods):
         if isinstance(plugin, ForwardMixedPrecision):
             autocast_forward(model, plugin.autocast_context_manager)
         if args.torch_compile or self.accelerator.unwrap_model(self.model_wrapped) is not model:
-            self.take_wrapper(model)  # the first time, or the user put another model in place
+            self._take_wrapper(model)  # the first time, or the user put another model in place
 
     _placed_model: nn.Module | None = None
 
-    def take_wrapper(self, wrapped: nn.Module) -> None:
+    def _take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model with what the strategy put around it; compiled if asked for."""
         args = self.args
         if args.torch_compile:

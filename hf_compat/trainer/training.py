@@ -240,7 +240,7 @@ class TrainingMethods(ResumingMethods):
         """Run one fit on Lightning with batches of ``batch_size`` and return its result."""
         self._train_batch_size = batch_size or self._train_batch_size
         train_dataloader = self.get_train_dataloader()
-        plan = self.plan = self._plan(train_dataloader)
+        plan = self.run_plan = self._plan(train_dataloader)
         done = self._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
@@ -248,7 +248,7 @@ class TrainingMethods(ResumingMethods):
         if resume_from_checkpoint is not None:
             plan, start = self._resumed_start(plan, train_dataloader, resume_from_checkpoint, done)
             self.state.max_steps, self.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
-        plan = self.plan = self._without_surplus_step(plan, 0 if start is None else start.epoch)
+        plan = self.run_plan = self._without_surplus_step(plan, 0 if start is None else start.epoch)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self._ignore_keys_for_eval = ignore_keys_for_eval
@@ -286,23 +286,23 @@ class TrainingMethods(ResumingMethods):
         step = self.state.global_step
         fit(trainer, module, windows, start=None if start is None else (start.epoch, step, step))
         if not self._has_begun:  # no epoch was left to run, so Lightning called no hook
-            self.build_optimizer_and_scheduler()
-            self.begin_training()
-            self.finish_training()
+            self._build_optimizer_and_scheduler()
+            self._begin_training()
+            self._finish_training()
 
     def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
         raise NotImplementedError
 
-    def take_wrapper(self, wrapped: nn.Module) -> None:
+    def _take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model with what the strategy put around it."""
         raise NotImplementedError
 
     # ---- during the run: called by the engine ----
 
-    def build_optimizer_and_scheduler(self) -> None:
+    def _build_optimizer_and_scheduler(self) -> None:
         """Create the optimizer and its schedule, and give them the state of a resumed checkpoint."""
-        assert self.plan is not None, "a run has a plan"
-        max_steps = self.plan.max_steps
+        assert self.run_plan is not None, "a run has a plan"
+        max_steps = self.run_plan.max_steps
         if self.semantics.creates_scheduler_apart:
             self.create_optimizer()
             self.create_scheduler(num_training_steps=max_steps)
@@ -315,7 +315,7 @@ class TrainingMethods(ResumingMethods):
             self._load_optimizer_and_scheduler(self._resume_path)
             self._load_scaler(self._resume_path)
 
-    def begin_training(self) -> None:
+    def _begin_training(self) -> None:
         """Fire ``on_train_begin``, and evaluate once if asked to."""
         self._has_begun = True
         self._start_time = time.time()
@@ -324,16 +324,16 @@ class TrainingMethods(ResumingMethods):
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignore_keys_for_eval, skip_scheduler=True)
 
-    def begin_epoch(self) -> None:
+    def _begin_epoch(self) -> None:
         """Fire ``on_epoch_begin``; a model with memory begins without one."""
         self._past = None
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
 
-    def restore_rng(self) -> None:
+    def _restore_rng(self) -> None:
         """Set the random generators to where the resumed checkpoint left them."""
         self._load_rng_state(self._resume_path)
 
-    def warn_of_empty_epoch(self) -> None:
+    def _warn_of_empty_epoch(self) -> None:
         """Stop the training: the train loader gave no batch in a whole epoch."""
         logger.warning(
             "`train_dataset` gave no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
