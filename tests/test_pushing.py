@@ -193,7 +193,8 @@ def test_training_goes_on_without_a_hub(local_hub, tmp_path, caplog, failure, re
             if state.global_step == 1:
                 trainer.save_model()
 
-    trainer = trainer_of(hf_compat, tmp_path, callbacks=[Save()], hub_strategy="checkpoint")
+    always = {"hub_strategy": "checkpoint", "hub_always_push": True}  # a slow failure keeps no push from being tried
+    trainer = trainer_of(hf_compat, tmp_path, callbacks=[Save()], **always)
     failure(local_hub)
     with caplog.at_level(logging.WARNING, "hf_compat"):
         assert trainer.train().global_step == 4
