@@ -2,10 +2,12 @@
 
 import shutil
 
+import datasets
 import pytest
 import torch
 from helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
 from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import CheckpointError
@@ -198,3 +200,116 @@ def test_a_damaged_position_is_refused(position, tmp_path):
     torch.save({**torch.load(path), "position": position}, path)
     with pytest.raises(CheckpointError, match=r"lightning\.pt"):
         new_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+class Reading(IterableDataset):
+    """A stream that says where it is and notes in a file what it reads; workers take rows in turn."""
+
+    def __init__(self, rows, notes):
+        self.rows, self.notes, self.next, self.epoch = rows, notes, 0, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def state_dict(self):
+        return {"next": self.next, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.resumed = dict(state)
+
+    def __iter__(self):
+        worker = get_worker_info()
+        step, first = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        resumed = getattr(self, "resumed", {})
+        self.next = resumed["next"] if resumed.get("epoch") == self.epoch else 0
+        while self.next * step + first < len(self.rows):
+            number = self.next * step + first
+            self.next += 1
+            with open(self.notes, "a") as notes:
+                notes.write(f"{number} ")
+            yield dict(self.rows[number])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [3, 4, 9], ids=["in the middle of a round", "after a round", "in the second pass"])
+def test_a_stream_that_says_where_it_is_is_not_read_again(workers, step, tmp_path):
+    """The run goes on with the batches of the whole run; of those before, at most those of a round are read again."""
+
+    def trainer(name, **fields):
+        def data(rows):
+            return Reading(rows, tmp_path / name)
+
+        settings = {"per_device_train_batch_size": 2, "max_steps": 11, "dataloader_num_workers": workers}
+        return seeing_trainer(tmp_path / f"{name}-out", data=data, **settings | fields)
+
+    whole = trainer("whole", save_steps=step)
+    whole.train()
+    resumed = trainer("rest", save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole-out" / f"checkpoint-{step}"))
+    assert resumed.seen == whole.seen[step:]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+    read = (tmp_path / "rest").read_text().split()
+    needed = sum(len(batch) for batch in resumed.seen)
+    ahead = 2 * (1 + 2 * workers) * 2  # one batch ahead; workers fetch two each before they are asked
+    again = 2 * max(workers - 1, 0)
+    assert needed <= len(read) <= needed + ahead + again
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_of_datasets_goes_on_at_its_state(workers, tmp_path):
+    """A stream of ``datasets`` without a shuffle buffer is resumed by its state, in its shards too."""
+    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+
+    def trainer(name):
+        fields = {"per_device_train_batch_size": 2, "max_steps": 9, "dataloader_num_workers": workers, "save_steps": 5}
+        made = seeing_trainer(tmp_path / name, **fields)
+        made.train_dataset = table.to_iterable_dataset(num_shards=4).with_format("torch")
+        return made
+
+    whole = trainer("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-5"
+    assert torch.load(checkpoint / "lightning.pt")["stream"]["workers"] == workers
+    resumed = trainer("rest")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen == whole.seen[5:]
+
+
+def test_a_shuffle_buffer_is_filled_again(tmp_path):
+    """The state of a stream that shuffles lacks the buffer's content: such a stream is read from its beginning."""
+    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+
+    def trainer(name):
+        made = seeing_trainer(tmp_path / name, per_device_train_batch_size=2, max_steps=9, save_steps=5)
+        made.train_dataset = table.to_iterable_dataset().shuffle(seed=0, buffer_size=8).with_format("torch")
+        return made
+
+    whole = trainer("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-5"
+    assert "stream" not in torch.load(checkpoint / "lightning.pt")
+    resumed = trainer("rest")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen == whole.seen[5:]
+
+
+@pytest.mark.parametrize(
+    "stream", [3, {"workers": 0, "states": {0: {"moon": 1}}, "since": 0}], ids=["damaged", "other"]
+)
+def test_a_state_of_a_stream_that_does_not_fit_is_refused(stream, tmp_path):
+    """A state that is none, or another stream's, is an error that names the checkpoint."""
+    fields = {"per_device_train_batch_size": 2, "max_steps": 3, "save_steps": 2}
+    whole = seeing_trainer(tmp_path / "whole", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
+    whole.train()
+    path = tmp_path / "whole" / "checkpoint-2" / "lightning.pt"
+    torch.save({**torch.load(path), "stream": stream}, path)
+    resumed = seeing_trainer(tmp_path / "rest", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
+    with pytest.raises(CheckpointError, match="checkpoint-2"):
+        resumed.train(resume_from_checkpoint=str(path.parent))
+
+
+class Picky(Reading):
+    """Takes its own state alone."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict({"next": state["next"], "epoch": state["epoch"]})

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from hf_compat import collectives
+from hf_compat.data.states import StatedBatch, StatingCollator, StreamStates, states_itself
 from hf_compat.evaluation.accumulate import find_batch_size
 
 __all__ = ["PreparedDataLoader", "loader_settings", "move_to_device"]
@@ -56,6 +57,7 @@ class PreparedDataLoader(DataLoader[Any]):
         iteration: The epoch that the next ``iter`` goes through; counts up by itself, or is set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
+        stream_states: Where a stream that can say so is after the batch yielded last; None for other data sets.
 
     Args:
         *args: As for ``DataLoader``.
@@ -93,6 +95,19 @@ class PreparedDataLoader(DataLoader[Any]):
         self.iteration = 0
         self.end_of_dataloader = False
         self.remainder = -1
+        self.stream_states: StreamStates | None = None
+        self._first_states: Mapping[int, Any] = {}
+
+    def note_states(self, first: Mapping[int, Any] | None = None) -> None:
+        """Fill ``stream_states`` from the next pass on, if the data set is a stream that can say where it is.
+
+        Args:
+            first: Where the copies of the stream begin, by the number of their worker. Default: at the beginning.
+        """
+        if type(self) is PreparedDataLoader and states_itself(self.dataset):
+            self._first_states = first or {}
+            self.stream_states = StreamStates.of(self.num_workers, self._first_states)
+            self.collate_fn = StatingCollator(self.collate_fn, self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the batches of epoch ``iteration``, loading one batch ahead."""
@@ -101,11 +116,17 @@ class PreparedDataLoader(DataLoader[Any]):
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
         self.remainder = self._count_remainder()
+        if self.stream_states is not None:
+            self.stream_states = StreamStates.of(self.num_workers, self._first_states)
         batches = self.plain_iterator()
         missing = object()
         index = 0
         batch = next(batches, missing)
         while batch is not missing:
+            if isinstance(batch, StatedBatch):
+                assert self.stream_states is not None, "a stream that says where it is"
+                self.stream_states.note(batch)
+                batch = batch.batch
             if self.device is not None:
                 batch = move_to_device(batch, self.device, non_blocking=self.non_blocking)
             following = next(batches, missing)
@@ -159,4 +180,7 @@ class PreparedDataLoader(DataLoader[Any]):
 def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the settings of ``loader``, besides where its samples come from, that another one like it is made with."""
     own = loader.own_settings if isinstance(loader, PreparedDataLoader) else ()
-    return {name: getattr(loader, name) for name in (*_KEPT_SETTINGS, *own) if hasattr(loader, name)}
+    settings = {name: getattr(loader, name) for name in (*_KEPT_SETTINGS, *own) if hasattr(loader, name)}
+    if isinstance(settings["collate_fn"], StatingCollator):  # of this loader's own data set
+        settings["collate_fn"] = settings["collate_fn"].collate
+    return settings

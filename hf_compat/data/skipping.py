@@ -12,9 +12,10 @@ from hf_compat import collectives
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_settings
 from hf_compat.data.samplers import SeedableRandomSampler
-from hf_compat.data.shards import StreamShard
+from hf_compat.data.shards import BatchShard, StreamShard
+from hf_compat.data.states import ResumedWorker, StreamStates, resumed_stream
 
-__all__ = ["skip_batches", "skip_samples"]
+__all__ = ["resume_stream", "skip_batches", "skip_samples"]
 
 
 def skip_batches(loader: Any, count: int) -> Any:
@@ -43,6 +44,26 @@ def skip_batches(loader: Any, count: int) -> Any:
     return kind(loader.dataset, batch_sampler=_Offset(loader.batch_sampler, sampled), **settings)
 
 
+def resume_stream(loader: Any, saved: StreamStates) -> PreparedDataLoader | None:
+    """Return a loader of the rest of an epoch of a stream that says itself where it was; None if it cannot be used.
+
+    Args:
+        loader: The prepared loader of an epoch.
+        saved: Where the stream's copies were; its loader had as many workers.
+    """
+    if type(loader) is not PreparedDataLoader or loader.stream_states is None or saved.workers != loader.num_workers:
+        return None
+    settings, dataset = loader_settings(loader), loader.dataset
+    if loader.num_workers > 0:
+        settings["worker_init_fn"] = ResumedWorker(saved.states, settings["worker_init_fn"])
+    elif 0 in saved.states:
+        dataset = resumed_stream(dataset, saved.states[0])
+    settings |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "skip": saved.since}
+    rest = PreparedDataLoader(dataset, **settings)
+    rest.note_states(saved.states)
+    return rest
+
+
 def skip_samples(loader: Any, count: int) -> Any | None:
     """Return a loader that goes through an epoch from sample ``count`` on, in batches counted from there.
 
@@ -53,28 +74,33 @@ def skip_samples(loader: Any, count: int) -> Any | None:
     Returns:
         The loader; None if the order of samples depends on how they are batched, or is not known.
     """
-    if type(loader) is not PreparedDataLoader or isinstance(loader.dataset, StreamShard):
-        return None  # several processes take turns by batches
+    if not isinstance(loader, PreparedDataLoader) or isinstance(loader.dataset, StreamShard):
+        return None
     if isinstance(loader.dataset, IterableDataset):
         return _skip_of_stream(loader, count)
-    batch_sampler = loader.batch_sampler
+    shard = loader.batch_sampler if isinstance(loader.batch_sampler, BatchShard) else None
+    batch_sampler: Any = loader.batch_sampler if shard is None else shard.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None)
-    if type(batch_sampler) is not BatchSampler:
-        return None
-    if not isinstance(sampler, SeedableRandomSampler | SequentialSampler):
+    if type(batch_sampler) is not BatchSampler or not isinstance(sampler, SeedableRandomSampler | SequentialSampler):
         return None
     rest: Any = _Offset(sampler, count)
-    batches = BatchSampler(rest, batch_sampler.batch_size, batch_sampler.drop_last)
-    return PreparedDataLoader(loader.dataset, batch_sampler=batches, **loader_settings(loader))
+    batches: Any = BatchSampler(rest, batch_sampler.batch_size, batch_sampler.drop_last)
+    if shard is not None:
+        batches = BatchShard(
+            batches,
+            processes=shard.num_processes,
+            process=shard.process_index,
+            split=shard.split_batches,
+            even=shard.even_batches,
+        )
+    return type(loader)(loader.dataset, batch_sampler=batches, **loader_settings(loader))
 
 
 def _skip_of_stream(loader: PreparedDataLoader, count: int) -> PreparedDataLoader | None:
     if loader.num_workers > 0:  # each worker reads its own part: what came first in all is not first in each
         return None
     stream = _RestOfStream(loader.dataset, count)
-    return PreparedDataLoader(
-        stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **loader_settings(loader)
-    )
+    return type(loader)(stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **loader_settings(loader))
 
 
 class _RestOfStream(IterableDataset[Any]):

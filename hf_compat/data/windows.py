@@ -59,6 +59,9 @@ class WindowLoader:
     ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is asked for. Lightning
     calls it ahead of the epoch's first hook.
 
+    Attributes:
+        loader: The loader of the epoch under way; what is left of it in the epoch that was resumed.
+
     Args:
         loader: The train loader, an iterable of batches.
         plan: How many windows an epoch has and how long they are.
@@ -79,7 +82,7 @@ class WindowLoader:
         *,
         restores_without_batches: bool = True,
     ) -> None:
-        self._loader = loader
+        self.loader = self._loader = loader
         self._plan = plan
         self._source = source
         self._next_epoch = next_epoch
@@ -95,6 +98,7 @@ class WindowLoader:
         epoch = self._next_epoch()
         resumed = self._start if self._start is not None and self._start.epoch == epoch else None
         start = resumed or Start(epoch, 0, 0, self._loader)
+        self.loader = start.rest
         restores = resumed is not None
         if restores and start.batches == 0:
             self._source._restore_rng()

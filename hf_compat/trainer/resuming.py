@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.unpickle import load_trusted
-from hf_compat.data.skipping import skip_batches, skip_samples
+from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
+from hf_compat.data.states import StreamStates
 from hf_compat.data.windows import Start
 from hf_compat.errors import CheckpointError
 from hf_compat.metrics import has_length
@@ -18,6 +20,8 @@ from hf_compat.trainer.older import OlderMethods
 __all__ = ["ResumingMethods"]
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 class ResumingMethods(OlderMethods):
@@ -41,8 +45,13 @@ class ResumingMethods(OlderMethods):
         self._shift = (0, 0)
         epoch, batches = done
         saved = None if self.args.ignore_data_skip else self._saved_position(checkpoint)
+        stream = None if saved is None or not saved.samples else self._saved_stream(loader, checkpoint)
         if saved is not None and not saved.agrees(plan, self.state.global_step):
-            rest = skip_samples(loader, saved.samples) if saved.samples else loader
+            rest = loader
+            if saved.samples:
+                # What the workers gave since they had all had their turn is counted in batches of the old size.
+                fits = stream is not None and (not stream.skip or saved.samples_per_batch == plan.samples_per_batch)
+                rest = stream if fits else skip_samples(loader, saved.samples)
             if rest is not None:
                 return self._start_with_other_windows(plan, saved, rest, loader)
             logger.warning(
@@ -55,9 +64,10 @@ class ResumingMethods(OlderMethods):
                 plan.accumulate,
                 plan.samples_per_batch,
             )
-        return plan, Start(
-            epoch, batches // plan.accumulate, batches, skip_batches(loader, batches) if batches else loader
-        )
+        elif stream is not None:
+            return plan, Start(epoch, batches // plan.accumulate, batches, stream)
+        rest = skip_batches(loader, batches) if batches else loader
+        return plan, Start(epoch, batches // plan.accumulate, batches, rest)
 
     def _start_with_other_windows(
         self, plan: RunPlan, saved: DataPosition, rest: Any, loader: Any
@@ -83,11 +93,32 @@ class ResumingMethods(OlderMethods):
 
     def _saved_position(self, checkpoint: str) -> DataPosition | None:
         """Return the position that ``checkpoint`` keeps; None if transformers wrote it."""
-        path = Path(checkpoint, names.LIGHTNING_STATE_NAME)
-        saved = load_trusted(path) if path.is_file() else {}
-        if not isinstance(saved, dict) or "position" not in saved:
+        return self._saved(checkpoint, "position", DataPosition.from_dict)
+
+    def _saved_stream(self, loader: Any, checkpoint: str) -> Any:
+        """Return the loader of what is left of a stream that said where it was; None if it did not.
+
+        Raises:
+            CheckpointError: If the state that ``checkpoint`` keeps does not fit the stream.
+        """
+        saved = self._saved(checkpoint, "stream", StreamStates.from_dict)
+        if saved is None:
             return None
         try:
-            return DataPosition.from_dict(saved["position"])
+            return resume_stream(loader, saved)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The state of the stream in `{checkpoint}` does not fit `train_dataset`: {error}. Resume with the "
+                "data that the checkpoint was written with, or set `ignore_data_skip=True`."
+            ) from error
+
+    def _saved(self, checkpoint: str, name: str, read: Callable[[Any], _T]) -> _T | None:
+        """Return what ``lightning.pt`` keeps under ``name``, as ``read`` understands it; None if there is nothing."""
+        path = Path(checkpoint, names.LIGHTNING_STATE_NAME)
+        content = load_trusted(path) if path.is_file() else {}
+        if not isinstance(content, dict) or name not in content:
+            return None
+        try:
+            return read(content[name])
         except ValueError as error:
             raise CheckpointError(f"`{path}` is damaged: {error}") from error

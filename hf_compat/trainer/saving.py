@@ -197,6 +197,10 @@ class SavingMethods(PushingMethods):
         content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
         if self._position is not None:
             content["position"] = self._position.to_dict()
+        states = getattr(getattr(self._windows, "loader", None), "stream_states", None)
+        stream = None if states is None else states.to_dict()
+        if stream is not None:
+            content["stream"] = stream
         if self.args.should_save:
             self._writes(torch.save, self._writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
@@ -341,6 +345,8 @@ class SavingMethods(PushingMethods):
 
     _resume_path: str | None = None
     _position: DataPosition | None = None
+    _windows: Any = None
+    """The windows of the run under way."""
     _ledger: rotation.Ledger
     _saver: BackgroundSaver
     _writes: Writes

@@ -21,6 +21,7 @@ from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.layout import get_last_checkpoint, moved_along
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.rotation import Ledger
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.windows import Start, WindowLoader
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
@@ -240,6 +241,8 @@ class TrainingMethods(ResumingMethods):
         """Run one fit on Lightning with batches of ``batch_size`` and return its result."""
         self._train_batch_size = batch_size or self._train_batch_size
         train_dataloader = self.get_train_dataloader()
+        if isinstance(train_dataloader, PreparedDataLoader) and self.args.world_size == 1:
+            train_dataloader.note_states()
         plan = self.run_plan = self._plan(train_dataloader)
         done = self._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
@@ -275,7 +278,7 @@ class TrainingMethods(ResumingMethods):
         module = self.lightning_module = HFModule(self.model, self)
         self.accelerator.attach(module, trainer.strategy, train_dataloader)
         self._restore_lightning_callbacks()
-        windows = WindowLoader(
+        windows = self._windows = WindowLoader(
             train_dataloader,
             plan,
             self,
