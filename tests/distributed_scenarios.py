@@ -173,6 +173,31 @@ def uneven_training_is_refused(kit: Kit) -> None:
         kit.keep("refused", str(error))
 
 
+def numbered(kit: Kit, size: int, **train_arguments: Any) -> None:
+    """Train on 26 numbered samples and keep the numbers of each batch that this process was given."""
+    seen: list[list[int]] = []
+
+    class Sees(kit.Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            seen.append(inputs["features"][:, 0].int().tolist())
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    rows = helpers.ListDataset([{"features": [float(n)] * helpers.WIDTH, "labels": 0} for n in range(26)])
+    # transformers 4.57 takes the batch size from the checkpoint, whatever the arguments say.
+    fields = {"semantics": "5.23", "per_device_train_batch_size": size, "save_strategy": "steps", "save_steps": 2}
+    trainer = plain(kit, subclass=Sees, fields=fields | {"num_train_epochs": 2}, train_dataset=rows)
+    trainer.train(**train_arguments)
+    kit.keep("seen", seen)
+    kit.keep("epoch", trainer.state.epoch)
+
+
+@shared
+def another_number_of_processes(kit: Kit) -> None:
+    """Go on from the checkpoint of a run of one process, in ``one`` beside this process's folder."""
+    checkpoint = kit.folder.parent / "one" / "output" / "checkpoint-2"
+    numbered(kit, 3, resume_from_checkpoint=str(checkpoint))
+
+
 @shared
 def members_of_the_accelerator(kit: Kit) -> None:
     """What subclasses call on ``trainer.accelerator``, each with values that differ between the processes."""

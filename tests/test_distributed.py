@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from distributed import HERE, TORCHRUN, finish, outcome, run_scenarios, start
-from distributed_scenarios import BODIES, one_global_batch
+from distributed_scenarios import BODIES, numbered, one_global_batch
 from packaging.version import Version
 from parity import compare, differences, run
+
+from hf_compat.data.samplers import SeedableRandomSampler
 
 HERE_RELEASE = Version(metadata.version("transformers"))
 # 4.57 cannot load its own optimizer state on two CPU processes: it asks torch for the device "cpu:0".
@@ -78,7 +80,9 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributed")
     words = [f"{library}:{name}" for name in QUICK for library in ("upstream", "ours")]
     resuming = ["upstream:resume_two_processes"] if UPSTREAM_RESUMES else []
+    run(lambda kit: numbered(kit, 4), "ours", folder / "another_number_of_processes" / "one")
     own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
+    own.append("ours:another_number_of_processes")
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
 
@@ -133,6 +137,18 @@ def test_resuming_ends_where_the_whole_run_ends(finished):
         again = {each["name"]: each["value"] for each in resumed.results}
         for part in ("weights after train", "optimizer after train", "scheduler after train"):
             assert not list(compare(whole[part], again[part], part))
+
+
+def test_another_number_of_processes_goes_on_at_the_next_sample(finished):
+    """A run of one process, eight samples into its first epoch, is finished by two: they see the other eighteen."""
+    ranks = [outcome(finished, "another_number_of_processes", "ours", rank).results for rank in (0, 1)]
+    first, second = ({each["name"]: each["value"] for each in results} for results in ranks)
+    rounds = [[*left, *right] for left, right in zip(first["seen"], second["seen"], strict=True)]
+    assert [len(each) for each in rounds[:3]] == [6, 6, 6]
+    order = list(SeedableRandomSampler(range(26), data_seed=42))
+    assert [sample for each in rounds[:3] for sample in each] == order[8:]
+    assert sorted({sample for each in rounds[3:] for sample in each}) == list(range(26))
+    assert first["epoch"] == second["epoch"] == 2
 
 
 def test_one_process_with_the_same_global_batch(finished, tmp_path):
