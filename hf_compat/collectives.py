@@ -6,11 +6,13 @@ the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+
+from hf_compat.nested import map_nested
 
 __all__ = [
     "barrier",
@@ -41,29 +43,21 @@ def process_number() -> int:
     return distributed.get_rank() if _in_use() else 0
 
 
-def map_tensors(change: Callable[[Tensor], Any], data: Any, *, strict: bool = True) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
     """Return ``data`` with every tensor in it, however nested, replaced by ``change(tensor)``.
 
-    Args:
-        change: What becomes of a tensor.
-        data: Tensors in lists, tuples and dicts.
-        strict: Refuse what is neither; else it stays as it is.
-
     Raises:
-        TypeError: If ``strict`` and there is something else in it.
+        TypeError: If there is anything else in it than tensors, lists, tuples and dicts.
     """
-    if isinstance(data, Tensor):
-        return change(data)
-    if isinstance(data, list | tuple):
-        items = [map_tensors(change, item, strict=strict) for item in data]
-        return type(data)(*items) if hasattr(data, "_fields") else type(data)(items)
-    if isinstance(data, Mapping):
-        return type(data)({key: map_tensors(change, value, strict=strict) for key, value in data.items()})  # type: ignore[call-arg]
-    if strict:
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
         raise TypeError(
-            f"A {type(data).__name__} cannot be exchanged between processes: pass tensors in lists, tuples or dicts."
+            f"A {type(leaf).__name__} cannot be exchanged between processes: pass tensors in lists, tuples or dicts."
         )
-    return data
+
+    return map_nested(changed, data)
 
 
 def has_only_tensors(data: Any) -> bool:

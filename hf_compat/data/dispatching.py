@@ -13,6 +13,7 @@ from hf_compat import collectives
 from hf_compat.data.loader import PreparedDataLoader, move_to_device
 from hf_compat.errors import DataError
 from hf_compat.evaluation.accumulate import find_batch_size
+from hf_compat.nested import map_nested, rebuild
 
 __all__ = ["DispatchingDataLoader"]
 
@@ -116,12 +117,7 @@ class _Layout:
 
 
 def _empty(layout: Any, device: torch.device) -> Any:
-    if isinstance(layout, _Layout):
-        return torch.empty(layout.shape, dtype=layout.dtype, device=device)
-    if isinstance(layout, list | tuple):
-        items = [_empty(item, device) for item in layout]
-        return type(layout)(*items) if hasattr(layout, "_fields") else type(layout)(items)
-    return type(layout)({key: _empty(value, device) for key, value in layout.items()})
+    return map_nested(lambda one: torch.empty(one.shape, dtype=one.dtype, device=device), layout)
 
 
 def _joined(batches: list[Any]) -> Any:
@@ -145,6 +141,5 @@ def _join(batches: list[Any]) -> Any:
     if isinstance(first, Tensor):
         return torch.cat(batches)
     if isinstance(first, list | tuple):
-        items = [_join(list(parts)) for parts in zip(*batches, strict=True)]
-        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+        return rebuild(first, [_join(list(parts)) for parts in zip(*batches, strict=True)])
     return type(first)({key: _join([batch[key] for batch in batches]) for key in first})

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from hf_compat import collectives
 from hf_compat.data.states import StatedBatch, StatingCollator, StreamStates, states_itself
 from hf_compat.evaluation.accumulate import find_batch_size
+from hf_compat.nested import rebuild
 
 __all__ = ["PreparedDataLoader", "loader_settings", "move_to_device"]
 
@@ -38,10 +39,8 @@ def move_to_device(data: Any, device: torch.device, *, non_blocking: bool = Fals
     """Return ``data`` with every tensor in it, however nested, on ``device``; containers keep their types."""
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=non_blocking)
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(move_to_device(item, device, non_blocking=non_blocking) for item in data))
     if isinstance(data, list | tuple):
-        return type(data)(move_to_device(item, device, non_blocking=non_blocking) for item in data)
+        return rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
     if isinstance(data, Mapping):
         if hasattr(data, "to"):  # a tokenizer's BatchEncoding moves itself and keeps its encodings
             return data.to(device)
