@@ -181,6 +181,27 @@ def test_all_problems_of_a_trainer_at_once(tmp_path):
     assert all(part in str(caught.value) for part in (*of_args, *of_the_constructor))
 
 
+def test_what_optimizer_and_schedule_cannot_read(tmp_path):
+    """It is told when the Trainer is built, together with the rest; an override that reads it is not in the way."""
+    wrong = {"optim_args": "rank", "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"cycles": 1, "floor": 0}}
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, **wrong, eval_strategy="epoch")
+    with pytest.raises(ArgumentsError) as caught:
+        Trainer(PlainModel(), args)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "`eval_strategy='epoch'`",
+        "`optim_args='rank'`",
+        "`lr_scheduler_kwargs={'cycles'",
+        "`lr_scheduler_kwargs={'floor'",
+    ]
+
+    class Mine(Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            """Make both by other rules."""
+
+    args.eval_strategy = "no"
+    Mine(PlainModel(), args)
+
+
 def test_every_error_is_ours():
     """Every error derives from one class, so that a caller can tell them from bugs."""
     for error in (ArgumentsError, CheckpointError, DataError, ModelError, TrainerSetupError, UnknownArgumentError):

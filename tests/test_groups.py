@@ -34,6 +34,7 @@ MODELS = [
     pytest.param(Awkward, id="awkward names"),
     pytest.param(lambda: nn.LayerNorm(2), id="a norm alone"),
     pytest.param(lambda: nn.BatchNorm1d(2), id="a batch norm alone"),
+    pytest.param(lambda: nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.RMSNorm(2)), id="norms of torch"),
     pytest.param(helpers.PlainModel, id="plain"),
     pytest.param(helpers.gpt2, id="gpt2, tied embeddings"),
     pytest.param(helpers.bert_classifier, id="bert"),

@@ -146,6 +146,10 @@ def test_enum_members_are_names():
         pytest.param("lineal", None, ArgumentsError, "did you mean 'linear'", id="unknown name"),
         pytest.param("cosine", {"cycles": 1}, UnknownArgumentError, "it takes num_cycles", id="unknown argument"),
         pytest.param("linear", {"power": 1}, UnknownArgumentError, "it takes no arguments", id="an argument too many"),
+        pytest.param(
+            "reduce_lr_on_plateau", {"patients": 1}, UnknownArgumentError, "takes mode, factor, patience", id="plateau"
+        ),
+        pytest.param("greedy", {"patients": 1}, UnknownArgumentError, "takes mode, factor, patience", id="greedy"),
         pytest.param("polynomial", {"lr_end": 1.0}, ArgumentsError, "must be smaller", id="end above start"),
         pytest.param("cosine_with_min_lr", {}, ArgumentsError, "neither", id="no floor"),
         pytest.param(

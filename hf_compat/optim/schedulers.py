@@ -20,7 +20,7 @@ from hf_compat.optim import curves
 from hf_compat.optim.greedy import GreedyLR
 from hf_compat.optim.settings import plain_name
 
-__all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler"]
+__all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler", "unknown_scheduler_kwargs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,18 @@ class SchedulerRule:
     """Called with the optimizer, the update steps of warm-up and of the run, and the ``lr_scheduler_kwargs``."""
     kwargs_since: Version | None = OLDEST_RELEASE
     """The transformers release that first passed ``lr_scheduler_kwargs`` on; None if all drop them."""
+    kwargs_of: Callable[..., Any] | None = None
+    """Whose parameters the ``lr_scheduler_kwargs`` are. Default: the keywords of ``build``."""
+
+    def takes_kwargs(self, release: Version) -> bool:
+        """Return whether ``release`` passes ``lr_scheduler_kwargs`` on."""
+        return self.kwargs_since is not None and release >= self.kwargs_since
+
+    def keywords(self) -> list[str]:
+        """Return the names that ``lr_scheduler_kwargs`` may have."""
+        # Of ``build`` the first three, of a class the first is no keyword of a user's.
+        names = list(inspect.signature(self.kwargs_of or self.build).parameters)
+        return names[1:] if self.kwargs_of else names[3:]
 
 
 def _constant(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
@@ -174,25 +186,28 @@ SCHEDULERS: dict[str, SchedulerRule] = {
     "constant": SchedulerRule(_constant, kwargs_since=None),
     "constant_with_warmup": SchedulerRule(_constant_with_warmup, kwargs_since=None),
     "inverse_sqrt": SchedulerRule(_inverse_sqrt, kwargs_since=Version("5.4")),
-    "reduce_lr_on_plateau": SchedulerRule(_reduce_lr_on_plateau),
+    "reduce_lr_on_plateau": SchedulerRule(_reduce_lr_on_plateau, kwargs_of=ReduceLROnPlateau),
     "cosine_with_min_lr": SchedulerRule(_cosine_with_min_lr),
     "cosine_warmup_with_min_lr": SchedulerRule(_cosine_warmup_with_min_lr),
     "warmup_stable_decay": SchedulerRule(_warmup_stable_decay),
-    "greedy": SchedulerRule(_greedy),
+    "greedy": SchedulerRule(_greedy, kwargs_of=GreedyLR),
 }
 """``lr_scheduler_type`` to what builds it."""
 
 
-def _check_names(name: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    parameters = inspect.signature(build).parameters.values()
-    if any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters):
-        return
-    known = [item.name for item in parameters if item.kind is inspect.Parameter.KEYWORD_ONLY]
-    for unknown in kwargs.keys() - set(known):
-        raise UnknownArgumentError(
-            f"lr_scheduler_kwargs={{{unknown!r}: ...}} with lr_scheduler_type={name!r}: "
-            f"it takes {', '.join(known) or 'no arguments'}."
-        )
+def unknown_scheduler_kwargs(name: str, kwargs: dict[str, Any] | None, semantics: Semantics) -> list[str]:
+    """Return a sentence for each of ``kwargs`` that the schedule ``name`` does not take; none if it drops them."""
+    name = plain_name(name)
+    rule = SCHEDULERS.get(name)
+    if rule is None or not rule.takes_kwargs(semantics.release):
+        return []
+    known = rule.keywords()
+    return [
+        f"`lr_scheduler_kwargs={{{unknown!r}: ...}}` with `lr_scheduler_type={name!r}`: "
+        f"it takes {', '.join(known) or 'no arguments'}."
+        for unknown in kwargs or ()
+        if unknown not in known
+    ]
 
 
 def build_scheduler(
@@ -230,10 +245,12 @@ def build_scheduler(
         near = difflib.get_close_matches(name, SCHEDULERS, n=1, cutoff=0.0)[0]
         raise ArgumentsError([f"`lr_scheduler_type={name!r}` is unknown: did you mean {near!r}?"])
     options = dict(kwargs or {})
-    release = (semantics or resolve_semantics()).release
-    if options and (rule.kwargs_since is None or release < rule.kwargs_since):
+    semantics = semantics or resolve_semantics()
+    release = semantics.release
+    if options and not rule.takes_kwargs(release):
         text = f"lr_scheduler_kwargs={options} are not used by lr_scheduler_type={name!r} in transformers {release}."
         warnings.warn(text, HFCompatWarning, stacklevel=2)
         options = {}
-    _check_names(name, rule.build, options)
+    if unknown := unknown_scheduler_kwargs(name, options, semantics):
+        raise UnknownArgumentError("\n  ".join(unknown))
     return rule.build(optimizer, num_warmup_steps, num_training_steps, **options)

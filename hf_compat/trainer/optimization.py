@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.errors import HFCompatWarning
+from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.external import keep_embeddings_in_32_bits
 from hf_compat.optim.groups import decay_parameter_names, parameter_groups
 from hf_compat.optim.in_backward import leave_step_to_backward, notices
+from hf_compat.optim.optim_args import parse_optim_args
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
-from hf_compat.optim.schedulers import build_scheduler
+from hf_compat.optim.schedulers import build_scheduler, unknown_scheduler_kwargs
 from hf_compat.trainer.data import DataMethods
 from hf_compat.trainer.overriding import call_as_defined
 
@@ -29,6 +30,27 @@ class OptimizerMethods(DataMethods):
 
     _created_lr_scheduler: bool = False
     _grad_norm: Tensor | float | None = None
+
+    def _optimization_problems(self) -> list[str]:
+        """Return what the optimizer and the schedule that ``args`` name cannot read, unless overrides do."""
+        args = self.args
+        problems: list[str] = []
+        if (
+            self.optimizer is None
+            and self.optimizer_cls_and_kwargs is None
+            and self._is_own("create_optimizer_and_scheduler", "create_optimizer", "get_optimizer_cls_and_kwargs")
+        ):
+            try:
+                parse_optim_args(args.optim_args)
+            except ArgumentsError as error:
+                problems.extend(error.problems)
+        if self.lr_scheduler is None and self._is_own("create_optimizer_and_scheduler", "create_scheduler"):
+            problems.extend(unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, self.semantics))
+        return problems
+
+    def _is_own(self, *names: str) -> bool:
+        """Return whether no subclass overrides any of these methods."""
+        return all(getattr(type(self), name) is getattr(OptimizerMethods, name) for name in names)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set ``optimizer`` and ``lr_scheduler`` for a run of ``num_training_steps`` update steps."""

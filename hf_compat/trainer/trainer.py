@@ -164,7 +164,8 @@ class Trainer(SharingMethods):
 
     def _validate_args(self) -> None:
         """Refuse constructor arguments that exclude each other or ``args``, all that is wrong in one error."""
-        setup, problems, empty = self._setup_problems(), self._data_problems(), self._empty_data()
+        setup, empty = self._setup_problems(), self._empty_data()
+        problems = [*self._data_problems(), *self._optimization_problems()]
         if setup:
             raise TrainerSetupError("\n  ".join([*setup, *problems, *empty]))
         if problems:
