@@ -100,6 +100,13 @@ def resume_lora(kit: Kit) -> None:
     resume(kit, lambda each: language_model(each, fields=fields, model=_lora(each)), 3)
 
 
+@scenario(resumes_exactly=True)
+def resume_second_adapter(kit: Kit) -> None:
+    """Of two adapters the second is trained; both are saved, and gone on from."""
+    fields = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+    resume(kit, lambda each: language_model(each, fields=fields, model=_two_adapters(each)), 3)
+
+
 @scenario()
 def tied_weights(kit: Kit) -> None:
     """The output layer of GPT-2 is its embedding: it is updated and saved once."""
@@ -125,7 +132,24 @@ def use_cache_of_the_model(kit: Kit) -> None:
 
 
 def _lora(kit: Kit) -> Any:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    adapter = LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=True)
-    return kit.model(lambda: get_peft_model(helpers.gpt2(), adapter))
+    return kit.model(lambda: get_peft_model(helpers.gpt2(), _adapter()))
+
+
+def _two_adapters(kit: Kit) -> Any:
+    from peft import get_peft_model
+
+    def build() -> Any:
+        model = get_peft_model(helpers.gpt2(), _adapter())
+        model.add_adapter("second", _adapter())
+        model.set_adapter("second")
+        return model
+
+    return kit.model(build)
+
+
+def _adapter() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=True)
