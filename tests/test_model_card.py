@@ -178,9 +178,9 @@ def test_license_of_the_base_model(local_hub, tags, expected):
     else:
         local_hub.tags["base/model"] = tags
     assert TrainingSummary("name", finetuned_from="base/model").license == expected
-    asked = len(local_hub.requests)
     assert TrainingSummary("name", finetuned_from="base/model", license="gpl").license == "gpl"
-    assert len(local_hub.requests) == asked == 1
+    # Others may knock: a push that failed in an earlier test is tried again where its server was.
+    assert [path for _, path in local_hub.requests if "base/model" in path] == ["/api/models/base/model"]
 
 
 def test_tasks_are_upstreams():
