@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from crash_script import STEPS
 from test_crash import FINISHED, Server, assert_tidy, newest, outcome, steps
 
-from hf_compat.trainer.preemption import Preemption, agreed, requeue
+from hf_compat.trainer.preemption import Preemption, agreed, begin_worker, requeue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
 
@@ -101,6 +103,49 @@ def test_sigterm_while_a_checkpoint_is_written_in_the_background(server, undistu
     assert newest(tmp_path) >= 3
     assert server.run(tmp_path, **SELDOM)[-2:] == FINISHED
     assert outcome(tmp_path)["model.safetensors"] == undisturbed["model.safetensors"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+def test_signal_to_the_whole_process_group(server, undisturbed, tmp_path, signum):
+    """Loader workers outlive a signal that a scheduler sends to all processes, and are gone once the run has left."""
+    environment = fake_scontrol(tmp_path / "bin")
+    process = server.start(
+        tmp_path, stage="training", wait_step=3, dataloader_num_workers=2, environment=environment, **SELDOM
+    )
+    server.events_until("waiting")
+    workers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    assert len(workers) == 2
+    for receiver in (*map(int, workers), process):
+        os.kill(receiver, signum)
+    os.kill(process, signal.SIGUSR2)
+    events = server.events_until("exit")
+    assert (steps(events, "saved"), events[-1]["status"]) == ([4], 128 + signum)
+    assert not any(Path("/proc", worker).exists() for worker in workers)
+    assert server.run(tmp_path, dataloader_num_workers=2, **SELDOM)[-2:] == FINISHED
+    assert left(tmp_path) == undisturbed
+
+
+def test_worker_that_hangs_is_ended_by_its_run():
+    """Of the signals that it outlives, a worker obeys those that its own run sends."""
+    context = multiprocessing.get_context("fork")
+    began = context.Event()
+    worker = context.Process(target=begin_worker, args=(0, [signal.SIGTERM], partial(hang, began)), daemon=True)
+    worker.start()
+    assert began.wait(60)
+    subprocess.run(["kill", str(worker.pid)], check=True)
+    for _ in range(60):
+        assert worker.exitcode is None
+        worker.terminate()  # which counts for nothing while the other signal has not been looked at
+        worker.join(1)
+        if worker.exitcode is not None:
+            break
+    assert worker.exitcode == 0
+
+
+def hang(began, worker_id):
+    began.set()
+    while True:
+        signal.pause()
 
 
 def test_sigterm_in_the_last_update_step(server, tmp_path):
@@ -196,7 +241,7 @@ def test_handlers_are_put_back():
 
 
 def test_forked_process_dies_of_the_signal():
-    """A process forked by the run, as loader workers are, inherits the handler but dies of SIGTERM all the same."""
+    """A process forked by the run inherits the handler but dies of SIGTERM all the same."""
     with Preemption().watching():
         child = os.fork()
         if child == 0:

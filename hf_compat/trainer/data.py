@@ -16,6 +16,7 @@ from hf_compat.metrics import has_length
 from hf_compat.seeding import seed_worker
 from hf_compat.trainer.base import TrainerBase
 from hf_compat.trainer.overriding import call_as_defined
+from hf_compat.trainer.preemption import Preemption, begin_worker
 
 __all__ = ["DataMethods"]
 
@@ -26,6 +27,7 @@ class DataMethods(TrainerBase):
     _train_batch_size: int
     _signature_columns: list[str] | None = None
     _eval_dataloaders: dict[str, DataLoader[Any]]
+    _preemption: Preemption | None = None
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the training loader, shuffled by seed and epoch.
@@ -118,6 +120,9 @@ class DataMethods(TrainerBase):
                 settings["worker_init_fn"] = partial(
                     seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
                 )
+        if self._preemption is not None and args.dataloader_num_workers > 0:
+            signals, seed = self._preemption.signals(), settings.get("worker_init_fn")
+            settings["worker_init_fn"] = partial(begin_worker, signals=signals, then=seed)
         loader: DataLoader[Any] = self.accelerator.prepare(DataLoader(dataset, **settings))
         return loader
 

@@ -27,7 +27,6 @@ class SafekeepingMethods(SavingMethods):
     _has_saved: bool = False
     """Whether the last log, evaluate, save has saved."""
     _best_before_save: str | None = None
-    _preemption: Preemption | None = None
 
     def _save_and_tell(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; what cannot be written ends the run or, if asked for, is logged."""
@@ -89,4 +88,5 @@ class SafekeepingMethods(SavingMethods):
         self._finish_saving()
         if signum == watch.requeue_signal and self.is_world_process_zero():
             requeue()
+        self.accelerator.wait_for_everyone()  # a launcher ends the others when the first has left
         raise SystemExit(exit_status(signum))
