@@ -12,6 +12,7 @@ import pytest
 import torch
 from crash_script import Model, Rows
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from test_safety import Trap
 from torch import nn
@@ -109,7 +110,7 @@ class Positioned:
         self.order, self.done = state["order"], state["done"]
 
 
-def fit(folder, module=Language, ckpt_path=None, io=None, loader=None, seed=0, epochs=3, **every):
+def fit(folder, module=Language, ckpt_path=None, io=None, loader=None, seed=0, epochs=3, plugins=(), **every):
     """A run of six update steps an epoch; return its trainer and module."""
     torch.manual_seed(seed)
     model = module()
@@ -121,7 +122,7 @@ def fit(folder, module=Language, ckpt_path=None, io=None, loader=None, seed=0, e
         enable_progress_bar=False,
         logger=False,
         max_epochs=epochs,
-        plugins=[io or HFCheckpointIO()],
+        plugins=[io or HFCheckpointIO(), *plugins],
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -184,6 +185,29 @@ def test_resumed_run_is_the_uninterrupted_one(tmp_path, module, stop, loader, se
         if name not in ("lightning.pt", "lightning.json"):  # these hold paths, and the progress of the session
             whole, rest = (tmp_path / folder / f"{steps * 18}.ckpt" / name for folder in ("whole", "rest"))
             assert whole.read_bytes() == rest.read_bytes(), name
+
+
+@pytest.mark.parametrize("kind", ["shards", "gradient scaler"])
+def test_resumed_run_with_more_files(tmp_path, kind):
+    """Weights in several files and the state of a gradient scaler are written, and given back, too."""
+
+    def given():
+        if kind == "shards":
+            return {"io": HFCheckpointIO(max_shard_size="2KB")}
+        # Half of bfloat16's range on the host is float16's on a GPU: the scaler's growth is what is to be kept.
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=5)
+        return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)]}
+
+    _, model = fit(tmp_path / "whole", **given())
+    stopped = tmp_path / "whole" / "6.ckpt"
+    written = {path.name for path in stopped.iterdir()}
+    assert ("model.safetensors.index.json" if kind == "shards" else "scaler.pt") in written
+    trainer, resumed = fit(tmp_path / "rest", Language, stopped, seed=1, **given())
+    assert resumed.losses == model.losses[6:]
+    assert same(resumed.state_dict(), model.state_dict())
+    if kind == "gradient scaler":
+        assert trainer.precision_plugin.scaler.get_scale() == 4.0 * 2**3
+        assert torch.load(stopped / "scaler.pt")["scale"] == 8.0
 
 
 def test_rotation_and_best(tmp_path):

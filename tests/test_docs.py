@@ -76,6 +76,14 @@ def test_quickstart_names_a_missing_package(package):
     assert done.stderr == f"The package {package} is missing. Run, in the checkout: pip install -e '.[quickstart]'\n"
 
 
+@pytest.mark.slow
+def test_pure_lightning_example(tmp_path):
+    """The example without our Trainer ends with the weights of a run never stopped."""
+    command = [sys.executable, ROOT / "examples" / "pure_lightning.py", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].endswith("stopped and resumed, the weights are equal: True")
+
+
 def test_changelog_has_an_open_section():
     """Changes are written down as they are made."""
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,5 +1,6 @@
 """A run that goes on from a checkpoint: of a run that moved, and with states that do not fit."""
 
+import errno
 import shutil
 
 import datasets
@@ -7,17 +8,19 @@ import pytest
 import torch
 from helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
 from lightning.pytorch.callbacks import EarlyStopping
+from safetensors.torch import load_file
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.errors import CheckpointError
 
 
-def new_trainer(folder, callbacks=(), **fields):
+def new_trainer(folder, callbacks=(), kind=Trainer, **fields):
     settings = {"max_steps": 4, "save_steps": 1, "per_device_train_batch_size": 2, "report_to": "none"}
     args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings | fields)
     rows = ListDataset(vector_rows(8))
-    return Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks))
+    return kind(PlainModel(), args, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks))
 
 
 def test_the_best_model_of_a_run_that_moved_is_loaded(tmp_path):
@@ -67,6 +70,65 @@ def test_a_callback_state_that_does_not_fit_is_refused(state, tmp_path):
     trainer.state.stateful_callbacks = {"TrainerControl": state}
     with pytest.raises(CheckpointError, match="TrainerControl"):
         trainer._load_callback_state()
+
+
+def test_auto_passes_over_an_incomplete_checkpoint(tmp_path, caplog):
+    """The newest complete one is gone on from; what is passed over is named, with the reason."""
+    new_trainer(tmp_path, max_steps=3).train()
+    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
+    trainer = new_trainer(tmp_path)
+    trainer.train(resume_from_checkpoint="auto")
+    assert trainer._resume_path == str(tmp_path / "checkpoint-2")
+    assert "checkpoint-3: `optimizer.pt` is missing" in caplog.text
+
+
+class Remembers(Trainer):
+    """Keeps which checkpoints were there while each was written; may fail to write one."""
+
+    fails_at = None
+
+    def _save(self, output_dir=None, state_dict=None):
+        self.there[self.state.global_step] = [item.step for item in list_checkpoints(self.args.output_dir)]
+        if self.state.global_step == self.fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._save(output_dir, state_dict)
+
+
+@pytest.mark.parametrize(("fails_at", "left"), [(None, [4]), (3, [4]), (4, [3])])
+def test_the_checkpoint_gone_on_from_stays_until_a_newer_one_is_complete(fails_at, left, tmp_path):
+    """Rotation to one checkpoint deletes it only then, also where a save in between fails."""
+    new_trainer(tmp_path, max_steps=2, save_steps=2).train()
+    trainer = new_trainer(tmp_path, kind=Remembers, save_total_limit=1, on_save_error="warn", save_steps=1)
+    trainer.there, trainer.fails_at = {}, fails_at
+    path = tmp_path / "checkpoint-2" / "trainer_state.json"
+    path.write_text(path.read_text().replace('"save_steps": 2', '"save_steps": 1'))
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.there == {3: [2], 4: [2] if fails_at == 3 else [3]}
+    assert [item.step for item in list_checkpoints(tmp_path)] == left
+
+
+@pytest.mark.parametrize("save_async", [False, True], ids=["at once", "in the background"])
+def test_best_rotation_and_resume_together(save_async, tmp_path):
+    """The best model is loaded, one checkpoint is left, and a resumed run ends alike, however saves are written."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "step", "save_total_limit": 1}
+    best |= {"eval_strategy": "steps", "eval_steps": 1, "save_async": save_async}
+
+    def trained(folder, metric, **arguments):
+        torch.manual_seed(0)  # the first weights
+        trainer = new_trainer(folder, **best)
+        trainer.compute_metrics = lambda prediction: {"step": metric(trainer.state.global_step)}
+        trainer.train(**arguments)
+        return trainer
+
+    # Better up to the third update step, worse after it.
+    trainer = trained(tmp_path / "whole", lambda step: step if step < 4 else 0)
+    assert [item.step for item in list_checkpoints(tmp_path / "whole")] == [3]
+    weights = load_file(tmp_path / "whole" / "checkpoint-3" / "model.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    resumed = trained(tmp_path / "whole", lambda step: step, resume_from_checkpoint="auto")
+    whole = trained(tmp_path / "other", lambda step: step)
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "whole" / "checkpoint-4")
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
 
 
 class StopsAt(TrainerCallback):
