@@ -224,8 +224,8 @@ class Accelerator(ProcessState):
         return DistributedDataParallel(model, device_ids=None if self.device.type == "cpu" else [self.device])
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return what evaluations call of ``model``: a copy per process needs no wrapper then."""
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        """Return what evaluations call of the wrapped ``model``."""
+        return self.strategy.evaluation_model(model)
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, **_: Any) -> nn.Module:
         """Return the model itself, without the wrappers of the strategy and of ``torch.compile``."""

@@ -32,6 +32,10 @@ _ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE
 """What ``accelerate launch`` sets for strategies that are not carried out yet."""
 
 
+_SHARDING = ("fsdp1", "fsdp2", "deepspeed")
+"""Strategies under which a process holds only a part of the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where a run takes place."""
@@ -39,6 +43,8 @@ class Placement:
     launch: Launch
     strategy: str
     """A name in ``engine.strategies.STRATEGIES``."""
+    shards_model: bool = False
+    """Whether a process holds only a part of the model; its weights are then loaded once it is wrapped."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keywords of ``DistributedDataParallel`` that the user chose."""
     hooks: dict[str, Any] = field(default_factory=dict)
@@ -112,8 +118,7 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
         TrainerSetupError: If keywords, arguments and launcher contradict each other, or ask for a strategy that is not
             carried out.
     """
-    strategy = keywords.get("strategy", "auto")
-    settings, hooks = _ddp_settings(strategy, args)
+    settings, hooks = _ddp_settings(keywords.get("strategy", "auto"), args)
     _check_elsewhere()
     _check_accelerator(args, keywords.get("accelerator", "auto"))
     launch = args.launch
@@ -129,7 +134,12 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
             "and `num_nodes` out, or start as many processes."
         )
     args.join_processes(args.device)
-    return Placement(launch, "one device" if launch.size == 1 else "ddp", settings, hooks)
+    strategy = _strategy_name(args, launch)
+    return Placement(launch, strategy, strategy in _SHARDING, settings, hooks)
+
+
+def _strategy_name(args: Any, launch: Launch) -> str:
+    return "one device" if launch.size == 1 else "ddp"
 
 
 def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:

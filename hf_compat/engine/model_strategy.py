@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.checkpoint import names, state_files
+from hf_compat.checkpoint import names, state_files, weights
 from hf_compat.checkpoint.background import Writes
 
 __all__ = ["ModelStrategy"]
@@ -36,6 +37,23 @@ class ModelStrategy:
     def whole_state(self, model: nn.Module) -> dict[str, Any]:
         """Return the whole state of the unwrapped ``model``; every process has to call it."""
         return model.state_dict()
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return what evaluations call of the wrapped ``model``: a copy per process needs no wrapper then."""
+        return model.module if isinstance(model, DistributedDataParallel) else model
+
+    def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
+        """Give the unwrapped ``model`` the weights of a checkpoint; every process has to call it.
+
+        Args:
+            model: The model itself; one that is sharded is wrapped by now.
+            folder: The checkpoint.
+            trains_on: Whether training goes on with them.
+
+        Returns:
+            The names that the checkpoint lacks, and those that the model does not know.
+        """
+        return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
         """Write the optimizer's state into ``folder``; every process has to call it.

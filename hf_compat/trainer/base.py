@@ -22,6 +22,7 @@ from hf_compat.tuning.backends import run_id
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from hf_compat.engine.environments import Placement
     from hf_compat.engine.module import HFModule
 
 __all__ = ["TrainerBase"]
@@ -80,6 +81,7 @@ class TrainerBase:
     lightning_trainer: pl.Trainer | None = None
     """The Lightning trainer of the run under way or the last one."""
     _lightning_keywords: dict[str, Any]
+    _placement: Placement
     _trial: Any = None
     _memory_tracker: TrainerMemoryTracker
 

@@ -275,7 +275,7 @@ class SavingMethods(PushingMethods):
 
     def _load_weights(self, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:
         target = self.accelerator.unwrap_model(self.model if model is None else model)
-        missing, unexpected = weights.load_weights(target, folder, trains_on=trains_on)
+        missing, unexpected = self.accelerator.strategy.load_weights(target, folder, trains_on=trains_on)
         self._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:

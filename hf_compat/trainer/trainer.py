@@ -321,8 +321,6 @@ class Trainer(SharingMethods):
 
     # ---- Lightning ----
 
-    _placement: Placement
-
     def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
         """Return a fresh ``lightning.Trainer`` for a run of ``plan``, or for evaluations alone."""
         limits = {"max_epochs": 0, "max_steps": -1}

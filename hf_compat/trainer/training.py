@@ -92,7 +92,8 @@ class TrainingMethods(ResumingMethods):
                 added.enter_context(DebugUnderflowOverflow(self.model))
             self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
-                self._load_from_checkpoint(resume_path)
+                if not self._placement.shards_model:
+                    self._load_from_checkpoint(resume_path)
                 self._resumed_batch_size(resume_path)
             run = functools.partial(
                 self._inner_training_loop,
@@ -303,7 +304,12 @@ class TrainingMethods(ResumingMethods):
     # ---- during the run: called by the engine ----
 
     def _build_optimizer_and_scheduler(self) -> None:
-        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint."""
+        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint.
+
+        A model of which this process holds a part gets its weights here, too: it is wrapped by now.
+        """
+        if self._resume_path is not None and self._placement.shards_model:
+            self._load_from_checkpoint(self._resume_path)
         assert self.run_plan is not None, "a run has a plan"
         max_steps = self.run_plan.max_steps
         if self.semantics.creates_scheduler_apart:
