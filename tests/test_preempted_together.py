@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from distributed import HERE, TORCHRUN, finish, start, torchrun
+from test_preemption import fake_scontrol
 
 from hf_compat.checkpoint.layout import get_last_checkpoint
 
@@ -16,9 +17,9 @@ LAUNCHER = -1
 STATES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 
 
-def launch_and_send(signum, receiver, folder, stage, step):
+def launch_and_send(signum, receiver, folder, stage, step, **variables):
     """Send ``signum`` to a rank, or to the launcher, while both ranks wait; let them go on, and return the end."""
-    launcher = start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, folder, "wait", stage, step])
+    launcher = start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, folder, "wait", stage, step], **variables)
     try:
         ranks = {}
         while len(ranks) < 2:
@@ -58,6 +59,17 @@ def test_sigterm(tmp_path, receiver):
     assert ended.output.count("SIGTERM: the run leaves at update step 5.") == 2
     assert "(exitcode: 143)" in ended.output
     assert ended.code == 1  # torchrun's own, whatever status the ranks leave with
+    assert get_last_checkpoint(tmp_path / "part") == str(tmp_path / "part" / "checkpoint-5")
+    assert_next_start_ends_as_undisturbed(tmp_path)
+
+
+def test_slurm_signal(tmp_path):
+    """SIGUSR1 to one rank inside a SLURM job: both save and leave by 138; the job is requeued once."""
+    inside_a_job = fake_scontrol(tmp_path / "bin")
+    ended = launch_and_send(signal.SIGUSR1, 1, tmp_path, "training", 4, **inside_a_job)
+    assert ended.output.count("SIGUSR1: the run leaves at update step 5.") == 2
+    assert "(exitcode: 138)" in ended.output
+    assert (tmp_path / "bin" / "calls").read_text() == "requeue 17\n"
     assert get_last_checkpoint(tmp_path / "part") == str(tmp_path / "part" / "checkpoint-5")
     assert_next_start_ends_as_undisturbed(tmp_path)
 
