@@ -18,7 +18,7 @@ from transformers import trainer_utils as upstream
 from hf_compat.arguments.semantics import resolve_semantics
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.layout import list_checkpoints
-from hf_compat.checkpoint.rotation import Ledger, by_age, delete_others, rotate, victims
+from hf_compat.checkpoint.rotation import Ledger, by_age, rotate, victims
 
 # The default resolution, by the installed transformers.
 PROTECTS_NEWEST = resolve_semantics().rotation_protects_newest
@@ -134,14 +134,6 @@ def test_folder_that_cannot_be_deleted(tmp_path, caplog):
     assert "cannot be deleted" in caplog.text
 
 
-@pytest.mark.parametrize(("best", "left"), [(2, [2]), (3, [3]), (9, [1, 2, 3])], ids=["middle", "newest", "gone"])
-def test_delete_others(best, left, tmp_path):
-    """At the end of a run with `save_total_limit=1` only the best is left; if that is gone, all are."""
-    make(tmp_path, (1, 2, 3))
-    delete_others(tmp_path, str(tmp_path / f"checkpoint-{best}"))
-    assert steps_in(tmp_path) == left
-
-
 class TestLedger:
     """A run deletes only what it, or the run it goes on from, wrote."""
 
@@ -153,8 +145,6 @@ class TestLedger:
         make(tmp_path, (10, 11, 12), run_id=ledger.run_id)
         rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
         assert steps_in(tmp_path) == [1, 2, 3, 12]
-        delete_others(tmp_path, tmp_path / "checkpoint-1", ledger=ledger)
-        assert steps_in(tmp_path) == [1, 2, 3]
 
     def test_no_two_runs_are_one(self):
         """Each start is a run of its own."""

@@ -14,7 +14,7 @@ from hf_compat.checkpoint.layout import Checkpoint, list_checkpoints
 from hf_compat.checkpoint.publish import delete_folder
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Ledger", "by_age", "delete_others", "rotate", "victims"]
+__all__ = ["Ledger", "by_age", "rotate", "victims"]
 
 logger = logging.getLogger(__name__)
 
@@ -129,20 +129,6 @@ def rotate(
     """
     doomed = victims(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
     return [path for path in doomed if _delete(path)]
-
-
-def delete_others(
-    folder: str | os.PathLike[str], best: str | os.PathLike[str], *, ledger: Ledger | None = None
-) -> list[Path]:
-    """Delete all checkpoints in ``folder`` but ``best``, none if that is not complete; return them.
-
-    Incomplete checkpoints and those of other runs are left alone.
-    """
-    if not is_complete(best):
-        logger.warning("No checkpoint was deleted: the best one, %s, is not there or not complete.", best)
-        return []
-    others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
-    return [path for path in others if _delete(path)]
 
 
 def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:

@@ -143,7 +143,7 @@ class FlowMethods(SearchMethods):
         self._train_output = self._finalize_training(self._trial, self.run_plan.num_train_samples, self._start_time)
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Log the final metrics, load the best model, delete what rotation leaves, fire ``on_train_end``.
+        """Log the final metrics, load the best model, fire ``on_train_end``.
 
         Args:
             trial: The trial of a search, None without one.
@@ -161,7 +161,6 @@ class FlowMethods(SearchMethods):
         self.log(metrics)
         if loads_best and self.semantics.loads_best_after_final_log:
             self._load_best_model()
-        self._keep_only_best(trial)
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         self._finish_current_push()
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)

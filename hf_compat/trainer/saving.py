@@ -215,12 +215,6 @@ class SavingMethods(PushingMethods):
                 ledger=self._ledger,
             )
 
-    def _keep_only_best(self, trial: Any) -> None:
-        """Delete all checkpoints but the best at the end of a run with ``save_total_limit=1``."""
-        best = self.state.best_model_checkpoint
-        if self.args.should_save and best is not None and self.args.save_total_limit == 1:
-            rotation.delete_others(self._get_output_dir(trial), best, ledger=self._ledger)
-
     # ---- the best model ----
 
     def _metric_for_best(self, metrics: dict[str, float]) -> float:

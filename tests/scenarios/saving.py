@@ -16,7 +16,11 @@ BY_STEPS = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps",
 @scenario()
 def best_model_by_epoch_and_one_checkpoint(kit: Kit) -> None:
     fields = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "save_total_limit": 1}
-    train(kit, classifier(kit, fields={**BY_EPOCH, **fields}))
+    trainer = classifier(kit, fields={**BY_EPOCH, **fields})
+    train(kit, trainer)
+    newest = f"checkpoint-{trainer.state.global_step}"
+    if not trainer.state.best_model_checkpoint.endswith(newest):
+        kit.only_we_leave(newest)
 
 
 @scenario()
