@@ -3,10 +3,15 @@
 import copy
 import inspect
 
+import pytest
 import torch
+from helpers import PlainModel
+from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine.precision import autocast_forward
+from hf_compat.errors import TrainerSetupError
 
 
 class Doubles(nn.Module):
@@ -49,3 +54,10 @@ def test_a_deep_copy_runs_its_own_weights():
     features = torch.ones(1, 2)
     assert torch.equal(twin(features)["logits"], torch.zeros(1, 2))
     assert not torch.equal(model(features)["logits"], torch.zeros(1, 2))
+
+
+def test_two_answers_to_how_to_compute_are_refused(tmp_path):
+    """A precision plugin beside `bf16=True` is an error, before anything runs."""
+    args = TrainingArguments(str(tmp_path), bf16=True, use_cpu=True, report_to="none")
+    with pytest.raises(TrainerSetupError, match=r"`bf16=True` and .*MixedPrecision.* choose one"):
+        Trainer(PlainModel(), args, lightning={"plugins": MixedPrecision("bf16-mixed", "cpu")})

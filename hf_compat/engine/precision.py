@@ -7,7 +7,7 @@ whatever a subclass adds run outside. Lightning's own mixed-precision plugin cov
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
 from typing import Any
@@ -20,7 +20,15 @@ from torch.optim import Optimizer
 
 from hf_compat.nested import map_nested
 
-__all__ = ["ForwardMixedPrecision", "FullPrecision", "autocast_forward", "precision_plugin", "without_autocast"]
+__all__ = [
+    "ForwardMixedPrecision",
+    "FullPrecision",
+    "autocast_forward",
+    "forward_precision",
+    "precision_plugin",
+    "precision_problems",
+    "without_autocast",
+]
 
 
 class FullPrecision(Precision):
@@ -77,11 +85,45 @@ class ForwardMixedPrecision(MixedPrecision):
         self.step_was_skipped = False
 
 
-def precision_plugin(mixed_precision: str, device: torch.device) -> Precision:
-    """Return the Lightning plugin for ``mixed_precision``, ``"no"``, ``"bf16"`` or ``"fp16"``, on ``device``."""
+def precision_plugin(mixed_precision: str, device: torch.device, plugins: Iterable[Any] = ()) -> Precision:
+    """Return the Lightning plugin that says how a run computes.
+
+    Args:
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
+        device: Where the model is.
+        plugins: The user's. One for precision among them is taken, Lightning's ``MixedPrecision`` with its scaler but
+            with autocast around the forward pass alone.
+    """
+    given = _given(plugins)
+    if type(given) is MixedPrecision:
+        return ForwardMixedPrecision(given.precision, given.device, given.scaler)  # type: ignore[arg-type]
+    if given is not None:
+        return given
     if mixed_precision == "no":
         return FullPrecision()
     return ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type)
+
+
+def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str]:
+    """Return what is wrong where both ``mixed_precision`` and the user's ``plugins`` say how to compute."""
+    given = _given(plugins)
+    if given is None or mixed_precision == "no":
+        return []
+    return [
+        f"`{mixed_precision}=True` and `lightning={{'plugins': [{type(given).__name__}]}}` both say how to compute: "
+        "choose one."
+    ]
+
+
+def _given(plugins: Iterable[Any]) -> Precision | None:
+    return next((plugin for plugin in plugins if isinstance(plugin, Precision)), None)
+
+
+def forward_precision(plugin: Any) -> str:
+    """Return what the forward pass is computed in under ``plugin``: ``"no"``, ``"bf16"`` or ``"fp16"``."""
+    if not isinstance(plugin, ForwardMixedPrecision):
+        return "no"
+    return "bf16" if plugin.precision == "bf16-mixed" else "fp16"
 
 
 def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:

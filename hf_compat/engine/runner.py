@@ -25,10 +25,17 @@ from hf_compat.engine.internals import (
     without_signal_broadcast,
 )
 from hf_compat.engine.module import HFModule
-from hf_compat.engine.precision import precision_plugin
 from hf_compat.engine.strategies import device_keywords
 
-__all__ = ["OWNED_KEYWORDS", "build_lightning_trainer", "evaluate", "fit", "keyword_problems", "split_callbacks"]
+__all__ = [
+    "OWNED_KEYWORDS",
+    "build_lightning_trainer",
+    "evaluate",
+    "fit",
+    "given_plugins",
+    "keyword_problems",
+    "split_callbacks",
+]
 
 OWNED_KEYWORDS: dict[str, str] = {
     "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
@@ -88,10 +95,17 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def given_plugins(keywords: Mapping[str, Any]) -> list[Any]:
+    """Return the plugins among the user's keywords for ``lightning.Trainer``, which also takes a single one."""
+    plugins = keywords.get("plugins") or ()
+    return list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+
+
 def build_lightning_trainer(
     host: Host,
     *,
     placement: Placement,
+    precision: Precision,
     model: nn.Module,
     callbacks: Sequence[Callback],
     loggers: Sequence[Any],
@@ -103,15 +117,14 @@ def build_lightning_trainer(
     Args:
         host: The Trainer whose events the bridge fires.
         placement: Where the run takes place.
+        precision: How it computes.
         model: The model, unwrapped.
         callbacks: The user's Lightning callbacks; the bridge runs after them.
         loggers: Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
         keywords: The user's own keywords of ``lightning.Trainer``; they win.
         limits: ``max_epochs`` and ``max_steps``.
     """
-    plugins = list(keywords.get("plugins") or ())
-    if not any(isinstance(plugin, Precision) for plugin in plugins):
-        plugins.append(precision_plugin(host.args.mixed_precision, host.args.device))
+    plugins = [plugin for plugin in given_plugins(keywords) if not isinstance(plugin, Precision)]
     settings: dict[str, Any] = {
         "default_root_dir": host.args.output_dir,
         "enable_model_summary": False,
@@ -127,7 +140,7 @@ def build_lightning_trainer(
         "val_check_interval": 1,
         "inference_mode": False,  # tensors cached by a model during evaluation must remain usable in training
         "num_sanity_val_steps": 0,
-        "plugins": plugins,
+        "plugins": [*plugins, precision],
         "use_distributed_sampler": False,
     }
     with without_notices():

@@ -82,6 +82,8 @@ class TrainerBase:
     """The Lightning trainer of the run under way or the last one."""
     _lightning_keywords: dict[str, Any]
     _placement: Placement
+    _precision: Any
+    """The Lightning plugin of every run: its gradient scaler goes on from one training to the next."""
     _trial: Any = None
     _memory_tracker: TrainerMemoryTracker
 

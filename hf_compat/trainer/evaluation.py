@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.tracing import trace_model
 from hf_compat.evaluation.accumulate import nested_detach
 from hf_compat.evaluation.legacy import LegacySession
@@ -217,7 +218,8 @@ class EvaluationMethods(StepMethods):
             return model
         example = self._prepare_inputs(next(iter(dataloader)))
         try:
-            return trace_model(model, example, mixed_precision=self.args.mixed_precision, device=self.args.device)
+            precision = forward_precision(self._precision)
+            return trace_model(model, example, mixed_precision=precision, device=self.args.device)
         except (RuntimeError, TypeError, ValueError, NameError, IndexError) as error:
             logger.warning("`jit_mode_eval=True`: the model cannot be traced, so it runs as it is: %s", error)
             return model

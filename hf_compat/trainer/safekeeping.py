@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.trainer.overriding import call_as_defined
@@ -56,8 +57,7 @@ class SafekeepingMethods(SavingMethods):
     @contextmanager
     def _watching_signals(self) -> Iterator[None]:
         """Notice signals, where the run may save; leave no save unfinished, however the block ends."""
-        plugins = self._lightning_keywords.get("plugins")
-        signum = slurm_signal(plugins if isinstance(plugins, list | tuple) else [plugins])
+        signum = slurm_signal(given_plugins(self._lightning_keywords))
         saves = self.args.save_strategy != "no" or self.args.enable_jit_checkpoint
         self._preemption = Preemption(signum) if saves else None
         try:

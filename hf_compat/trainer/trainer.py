@@ -29,8 +29,14 @@ from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.environments import Placement, place_run
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
-from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
-from hf_compat.engine.runner import build_lightning_trainer, evaluate, keyword_problems, split_callbacks
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin, precision_problems
+from hf_compat.engine.runner import (
+    build_lightning_trainer,
+    evaluate,
+    given_plugins,
+    keyword_problems,
+    split_callbacks,
+)
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.memory import TrainerMemoryTracker
@@ -110,6 +116,9 @@ class Trainer(SharingMethods):
         self._saver, self._writes = BackgroundSaver(), Writes()
         self._lightning_keywords = dict(lightning or {})
         self._placement = self._place()
+        self._precision = precision_plugin(
+            self.args.mixed_precision, self.args.device, given_plugins(self._lightning_keywords)
+        )
         self._set_log_level()
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -180,6 +189,7 @@ class Trainer(SharingMethods):
                 f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported yet with several "
                 f"processes, here {args.world_size}: drop it."
             )
+        problems += precision_problems(args.mixed_precision, given_plugins(self._lightning_keywords))
         if args.world_size > 1 and args.auto_find_batch_size:
             problems.append(
                 f"`auto_find_batch_size=True`: with {args.world_size} processes the one that runs out of memory would "
@@ -331,6 +341,7 @@ class Trainer(SharingMethods):
         return build_lightning_trainer(
             self,
             placement=self._placement,
+            precision=self._precision,
             model=self.accelerator.unwrap_model(self.model),
             callbacks=self._lightning_callbacks,
             loggers=self._loggers,
@@ -345,9 +356,8 @@ class Trainer(SharingMethods):
             return
         self._placed_model = model
         _move(model, args.device)
-        plugin = precision_plugin(args.mixed_precision, args.device)
-        if isinstance(plugin, ForwardMixedPrecision):
-            autocast_forward(model, plugin.autocast_context_manager)
+        if isinstance(self._precision, ForwardMixedPrecision):
+            autocast_forward(model, self._precision.autocast_context_manager)
         if args.torch_compile or self.accelerator.unwrap_model(self.model_wrapped) is not model:
             self._take_wrapper(model)  # the first time, or the user put another model in place
 
