@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Seq2SeqTrainingArguments,
         TrainingArguments,
     )
+    from hf_compat.arguments.deepspeed_config import HfDeepSpeedConfig
     from hf_compat.arguments.enums import (
         DebugOption,
         EvaluationStrategy,
@@ -80,6 +81,7 @@ _HOMES: dict[str, str] = {
     "HPSearchBackend": "hf_compat.arguments.enums",
     "HfArg": "hf_compat.arguments",
     "HfArgumentParser": "hf_compat.arguments",
+    "HfDeepSpeedConfig": "hf_compat.arguments.deepspeed_config",
     "HubStrategy": "hf_compat.arguments.enums",
     "IntervalStrategy": "hf_compat.arguments.enums",
     "LabelSmoother": "hf_compat.optim.losses",
@@ -140,6 +142,7 @@ __all__ = [
     "HPSearchBackend",
     "HfArg",
     "HfArgumentParser",
+    "HfDeepSpeedConfig",
     "HubStrategy",
     "IntervalStrategy",
     "LabelSmoother",

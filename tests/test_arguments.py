@@ -180,10 +180,10 @@ def test_wrong_values(settings, message):
 def test_all_problems_in_one_error():
     """Everything wrong is told together; one contradiction makes it more than unsupported."""
     with pytest.raises(ArgumentsError) as caught:
-        TrainingArguments("out", deepspeed="ds.json", seed=-1, weight_decay=-1, save_steps=2.5, report_to=["wandb"])
+        TrainingArguments("out", tpu_num_cores=8, seed=-1, weight_decay=-1, save_steps=2.5, report_to=["wandb"])
     assert type(caught.value) is ArgumentsError
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
-        "`report_to", "`deepspeed", "`weight_decay", "`seed", "`save_steps",
+        "`report_to", "`tpu_num_cores", "`weight_decay", "`seed", "`save_steps",
     ]  # fmt: skip
 
 
@@ -192,7 +192,8 @@ ONE_OF_EACH = {
     "optim": ("adam", "_enums"),
     "lr_scheduler_kwargs": ("{x}", "_dicts"),
     "accelerator_config": ({"use_configured_state": True}, "_sharing"),
-    "deepspeed": ("ds.json", "unsupported_problems"),
+    "deepspeed": ("ds.json", "deepspeed_problems"),
+    "tpu_num_cores": (8, "unsupported_problems"),
     "learning_rate": ("fast", "_numbers"),
     "weight_decay": (-1, "_bounds"),
     "dataloader_num_workers": (-1, "_counts"),
@@ -242,7 +243,7 @@ def test_other_trackers_need_a_logger():
 def test_tokens_are_never_shown():
     """No text of the arguments, an error's included, holds a token."""
     with pytest.raises(UnsupportedArgumentsError) as caught:
-        TrainingArguments("out", deepspeed="ds.json", hub_token="hf_secret")
+        TrainingArguments("out", tpu_num_cores=8, hub_token="hf_secret")
     assert "hf_secret" not in str(caught.value)
     args = TrainingArguments("out")
     args.hub_token = "hf_secret"

@@ -95,7 +95,7 @@ def test_refused_fields_are_those_the_readme_names():
     from hf_compat.errors import UnsupportedArgumentsError
 
     for field in (
-        {"deepspeed": {"a": 1}},
+        {"tpu_num_cores": 8},
         {"fsdp": "full_shard"},
     ):
         with pytest.raises(UnsupportedArgumentsError, match=next(iter(field))):

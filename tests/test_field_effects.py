@@ -217,6 +217,7 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "ddp_static_graph": "tests/test_environments.py::test_settings_of_ddp",
     "ddp_backend": "tests/test_environments.py::test_processes_that_never_come",
     "ddp_timeout": "tests/test_environments.py::test_processes_that_never_come",
+    "deepspeed": "tests/test_deepspeed_config.py::test_the_finished_config_is_upstreams",
     "semantics": "tests/test_semantics.py::test_environment_overrides_and_the_argument_wins",
 }
 """Field to the test that shows its effect, where a row cannot: a GPU stands in, or more is shown there."""

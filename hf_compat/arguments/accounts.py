@@ -113,6 +113,7 @@ ACCOUNTS: dict[str, str] = {
     "ddp_static_graph": _DDP.format("static_graph"),
     "ddp_backend": "The backend of the process group of all processes.",
     "ddp_timeout": "The time limit of every operation of all processes together.",
+    "deepspeed": "DeepSpeed's config; its `auto` values follow the arguments. ZeRO-3 partitions models as they load.",
     "debug": "`underflow_overflow` watches the outputs of every module for values that are not finite.",
     "skip_memory_metrics": "With False, metrics say how much memory each stage took.",
     "do_train": _SCRIPT,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
+from hf_compat.arguments.deepspeed import deepspeed_problems
 from hf_compat.arguments.fields import DEFAULTS, unsupported_problems
 from hf_compat.arguments.fields_reporting import LOG_LEVELS
 from hf_compat.arguments.fields_running import SAMPLING_STRATEGIES
@@ -229,6 +230,7 @@ CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
     _loaders,
     _sharing,
     _precision,
+    deepspeed_problems,
 )
 
 

@@ -147,7 +147,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("ddp_timeout", "plan", "arguments/processes.py"),
     FieldRule("fsdp", "unsupported", _FSDP, ("", [], False)),
     FieldRule("fsdp_config", "unsupported", _FSDP, ({}, _FSDP_UNUSED)),
-    FieldRule("deepspeed", "unsupported", "DeepSpeed is not supported yet; drop it", ("", {})),
+    FieldRule("deepspeed", "plan", "arguments/deepspeed.py"),
     FieldRule("debug", "plan", "overflow.py"),
     FieldRule("skip_memory_metrics", "plan", "memory.py"),
     FieldRule("do_train", "script", "the script"),

@@ -5,14 +5,27 @@ from __future__ import annotations
 import functools
 import os
 
-__all__ = ["cuda_is_available", "gpu_lacks_bf16", "gpu_lacks_tf32", "mps_is_available", "set_tf32", "wants_cpu"]
+__all__ = [
+    "cuda_is_available",
+    "gpu_lacks_bf16",
+    "gpu_lacks_tf32",
+    "is_yes",
+    "mps_is_available",
+    "set_tf32",
+    "wants_cpu",
+]
 
 _YES = ("1", "true", "yes", "y", "t", "on")
 
 
+def is_yes(word: str) -> bool:
+    """Return whether the value of an environment variable switches something on."""
+    return word.lower() in _YES
+
+
 def wants_cpu(use_cpu: bool) -> bool:
     """Return whether the run stays on the CPU, by its arguments or by ``accelerate launch --cpu``."""
-    return use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in _YES
+    return use_cpu or is_yes(os.environ.get("ACCELERATE_USE_CPU", ""))
 
 
 def cuda_is_available() -> bool:

@@ -60,6 +60,10 @@ class Semantics:
     """Callbacks are told before each push to the Hub."""
     drops_text_to_text_results: bool = _since("5.0")
     """A model card's metadata has no results for translation, summarization and text to text."""
+    deepspeed_without_apex: bool = _since("5.0")
+    """The section ``amp`` of a DeepSpeed config is left as it is; before, it was filled in and compared."""
+    deepspeed_starts_from_float32: bool = _since("5.0", corrected=True)
+    """Without a word on precision in its config DeepSpeed is taken to compute in float32; before, in float16."""
     warmup_below_one_is_ratio: bool = _since("5.0")
     """``warmup_steps`` below 1 is a share of all update steps; before, ``warmup_ratio`` was the share."""
     creates_scheduler_apart: bool = _since("5.1")
@@ -115,6 +119,8 @@ class Semantics:
     """``num_items_in_batch`` is a float tensor; before, an integer tensor."""
     keeps_tokens_undefined_by_tokenizer: bool = _since("5.23")
     """Special tokens that the tokenizer does not define stay as the model's configuration has them."""
+    deepspeed_warms_up: bool = _since("5.23")
+    """``warmup_num_steps`` in a DeepSpeed config has to be 1 where no warmup is asked for; before, 0."""
     drops_non_finite_eval_losses: bool = _since("5.23")
     """The evaluation loss leaves out NaN and infinite batches under ``logging_nan_inf_filter``."""
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from hf_compat.arguments.checks import PRECISION_VARIABLE, find_problems
+from hf_compat.arguments.deepspeed import use_deepspeed
 from hf_compat.arguments.hardware import gpu_lacks_tf32, set_tf32
 from hf_compat.arguments.problems import raise_all
 from hf_compat.arguments.resolving import resolve
@@ -27,11 +28,14 @@ class TrainingArguments(Setters, RefusesUnknown):
 
     Attributes:
         mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``.
+        hf_deepspeed_config: The DeepSpeed config, filled in as far as the arguments decide it; None without DeepSpeed.
+        deepspeed_plugin: What scripts ask of DeepSpeed; None without it.
 
     Raises:
         ArgumentsError: If fields contradict each other or hold what no run could use; all that is wrong is told.
         UnsupportedArgumentsError: If fields ask for what cannot be carried out, and nothing else is wrong.
         UnknownArgumentError: If no release of transformers has a field of that name.
+        MissingPackageError: If ``deepspeed`` is set and not installed.
     """
 
     framework = "pt"
@@ -42,6 +46,7 @@ class TrainingArguments(Setters, RefusesUnknown):
         raise_all([*problems, *find_problems(self, semantics)])
         self.mixed_precision = self._precision()
         self._allow_tf32()
+        self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
 
     def _precision(self) -> str:
         if self.fp16:

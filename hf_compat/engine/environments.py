@@ -28,7 +28,7 @@ _DDP_NAMES: dict[str, dict[str, Any]] = {
 }
 """Strategy by name to the keywords of ``DistributedDataParallel`` that it stands for."""
 
-_ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
+_ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
 """What ``accelerate launch`` sets for strategies that are not carried out yet."""
 
 
@@ -120,6 +120,7 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
     """
     settings, hooks = _ddp_settings(keywords.get("strategy", "auto"), args)
     _check_elsewhere()
+    _check_deepspeed(args)
     _check_accelerator(args, keywords.get("accelerator", "auto"))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.nodes))
@@ -173,6 +174,14 @@ def _check_elsewhere() -> None:
         raise TrainerSetupError(
             f"{', '.join(asked)} is set, by `accelerate launch` perhaps, but only DDP is supported yet: launch with "
             "`--multi_gpu`, or with `torchrun`."
+        )
+
+
+def _check_deepspeed(args: Any) -> None:
+    if args.hf_deepspeed_config is not None:
+        raise TrainerSetupError(
+            f"`deepspeed={args.deepspeed!r}`: a model can be loaded with it, but training with DeepSpeed is not "
+            "carried out yet: drop it, or launch without `--use_deepspeed`."
         )
 
 
