@@ -93,6 +93,7 @@ def test_targets_exist():
 def test_aliases_have_rules():
     """The table of older names and the table of fields say the same."""
     by_release = {"gradient_checkpointing", "gradient_checkpointing_kwargs", "warmup_ratio"}
+    by_release |= {"fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap"}
     told = {(rule.field, rule.target) for rule in rules("alias") if rule.field not in by_release}
     assert {(alias.old, alias.new) for alias in ALIASES} == told
 
@@ -203,6 +204,7 @@ ONE_OF_EACH = {
     "load_best_model_at_end": (True, "_best_model"),
     "lr_scheduler_type": ("reduce_lr_on_plateau", "_schedule"),
     "fp16": (True, "_precision"),
+    "fsdp_config": ({"a": 1}, "_fsdp"),
 }
 """Field to a wrong value, and the check that finds it; no two of them hide each other."""
 
@@ -318,6 +320,10 @@ OLDER_NAMES = [
     pytest.param(
         {"gradient_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing_kwargs": {"a": 1}}, True, id="keywords"
     ),
+    pytest.param({"fsdp_min_num_params": 5, "fsdp": True}, {"fsdp": True}, True, id="size of FSDP's layers"),
+    pytest.param(
+        {"fsdp_transformer_layer_cls_to_wrap": "Block", "fsdp": True}, {"fsdp": True}, True, id="class of FSDP's layers"
+    ),
     pytest.param({"use_mps_device": True}, {"use_mps_device": True}, True, id="mps"),
 ]  # fmt: skip
 """A field's older name with a value, what it sets, and whether it warns."""
@@ -325,7 +331,7 @@ OLDER_NAMES = [
 
 def test_every_deprecated_field_has_a_row():
     """Whatever any release has deprecated is refused, or its row below shows that it works and warns."""
-    shown = {name: warned for row in OLDER_NAMES for name, warned in [(*row.values[0], row.values[2])]}
+    shown = {name: warned for row in OLDER_NAMES for name, warned in [(next(iter(row.values[0])), row.values[2])]}
     refused = {rule.field for rule in rules("unsupported")}
     deprecated = {row["name"] for row in FACTS["fields"] if "deprecated" in row}
     assert deprecated - refused == {name for name, warned in shown.items() if warned}

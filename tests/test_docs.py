@@ -94,9 +94,6 @@ def test_refused_fields_are_those_the_readme_names():
     from hf_compat import TrainingArguments
     from hf_compat.errors import UnsupportedArgumentsError
 
-    for field in (
-        {"tpu_num_cores": 8},
-        {"fsdp": "full_shard"},
-    ):
+    for field in ({"tpu_num_cores": 8},):
         with pytest.raises(UnsupportedArgumentsError, match=next(iter(field))):
             TrainingArguments("out", use_cpu=True, **field)

@@ -107,7 +107,7 @@ def test_files(suffix, behind_script, script, tmp_path, capsys):
     path.write_text(json.dumps({"optim": "sgd", "fsdp": "", "model_name_or_path": "x", "warmup_ratio": 0.1}))
     rows = explained([script, path] if behind_script else [path], capsys)
     assert {name: row["fate"] for name, row in rows.items()} == {
-        "optim": "plan", "fsdp": "unsupported", "model_name_or_path": "unknown", "warmup_ratio": "alias",
+        "optim": "plan", "fsdp": "plan", "model_name_or_path": "unknown", "warmup_ratio": "alias",
     }  # fmt: skip
 
 

@@ -211,6 +211,8 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "jit_mode_eval": "tests/test_older_evaluation.py::test_traced_models_give_the_same_loss",
     "use_legacy_prediction_loop": "tests/test_older_evaluation.py::test_the_older_loop_needs_a_length",
     "average_tokens_across_devices": "tests/distributed_scenarios.py::tokens_of_each_process",
+    "fsdp": "tests/test_fsdp_arguments.py::test_settings",
+    "fsdp_config": "tests/test_fsdp_arguments.py::test_settings",
     "ddp_find_unused_parameters": "tests/test_environments.py::test_settings_of_ddp",
     "ddp_bucket_cap_mb": "tests/test_environments.py::test_settings_of_ddp",
     "ddp_broadcast_buffers": "tests/test_environments.py::test_settings_of_ddp",

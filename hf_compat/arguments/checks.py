@@ -12,6 +12,7 @@ from hf_compat.arguments.deepspeed import deepspeed_problems
 from hf_compat.arguments.fields import DEFAULTS, unsupported_problems
 from hf_compat.arguments.fields_reporting import LOG_LEVELS
 from hf_compat.arguments.fields_running import SAMPLING_STRATEGIES
+from hf_compat.arguments.fsdp import fsdp_problems
 from hf_compat.arguments.hardware import (
     cuda_is_available,
     gpu_lacks_bf16,
@@ -219,6 +220,10 @@ def _precision(args: Processes, semantics: Semantics) -> Problems:
         yield Problem("bf16", args.bf16, text, unsupported=True)
 
 
+def _fsdp(args: Processes, semantics: Semantics) -> Problems:
+    yield from fsdp_problems(args)
+
+
 CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
     _bounds,
     _counts,
@@ -231,6 +236,7 @@ CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
     _sharing,
     _precision,
     deepspeed_problems,
+    _fsdp,
 )
 
 

@@ -34,11 +34,9 @@ class FieldRule:
         return f"{self.target[0].upper()}{self.target[1:]}." if self.fate == "unsupported" else ACCOUNTS[self.field]
 
 
-_FSDP = "FSDP is not supported yet; drop it"
 _APEX = "apex is not supported; drop it, torch's own mixed precision is used"
 _TPU = "TPUs are not supported; drop it"
 _TRACKERS = "other trackers' own callbacks"
-_FSDP_UNUSED = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 
 FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("output_dir", "trainer", "default_root_dir"),
@@ -145,8 +143,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("ddp_static_graph", "plan", "engine/strategies.py"),
     FieldRule("ddp_backend", "plan", "arguments/processes.py"),
     FieldRule("ddp_timeout", "plan", "arguments/processes.py"),
-    FieldRule("fsdp", "unsupported", _FSDP, ("", [], False)),
-    FieldRule("fsdp_config", "unsupported", _FSDP, ({}, _FSDP_UNUSED)),
+    FieldRule("fsdp", "plan", "arguments/fsdp.py"),
+    FieldRule("fsdp_config", "plan", "arguments/fsdp.py"),
     FieldRule("deepspeed", "plan", "arguments/deepspeed.py"),
     FieldRule("debug", "plan", "overflow.py"),
     FieldRule("skip_memory_metrics", "plan", "memory.py"),
@@ -172,8 +170,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("tpu_metrics_debug", "unsupported", _TPU),
     FieldRule("past_index", "plan", "trainer/steps.py"),
     FieldRule("sharded_ddp", "unsupported", "FairScale is not supported; drop it", (None, [], False)),
-    FieldRule("fsdp_min_num_params", "unsupported", _FSDP),
-    FieldRule("fsdp_transformer_layer_cls_to_wrap", "unsupported", _FSDP),
+    FieldRule("fsdp_min_num_params", "alias", "fsdp_config"),
+    FieldRule("fsdp_transformer_layer_cls_to_wrap", "alias", "fsdp_config"),
     FieldRule("adafactor", "alias", "optim"),
     FieldRule("group_by_length", "alias", "train_sampling_strategy"),
     FieldRule("use_legacy_prediction_loop", "plan", "evaluation/legacy.py"),

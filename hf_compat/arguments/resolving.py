@@ -25,6 +25,7 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
+from hf_compat.arguments.fsdp_fields import shape_fsdp
 from hf_compat.arguments.hardware import mps_is_available
 from hf_compat.arguments.problems import Problem
 from hf_compat.arguments.processes import Processes, library_logger
@@ -189,9 +190,6 @@ def _shapes_of_release(args: Processes, semantics: Semantics) -> None:
     """Give fields whose empty value changed between releases the one that scripts for the release expect."""
     if semantics.release < SINCE["leaves_local_rank"]:
         args.local_rank = args.local_process_index
-    if semantics.release < SINCE["leaves_fsdp_unset"] and not args.fsdp and not args.fsdp_config:
-        args.fsdp = []  # type: ignore[assignment]
-        args.fsdp_config = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 
 
 STEPS: tuple[Callable[[Processes, Semantics], Problems | None], ...] = (
@@ -207,6 +205,7 @@ STEPS: tuple[Callable[[Processes, Semantics], Problems | None], ...] = (
     _compilation,
     _loaders,
     _shapes_of_release,
+    shape_fsdp,
 )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hf_compat.arguments.checks import PRECISION_VARIABLE, find_problems
 from hf_compat.arguments.deepspeed import use_deepspeed
+from hf_compat.arguments.fsdp import announce_loading, read_fsdp
 from hf_compat.arguments.hardware import gpu_lacks_tf32, set_tf32
 from hf_compat.arguments.problems import raise_all
 from hf_compat.arguments.resolving import resolve
@@ -47,6 +48,7 @@ class TrainingArguments(Setters, RefusesUnknown):
         self.mixed_precision = self._precision()
         self._allow_tf32()
         self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
+        self._announce_loading()
 
     def _precision(self) -> str:
         if self.fp16:
@@ -60,6 +62,13 @@ class TrainingArguments(Setters, RefusesUnknown):
                 set_tf32(self.tf32)
         elif self.torch_compile and (self.bf16 or not self.fp16) and not gpu_lacks_tf32():
             set_tf32(True)
+
+    def _announce_loading(self) -> None:
+        """Tell transformers which process reads a pretrained model's weights; they have to know each other for it."""
+        settings = read_fsdp(self)
+        announce_loading(settings)
+        if settings is not None and settings.cpu_ram_efficient_loading:
+            _ = self.device
 
     __repr__ = Setters.__str__
 

@@ -15,7 +15,7 @@ SINCE: dict[str, Version] = {
     "drops_warmup_ratio": Version("5.0"),
     "leaves_local_rank": Version("5.0"),
     "leaves_model_placement_open": Version("5.2"),
-    "leaves_fsdp_unset": Version("5.10"),
+    "makes_fsdp_a_switch": Version("5.10"),
     "renames_gradient_checkpointing": Version("5.23"),
 }
 """What changed in the shape of ``TrainingArguments``, numbers aside, to the transformers release that changed it."""

@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
+from hf_compat.arguments.fsdp import FsdpSettings, read_fsdp
 from hf_compat.arguments.launch import OWN_MARK, Launch
 from hf_compat.engine.internals import ddp_choices, start_processes
 from hf_compat.errors import TrainerSetupError
@@ -28,10 +29,12 @@ _DDP_NAMES: dict[str, dict[str, Any]] = {
 }
 """Strategy by name to the keywords of ``DistributedDataParallel`` that it stands for."""
 
-_ELSEWHERE = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_MEGATRON_LM")
+_ELSEWHERE = ("ACCELERATE_USE_MEGATRON_LM",)
 """What ``accelerate launch`` sets for strategies that are not carried out yet."""
 
 
+_FSDP_VERSIONS: tuple[int, ...] = ()
+"""Versions of FSDP that ``engine.strategies.STRATEGIES`` has a row for."""
 _SHARDING = ("fsdp1", "fsdp2", "deepspeed")
 """Strategies under which a process holds only a part of the model."""
 
@@ -45,6 +48,8 @@ class Placement:
     """A name in ``engine.strategies.STRATEGIES``."""
     shards_model: bool = False
     """Whether a process holds only a part of the model; its weights are then loaded once it is wrapped."""
+    fsdp: FsdpSettings | None = None
+    """How the model is sharded, if it is by FSDP."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keywords of ``DistributedDataParallel`` that the user chose."""
     hooks: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +124,7 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
             carried out.
     """
     settings, hooks = _ddp_settings(keywords.get("strategy", "auto"), args)
+    fsdp = read_fsdp(args)
     _check_elsewhere()
     _check_deepspeed(args)
     _check_accelerator(args, keywords.get("accelerator", "auto"))
@@ -135,12 +141,21 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
             "and `num_nodes` out, or start as many processes."
         )
     args.join_processes(args.device)
-    strategy = _strategy_name(args, launch)
-    return Placement(launch, strategy, strategy in _SHARDING, settings, hooks)
+    strategy = _strategy_name(fsdp, launch)
+    return Placement(launch, strategy, strategy in _SHARDING, fsdp, settings, hooks)
 
 
-def _strategy_name(args: Any, launch: Launch) -> str:
-    return "one device" if launch.size == 1 else "ddp"
+def _strategy_name(fsdp: FsdpSettings | None, launch: Launch) -> str:
+    if fsdp is None:
+        return "one device" if launch.size == 1 else "ddp"
+    if launch.size == 1:
+        raise TrainerSetupError(
+            "`fsdp` shards a model over several processes, and there is only this one: start more, with `torchrun` or "
+            "`lightning={'devices': ...}`, or drop it."
+        )
+    if fsdp.version not in _FSDP_VERSIONS:
+        raise TrainerSetupError(f"`fsdp`: version {fsdp.version} of FSDP is not supported yet; drop it.")
+    return f"fsdp{fsdp.version}"
 
 
 def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -172,8 +187,8 @@ def _check_elsewhere() -> None:
     asked = [name for name in _ELSEWHERE if os.environ.get(name, "").lower() in ("1", "true")]
     if asked:
         raise TrainerSetupError(
-            f"{', '.join(asked)} is set, by `accelerate launch` perhaps, but only DDP is supported yet: launch with "
-            "`--multi_gpu`, or with `torchrun`."
+            f"{', '.join(asked)} is set, by `accelerate launch` perhaps, but is not supported yet: launch with "
+            "`--multi_gpu` or `--use_fsdp`, or with `torchrun`."
         )
 
 
