@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, SHARDED_CONTENTS_NAME, TRAINER_STATE_NAME
 from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
 from hf_compat.files import read_json_object
@@ -17,7 +17,7 @@ __all__ = ["Marker", "differences", "incomplete_reason", "is_complete", "read_ma
 
 _FORMAT = 1
 # Text files may be edited by hand or by a callback after the save; the others are written once.
-_BINARY_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".safetensors"})
+_BINARY_SUFFIXES = frozenset({".bin", ".distcp", ".pt", ".pth", ".safetensors"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +98,5 @@ def differences(folder: Path, marker: Marker) -> Iterator[str]:
             yield f"`{LIGHTNING_MARKER_NAME}` lists `{name}`, outside its folder: do not trust this checkpoint."
         elif not path.is_file():
             yield f"`{name}` is missing."
-        elif path.suffix in _BINARY_SUFFIXES and path.stat().st_size != size:
+        elif (path.suffix in _BINARY_SUFFIXES or path.name == SHARDED_CONTENTS_NAME) and path.stat().st_size != size:
             yield f"`{name}` has {path.stat().st_size} bytes, {size} were written."

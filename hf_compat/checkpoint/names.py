@@ -1,6 +1,6 @@
 """What checkpoint folders and the files in them are called.
 
-All names but the two of Lightning's are those that transformers and peft write and look for.
+All names but the two of Lightning's are those that transformers, peft and accelerate write and look for.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ __all__ = [
     "SAFE_WEIGHTS_NAME",
     "SCALER_NAME",
     "SCHEDULER_NAME",
+    "SHARDED_CONTENTS_NAME",
+    "SHARDED_OPTIMIZER_NAME",
+    "SHARDED_WEIGHTS_NAME",
     "TRAINER_STATE_NAME",
     "TRAINING_ARGS_NAME",
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
+    "WHOLE_OPTIMIZER_NAME",
     "checkpoint_name",
     "rng_state_name",
 ]
@@ -38,6 +42,14 @@ SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
+
+WHOLE_OPTIMIZER_NAME = "optimizer.bin"
+"""The optimizer's state of an FSDP run by the names of parameters, as accelerate writes it."""
+SHARDED_WEIGHTS_NAME = "pytorch_model_fsdp_0"
+"""A folder of torch.distributed.checkpoint, as accelerate calls it; so is the next."""
+SHARDED_OPTIMIZER_NAME = "optimizer_0"
+SHARDED_CONTENTS_NAME = ".metadata"
+"""The list of contents of such a folder."""
 
 LIGHTNING_STATE_NAME = "lightning.pt"
 """The states of Lightning's callbacks and loops."""

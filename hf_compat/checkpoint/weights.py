@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_compat.checkpoint import names
+from hf_compat.checkpoint import names, sharded
+from hf_compat.checkpoint.dtensors import placed_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.errors import CheckpointError
@@ -81,6 +82,7 @@ def _saves_itself(model: nn.Module) -> bool:
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
     """Return what two tensors have in common if they are one and the same memory."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
     storage = tensor.untyped_storage()
     return (tensor.device, storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
@@ -107,10 +109,10 @@ def load_weights(
     """Load the weights in ``folder`` into ``model``; return the names that were missing and the unexpected ones.
 
     A name that shares memory with a loaded one is not missing. The files may be transformers', peft's or hf_compat's:
-    safetensors, pickles, either in shards, adapters.
+    safetensors, pickles, either in shards, adapters, or what several processes wrote together.
 
     Args:
-        model: Unwrapped.
+        model: Unwrapped; of a sharded one each process loads its part.
         folder: A checkpoint.
         trains_on: Whether a peft model goes on training; else it is left in evaluation mode.
 
@@ -127,6 +129,9 @@ def load_weights(
     if is_peft_model(model) and (adapters or adapter_file(path) is not None):
         _load_adapters(model, path, adapters, trains_on=trains_on)
         return [], []
+    together = sharded.sharded_weights(path)
+    if together is not None:
+        return sharded.load_model(model, together)
     raise CheckpointError(
         f"Can't find a valid checkpoint at `{path}`: it holds no weights for {type(model).__name__}, neither "
         f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, whole or in shards with an index."
@@ -136,8 +141,9 @@ def load_weights(
 def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], list[str]]:
     missing: list[str] | None = None
     unexpected: list[str] = []
+    targets = model.state_dict()
     for file in files:
-        state = _read(file)
+        state = {name: placed_like(targets.get(name), value) for name, value in _read(file)}
         with _naming(file, model):
             result = model.load_state_dict(state, strict=False)
         missing = [name for name in result.missing_keys if missing is None or name in missing]
@@ -151,16 +157,20 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
     return missing, unexpected
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in ``file``, of safetensors one at a time."""
     if file.suffix == ".safetensors":
         try:
-            return load_file(file, device="cpu")
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    yield name, opened.get_tensor(name)
+            return
         except (OSError, SafetensorError, ValueError, KeyError) as error:
             raise CheckpointError(f"`{file}` cannot be read: {error}") from error
     state = load_trusted(file)
     if not isinstance(state, dict):
         raise CheckpointError(f"`{file}` holds a {type(state).__name__}, not a dict of weights by name.")
-    return state
+    yield from state.items()
 
 
 @contextmanager
@@ -191,7 +201,9 @@ def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
         source, report = type(model).from_pretrained(
             str(file.parent), config=model.config, dtype=model.dtype, local_files_only=True, output_loading_info=True
         )
-        model.load_state_dict(source.state_dict(), strict=False)
+        targets = model.state_dict()
+        state = {name: placed_like(targets.get(name), value) for name, value in source.state_dict().items()}
+        model.load_state_dict(state, strict=False)
     return sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
 
 

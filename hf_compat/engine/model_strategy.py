@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.checkpoint import names, state_files, weights
+from hf_compat.checkpoint import names, optimizer_states, state_files, weights
 from hf_compat.checkpoint.background import Writes
 
 __all__ = ["ModelStrategy"]
@@ -24,6 +25,8 @@ class ModelStrategy:
 
     gathers_weights = False
     """Whether ``whole_state`` has to be asked on every process for the model's weights to be saved."""
+    saves_shards = False
+    """Whether checkpoints hold each process's part of the weights, written by ``save_shards``."""
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes through ``model`` leave gradients on their process."""
@@ -55,6 +58,10 @@ class ModelStrategy:
         """
         return weights.load_weights(model, folder, trains_on=trains_on)
 
+    def save_shards(self, model: nn.Module, folder: str) -> None:
+        """Write this process's part of the unwrapped ``model``; every process has to call it."""
+        raise NotImplementedError
+
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
         """Write the optimizer's state into ``folder``; every process has to call it.
 
@@ -68,4 +75,14 @@ class ModelStrategy:
 
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
         """Give the optimizer the state in ``folder``; every process has to call it."""
-        state_files.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)
+        if Path(folder, names.OPTIMIZER_NAME).is_file():
+            state_files.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)
+        else:
+            optimizer_states.load(optimizer, self.lightning_module.model, Path(folder))
+
+    lightning_module: Any
+    """The module of the run under way."""
+
+    def has_optimizer(self, folder: str) -> bool:
+        """Return whether ``folder`` holds the state of an optimizer that ``load_optimizer`` can read."""
+        return optimizer_states.is_there(Path(folder))

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.fsdp2 import fsdp2_strategy
 from hf_compat.engine.internals import RawModelDDPStrategy
 from hf_compat.engine.model_strategy import ModelStrategy
 from hf_compat.model_facts import is_pretrained_model
@@ -103,7 +104,11 @@ def _ddp(placement: Placement, args: Any, model: nn.Module) -> Strategy:
     return DDPStrategy(placement, args.device, ddp_settings(args, model, placement.settings), placement.hooks)
 
 
-STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {"one device": _one_device, "ddp": _ddp}
+STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
+    "one device": _one_device,
+    "ddp": _ddp,
+    "fsdp2": fsdp2_strategy,
+}
 """``Placement.strategy`` to a function that builds the strategy of one run from placement, arguments and model."""
 
 

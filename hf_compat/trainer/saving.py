@@ -53,7 +53,12 @@ class SavingMethods(PushingMethods):
             HubError: If the push fails after, or without, training.
         """
         folder = self.args.output_dir if output_dir is None else output_dir
-        if self.accelerator.strategy.gathers_weights:
+        strategy = self.accelerator.strategy
+        if _internal_call and strategy.saves_shards:
+            strategy.save_shards(self.accelerator.unwrap_model(self.model), folder)
+            if self.args.should_save:
+                self._save_beside_weights(Path(folder), with_config=True)
+        elif strategy.gathers_weights:
             state_dict = self.accelerator.get_state_dict(self.model)
             if self.args.should_save:
                 self._save(folder, state_dict=state_dict)
@@ -74,6 +79,14 @@ class SavingMethods(PushingMethods):
             state_dict=self._writes.state_of(model) if state_dict is None else self._writes.snapshot(state_dict),
             safe_serialization=self.args.save_safetensors,
         )
+        self._save_beside_weights(folder)
+
+    def _save_beside_weights(self, folder: Path, *, with_config: bool = False) -> None:
+        """Write processing class and arguments into ``folder``, and the configurations that come with weights."""
+        model: Any = self.accelerator.unwrap_model(self.model)
+        for name in ("config", "generation_config") if with_config else ():
+            if hasattr(getattr(model, name, None), "save_pretrained"):
+                getattr(model, name).save_pretrained(folder)
         processing_class = self.processing_class
         if processing_class is None:
             processing_class = getattr(self.data_collator, "tokenizer", None)
@@ -287,9 +300,9 @@ class SavingMethods(PushingMethods):
         """Give optimizer and schedule the state of ``checkpoint`` if it has both."""
         if checkpoint is None:
             return
-        written = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME)
-        if all(Path(checkpoint, name).is_file() for name in written):
-            self.accelerator.strategy.load_optimizer(self.optimizer, checkpoint)
+        strategy = self.accelerator.strategy
+        if strategy.has_optimizer(checkpoint) and Path(checkpoint, names.SCHEDULER_NAME).is_file():
+            strategy.load_optimizer(self.optimizer, checkpoint)
             state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
 
     def _load_scaler(self, checkpoint: str | None) -> None:

@@ -267,6 +267,8 @@ class Trainer(SharingMethods):
 
     def _places_model(self) -> bool:
         """Return whether the model is moved to its device at once; otherwise the first run or evaluation moves it."""
+        if self._placement.shards_model:  # a part of it is, once it is sharded
+            return False
         wanted = self.args.place_model_on_device
         full_eval = self.args.fp16_full_eval or self.args.bf16_full_eval
         if self.semantics.release < SINCE["leaves_model_placement_open"]:
@@ -355,7 +357,8 @@ class Trainer(SharingMethods):
         if self._placed_model is model:
             return
         self._placed_model = model
-        _move(model, args.device)
+        if not self._placement.shards_model:
+            _move(model, args.device)
         if isinstance(self._precision, ForwardMixedPrecision):
             autocast_forward(model, self._precision.autocast_context_manager)
         if args.torch_compile or self.accelerator.unwrap_model(self.model_wrapped) is not model:

@@ -1,0 +1,115 @@
+"""The optimizer's state by the names of parameters, so that a run with another strategy can go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from hf_compat.checkpoint import dtensors, names, sharded
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.errors import CheckpointError
+
+__all__ = ["by_name", "is_there", "load"]
+
+_FILES = (names.OPTIMIZER_NAME, names.WHOLE_OPTIMIZER_NAME)
+
+
+def is_there(folder: Path) -> bool:
+    """Return whether the checkpoint ``folder`` holds the state of an optimizer, whole or sharded."""
+    return any((folder / name).is_file() for name in _FILES) or sharded.is_sharded(
+        folder / names.SHARDED_OPTIMIZER_NAME
+    )
+
+
+def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
+    """Return ``optimizer.state_dict()`` with the names of ``model``'s parameters in place of their numbers."""
+    ordered = _parameter_names(optimizer, model)
+    raw = optimizer.state_dict()
+    groups = [{**group, "params": [ordered[number] for number in group["params"]]} for group in raw["param_groups"]]
+    return {"state": {ordered[number]: entry for number, entry in raw["state"].items()}, "param_groups": groups}
+
+
+def _parameter_names(optimizer: Any, model: nn.Module) -> list[str]:
+    """Return the names of the parameters in the order in which ``optimizer`` numbers them."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    try:
+        return [known[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    except KeyError:
+        raise CheckpointError(
+            f"{type(optimizer).__name__} updates parameters that are not {type(model).__name__}'s, so its state has no "
+            "names for them. Make it in `create_optimizer`, of the model as it is then."
+        ) from None
+
+
+def load(optimizer: Any, model: nn.Module, folder: Path) -> None:
+    """Give ``optimizer`` the state in ``folder``, in whichever form it was written.
+
+    Of sharded parameters each process keeps its part of the state.
+
+    Raises:
+        CheckpointError: If the state cannot be read, or is that of other parameters.
+    """
+    whole, numbered = folder / names.WHOLE_OPTIMIZER_NAME, folder / names.OPTIMIZER_NAME
+    if numbered.is_file():
+        source, saved = numbered, load_trusted(numbered, mmap=True)
+    elif whole.is_file():
+        source, saved = whole, load_trusted(whole, mmap=True)
+    else:
+        source = folder / names.SHARDED_OPTIMIZER_NAME
+        saved = _read_shards(source, model)
+    try:
+        if source is not numbered:
+            saved = _by_number(saved, optimizer, model)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state = {
+            number: {
+                key: dtensors.placed_like(parameters[number], value) if torch.is_tensor(value) else value
+                for key, value in entry.items()
+            }
+            for number, entry in saved["state"].items()
+        }
+        optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"`{source}` does not fit this run's {type(optimizer).__name__}: {error or type(error).__name__}. Resume "
+            "with the model and arguments that the checkpoint was written with."
+        ) from error
+
+
+def _by_number(saved: Mapping[str, Any], optimizer: Any, model: nn.Module) -> dict[str, Any]:
+    numbers = {name: number for number, name in enumerate(_parameter_names(optimizer, model))}
+    groups = [
+        {**group, "params": [numbers[name] for name in group.get("params", ())]} for group in saved["param_groups"]
+    ]
+    return {"state": {numbers[name]: entry for name, entry in saved["state"].items()}, "param_groups": groups}
+
+
+def _read_shards(folder: Path, model: nn.Module) -> dict[str, Any]:
+    """Return the state that several processes wrote, of sharded parameters this process's part."""
+    metadata = sharded.read_metadata(folder)
+    parameters = dict(model.named_parameters())
+    state: dict[str, Any] = {}
+    groups: dict[int, dict[str, Any]] = {}
+    for path, entry in sharded.contents(metadata).items():
+        match path:
+            case ("optimizer", "state", name, key) if isinstance(entry, TensorStorageMetadata):
+                state.setdefault(name, {})[key] = _room_for(entry, parameters.get(name))
+            case ("optimizer", "state", name, key):
+                state.setdefault(name, {})[key] = None
+            case ("optimizer", "param_groups", int(number), key):
+                groups.setdefault(number, {})[key] = None
+    read = {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
+    sharded.load({"optimizer": read}, folder, metadata)
+    return read
+
+
+def _room_for(entry: TensorStorageMetadata, parameter: Any) -> torch.Tensor:
+    dtype = entry.properties.dtype
+    if parameter is not None and parameter.shape == entry.size:
+        return torch.empty_like(parameter.detach(), dtype=dtype)
+    return torch.empty(entry.size, dtype=dtype)

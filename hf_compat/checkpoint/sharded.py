@@ -1,0 +1,183 @@
+"""States written and read by several processes at once, with torch.distributed.checkpoint, without trusting the files.
+
+That package's list of contents, ``.metadata``, is a pickle, and so is every value that is no tensor. Here neither can
+run code: the list is read by an unpickler that knows the few classes it is made of, values as tensors files are.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import IO, Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.state_dict_loader import load as load_together
+from torch.distributed.checkpoint.state_dict_saver import save as save_together
+
+from hf_compat.checkpoint import names
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.errors import CheckpointError, CheckpointWriteError
+
+__all__ = ["contents", "is_sharded", "load", "load_model", "read_metadata", "save", "sharded_weights"]
+
+_KNOWN = {
+    "torch.distributed.checkpoint.metadata": (
+        "BytesStorageMetadata",
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "collections": ("OrderedDict",),
+}
+"""Module to the names in it that a list of contents is made of, besides torch's dtypes and paths."""
+
+
+def is_sharded(folder: Path) -> bool:
+    """Return whether ``folder`` was written by torch.distributed.checkpoint."""
+    return (folder / names.SHARDED_CONTENTS_NAME).is_file()
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _KNOWN.get(module, ()):
+            return getattr(importlib.import_module(module), name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if module.partition(".")[0] == "pathlib" and name.endswith("Path") and "." not in name:
+            return PurePath  # where the checkpoint was written, on whichever system
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
+    """Return what the list of contents of ``folder`` says.
+
+    Raises:
+        CheckpointError: If it cannot be read, holds anything else, or names a file outside ``folder``; nothing of it
+            ran.
+    """
+    path = Path(folder, names.SHARDED_CONTENTS_NAME)
+    try:
+        with path.open("rb") as file:
+            metadata = _MetadataUnpickler(file).load()
+        files = {info.relative_path for info in metadata.storage_data.values()}
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"`{path}` is refused: it holds more than a list of tensors, or is damaged ({error}). Nothing of it was "
+            "run."
+        ) from error
+    except Exception as error:  # a damaged pickle raises whatever its opcodes stumble over
+        raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+    for name in files:
+        if not isinstance(name, str) or PurePath(name).name != name or name == "..":
+            raise CheckpointError(f"`{path}` points to `{name}`, outside its folder: do not trust this checkpoint.")
+        if not Path(folder, name).is_file():
+            raise CheckpointError(f"`{folder}` lacks the file `{name}` that `{names.SHARDED_CONTENTS_NAME}` lists.")
+    return metadata  # type: ignore[no-any-return]
+
+
+def contents(metadata: Metadata) -> dict[tuple[Any, ...], Any]:
+    """Return what is known of each entry by its path in the nested state."""
+    paths: Any = metadata.planner_data or {}
+    return {paths.get(name, (name,)): entry for name, entry in metadata.state_dict_metadata.items()}
+
+
+class _TrustedReader(FileSystemReader):
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+
+class _TrustedPlanner(DefaultLoadPlanner):
+    def load_bytes(self, read_item: ReadItem, value: IO[bytes]) -> None:
+        path: Any = self.mappings[read_item.dest_index.fqn]
+        *parents, last = path
+        holder: Any = functools.reduce(lambda held, key: held[key], parents, self.original_state_dict)
+        holder[last] = load_trusted(value)
+
+
+def load(state: dict[str, Any], folder: Path, metadata: Metadata | None = None) -> None:
+    """Fill ``state`` from ``folder``: the tensors in place, each process its part of DTensors, other values anew.
+
+    Args:
+        state: Nested; every entry has to be in ``folder``. What is in ``folder`` besides is left out.
+        folder: Written by any number of processes.
+        metadata: What ``read_metadata`` returned; read if None.
+
+    Raises:
+        CheckpointError: If it cannot be read, does not fit, or holds anything that could run code.
+    """
+    reader = _TrustedReader(folder, read_metadata(folder) if metadata is None else metadata)
+    with _naming(folder), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load_together(state, storage_reader=reader, planner=_TrustedPlanner(), no_dist=True)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (CheckpointException, Exception) as error:
+        cause = _first_failure(error)
+        raise CheckpointError(f"`{folder}` cannot be loaded: {cause or type(cause).__name__}") from error
+
+
+def _first_failure(error: BaseException) -> BaseException:
+    failures = getattr(error, "failures", None)
+    return next(iter(failures.values()))[0] if failures else error
+
+
+def save(state: dict[str, Any], folder: Path) -> None:
+    """Write the nested ``state`` into ``folder``; every process has to call it, and writes its part of DTensors.
+
+    Raises:
+        CheckpointWriteError: On every process, if any could not write.
+    """
+    try:
+        save_together(state, storage_writer=FileSystemWriter(folder))
+    except CheckpointException as error:
+        raise CheckpointWriteError(f"`{folder}` cannot be written: {_first_failure(error)}") from error
+
+
+def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
+    """Load the weights that several processes wrote into ``model``, whole or itself sharded.
+
+    Returns:
+        The names that ``folder`` lacks, and those that the model does not know.
+    """
+    metadata = read_metadata(folder)
+    written = {
+        path[1]
+        for path, entry in contents(metadata).items()
+        if path[0] == "model" and len(path) == 2 and isinstance(entry, TensorStorageMetadata)
+    }
+    state = model.state_dict()
+    load({"model": {name: value for name, value in state.items() if name in written}}, folder, metadata)
+    return [name for name in state if name not in written], sorted(written - set(state))
+
+
+def sharded_weights(folder: Path) -> Path | None:
+    """Return the folder of sharded weights in the checkpoint ``folder``, None if there is none."""
+    path = folder / names.SHARDED_WEIGHTS_NAME
+    return path if is_sharded(path) else None

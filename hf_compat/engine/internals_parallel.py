@@ -1,0 +1,57 @@
+"""The private names of Lightning's ``ModelParallelStrategy`` that hf_compat touches, with the contract it relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+__all__ = ["RawModelParallelStrategy"]
+
+
+class RawModelParallelStrategy(ModelParallelStrategy):
+    """Lightning's strategy for DTensor models, applied to the model inside the LightningModule, in running processes.
+
+    Contract: ``setup_environment`` makes ``device_mesh``, of ``data_parallel`` and ``tensor_parallel``, in the process
+    group that is there; ``setup_optimizers`` asks the module for its optimizer; where ``self.model`` is not the module,
+    steps would be called through it; ``_configure_launcher`` makes what starts processes.
+    """
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None
+
+    def shard(self, model: Any) -> None:
+        """Shard ``model`` in place, unless it is already."""
+        raise NotImplementedError
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Shard the model, for evaluations alone too; when fitting, hand it to the module and make the optimizer."""
+        assert self.accelerator is not None, "a trainer has given it"
+        module: Any = self.lightning_module
+        self.accelerator.setup(trainer)
+        self.shard(module.model)
+        if trainer.state.fn is TrainerFn.FITTING:
+            self.model = module.model
+            module._take_wrapper(module.model)
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself: the sharded model is inside it."""
+        assert self.lightning_module is not None, "called during a fit"
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        assert self.lightning_module is not None, "called during an evaluation"
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        assert self.lightning_module is not None, "called during an evaluation"
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)

@@ -1,0 +1,104 @@
+"""FSDP version 2 on two processes: the numbers of one process, from parameters of which each holds a part."""
+
+import fsdp2_script
+import helpers
+import pytest
+import torch
+from distributed import HERE, torchrun
+
+TOLERANCE = 1e-5
+
+
+def launched(folder, *words):
+    """Run scenarios on two processes; fail with their tracebacks."""
+    ended = torchrun(HERE / "fsdp2_script.py", folder, *words, timeout=400)
+    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
+    assert ended.code == 0, "\n".join(errors) or ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Return the folder of what two processes saw of every scenario."""
+    return launched(tmp_path_factory.mktemp("together"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the folder of what one process without FSDP saw."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in fsdp2_script.ONE_PROCESS:
+        fsdp2_script.run(name, folder)
+    return folder
+
+
+def seen(folder, name, rank=0):
+    """Return what a process saw of a scenario."""
+    return torch.load(folder / f"{name}.{rank}", weights_only=False)
+
+
+def check(found, expected, tolerance=TOLERANCE):
+    """Fail unless logs and weights agree."""
+    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
+    for line, other in zip(found["logs"], expected["logs"], strict=True):
+        assert line == pytest.approx(other, rel=tolerance)
+    assert list(found["weights"]) == list(expected["weights"])
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "same_as"),
+    [
+        pytest.param("llama_by_layers", "llama_by_layers", id="layers of a Llama, clipping, token counts"),
+        pytest.param("gpt2_trained_twice", "gpt2_trained_twice", id="tied embeddings, not resharded, two runs"),
+        pytest.param("plain_whole", "plain_whole", id="a plain module as one unit"),
+        pytest.param("plain_by_size", "plain_whole", id="units by size"),
+        pytest.param("llama_offloaded", "llama_by_layers", id="kept on the host"),
+        pytest.param("gpt2_computed_again", "gpt2_one_epoch", id="activations computed again"),
+    ],
+)
+def test_numbers_of_one_process(together, alone, name, same_as):
+    """Losses, gradient norms, evaluations and weights are those of one process with the same global batch."""
+    found = seen(together, name)
+    check(found, seen(alone, same_as))
+    other = seen(together, name, rank=1)
+    assert other["logs"] == found["logs"]
+    assert not other["weights"]
+
+
+def test_bf16(together, alone):
+    """Under bf16 weights stay float32, and losses are near those of one process under autocast."""
+    found, expected = seen(together, "llama_in_bf16"), seen(alone, "llama_in_bf16")
+    assert {weight.dtype for weight in found["weights"].values()} == {torch.float32}
+    check(found, expected, tolerance=0.05)
+
+
+def test_gradients_are_exchanged_once_an_update_step(together):
+    """Each unit's gradients, of two layers and the rest, are reduced once, however many batches a window has."""
+    assert seen(together, "llama_by_layers")["reductions"] == [3] * 8
+
+
+def test_evaluation_and_prediction(together, alone):
+    """A model evaluates before it is trained, sharded for that too, and predicts afterwards."""
+    found, expected = seen(together, "llama_by_layers"), seen(alone, "llama_by_layers")
+    assert found["before"] == pytest.approx(expected["before"], rel=TOLERANCE)
+    for row, (one, other) in enumerate(zip(found["predictions"], expected["predictions"], strict=True)):
+        length = len(helpers.token_rows(8, seed=1)[row]["input_ids"])  # behind it is padding, wider or narrower
+        assert one[:length] == pytest.approx(other[:length], rel=1e-4, abs=1e-5)
+    assert found["kinds"] == ["DTensor"]
+
+
+def test_saved_model_is_read_by_from_pretrained(together):
+    """What ``save_model`` writes after training is a whole model of the class that was trained."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(together / "llama_by_layers" / "model")
+    assert type(model).__name__ == "LlamaForCausalLM" == model.config.architectures[0]
+    for name, weight in seen(together, "llama_by_layers")["weights"].items():
+        assert torch.equal(model.state_dict()[name], weight), name
+
+
+def test_activations_are_computed_twice(together):
+    """With activation checkpointing each layer runs once more for each batch of the training."""
+    assert seen(together, "gpt2_computed_again")["passes"] == 2 * 7
