@@ -22,6 +22,7 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments
 GLOBAL_BATCH = 4
 SGD = {"optim": "sgd", "learning_rate": 0.1}
 """A key's bias in GPT-2 has no gradient but rounding errors, which Adam would make as large as any."""
+LAYERS = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "FULL_STATE_DICT"}
 SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 Seen = dict[str, Any]
 
@@ -81,7 +82,9 @@ class CountsReductions(TrainerCallback):
         self.counted.append(self.mode.count)
 
 
-def trainer_for(folder: Path, model: Any, fsdp: Seen | None = None, callbacks: Any = (), **fields: Any) -> Trainer:
+def trainer_for(
+    folder: Path, model: Any, fsdp: Seen | None = None, *, words: Any = True, callbacks: Any = (), **fields: Any
+) -> Trainer:
     """Return a Trainer whose windows hold the same samples with one process and with several."""
     settings = {
         "use_cpu": True,
@@ -101,7 +104,7 @@ def trainer_for(folder: Path, model: Any, fsdp: Seen | None = None, callbacks: A
         "average_tokens_across_devices": True,
     }
     if world() > 1:
-        settings |= {"fsdp": True, "fsdp_config": {"version": 2, **(fsdp or {})}}
+        settings |= {"fsdp": words, "fsdp_config": {**LAYERS, **(fsdp or {})}}
     vectors = isinstance(model, helpers.PlainModel)
     rows: Callable[..., Any] = helpers.vector_rows if vectors else helpers.token_rows
     return Trainer(
@@ -143,7 +146,7 @@ def llama_by_layers(folder: Path) -> Seen:
 
 def gpt2_trained_twice(folder: Path) -> Seen:
     """A model whose embeddings are tied, in a unit that is not resharded, sharded once for two runs."""
-    trainer = trainer_for(folder, gpt2(), {"reshard_after_forward": False}, **SGD)
+    trainer = trainer_for(folder, gpt2(), words="shard_grad_op", **SGD)
     trainer.train()
     first = list(trainer.state.log_history)
     trainer.train()

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers.trainer as upstream_trainer_module
 import transformers.utils as upstream_utils
+from accelerate.utils import constants as accelerate_constants
 from checkpoints import small_checkpoint, train_upstream
 from helpers import gpt2
 from transformers import trainer_utils as upstream
@@ -45,8 +46,15 @@ def cut(path):
 
 
 def test_names_are_upstreams():
-    """Every name but Lightning's is the constant of that name in transformers."""
-    own = {"LIGHTNING_MARKER_NAME", "LIGHTNING_STATE_NAME"}
+    """Every name but Lightning's is the constant of that name in transformers, or what accelerate makes of its own."""
+    sharded = {
+        "SHARDED_CONTENTS_NAME": ".metadata",
+        "SHARDED_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}_0",
+        "SHARDED_WEIGHTS_NAME": f"{accelerate_constants.FSDP_MODEL_NAME}_0",
+        "WHOLE_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}.bin",
+    }
+    assert {name: getattr(names, name) for name in sharded} == sharded
+    own = {"LIGHTNING_MARKER_NAME", "LIGHTNING_STATE_NAME", *sharded}
     for name in (name for name in names.__all__ if name.isupper() and name not in own):
         places = (upstream_trainer_module, upstream, upstream_utils)
         expected = {getattr(place, name) for place in places if hasattr(place, name)}
