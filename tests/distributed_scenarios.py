@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import resource
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from scenarios.resuming import resume
 from scenarios.updates import ACCUMULATION, train
 from torch import nn
 from torch.utils.data import DataLoader
+
+from hf_compat.errors import CheckpointWriteError, TrainerSetupError
 
 assert scenarios.__all__  # importing it has filled the table
 BODIES: dict[str, Callable[[Kit], None]] = {name: row.body for name, row in SCENARIOS.items()}
@@ -117,6 +122,84 @@ def objects_are_gathered(kit: Kit) -> None:
 def resume_two_processes(kit: Kit) -> None:
     fields = {**ACCUMULATION, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1}
     resume(kit, lambda each: language_model(each, rows=27, fields=fields), 4)
+
+
+def _unwatched(kit: Kit) -> Any:
+    """Return a Trainer that waits for no save, though the kit's callback is told of them."""
+
+    class Unwatched(kit.Trainer):  # type: ignore[misc, name-defined]
+        def _folder_is_looked_at(self) -> bool:
+            return False
+
+    return Unwatched
+
+
+def _held(kit: Kit) -> Any:
+    """Return a Trainer that finishes a save only when the next update step, or the end of the run, has begun."""
+    begun = {step: threading.Event() for step in range(20)}
+
+    class Held(_unwatched(kit)):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            begun[self.state.global_step].set()
+            return super().training_step(model, inputs, num_items_in_batch)
+
+        def _finalize_training(self, *args: Any) -> Any:
+            begun[self.state.global_step].set()
+            return super()._finalize_training(*args)
+
+        def _publish(self, stack: Any, later: Any, folder: Path) -> None:
+            assert begun[int(folder.name.split("-")[1])].wait(60)
+            super()._publish(stack, later, folder)
+
+    return Held
+
+
+@shared
+def resume_what_was_saved_in_the_background(kit: Kit) -> None:
+    fields = {**ACCUMULATION, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, "save_async": True}
+    resume(kit, lambda each: language_model(each, rows=27, fields=fields, subclass=_held(each)), 4)
+
+
+@shared
+def disk_fails_in_the_background(kit: Kit) -> None:
+    """While the fourth and fifth update steps are made the main process cannot write files of more than 20 kB."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Spoils(kit.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if args.process_index == 0 and state.global_step in (3, 5):
+                self.saver._thread.join()  # what is written of the step before meets the disk as it was
+                limit = 20_000 if state.global_step == 3 else limits[0]
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+
+    for answer in ("raise", "warn"):
+        settings = {"save_strategy": "steps", "save_steps": 2, "save_async": True, "on_save_error": answer}
+        settings["output_dir"] = f"{kit.output_dir}/{answer}"
+        trainer = language_model(kit, rows=56, fields=settings, subclass=_unwatched(kit))
+        spoils = Spoils()
+        spoils.saver = trainer._saver
+        trainer.add_callback(spoils)
+        try:
+            trainer.train()
+        except CheckpointWriteError as error:
+            kit.keep("error", str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        kit.keep(f"update steps under {answer}", trainer.state.global_step)
+
+
+@shared
+def nodes_without_a_shared_disk(kit: Kit) -> None:
+    """Each process takes itself for a node, with a folder of its own."""
+    output = Path(kit.output_dir, os.environ["LOCAL_RANK"])
+    os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
+    for each_saves in (False, True):
+        fields = {"save_strategy": "steps", "save_async": True, "save_on_each_node": each_saves}
+        try:
+            plain(kit, fields={**fields, "output_dir": str(output)}).train()
+        except TrainerSetupError as error:
+            kit.keep(f"save_on_each_node={each_saves}", str(error))
+    kit.keep("written", [path.name for path in output.rglob("*")])
 
 
 def one_global_batch(kit: Kit, *, size: int) -> None:

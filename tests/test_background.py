@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from crash_script import Model, Rows
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Writes, to_host
+from hf_compat.arguments.launch import Launch
+from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Writes, background_problems, to_host
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.errors import CheckpointWriteError
 
@@ -252,3 +254,22 @@ def test_writes_and_saver():
     with pytest.raises(ValueError, match="not in list"):
         saver.wait()
     saver.wait()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "nodes", "told"),
+    [
+        pytest.param("ddp", {}, 2, [], id="copies of the model"),
+        pytest.param("a sharding one", {}, 1, ["by a sharding one"], id="parts of the model"),
+        pytest.param("ddp", {"save_on_each_node": True}, 1, [], id="one node"),
+        pytest.param("ddp", {"save_on_each_node": True}, 2, ["save_on_each_node"], id="a save on each node"),
+        pytest.param("a sharding one", {"save_async": False, "save_on_each_node": True}, 2, [], id="not asked for"),
+    ],
+)
+def test_what_excludes_it(strategy, fields, nodes, told):
+    """Models in parts, and a save on each of several nodes, are refused with an error that names the field."""
+    args = SimpleNamespace(**{"save_async": True, "save_on_each_node": False, **fields})
+    args.launch = Launch(size=2 * nodes, local_size=2)
+    problems = background_problems(args, strategy)
+    assert len(problems) == len(told)
+    assert all(text in problem and "`save_async=True`" in problem for text, problem in zip(told, problems, strict=True))

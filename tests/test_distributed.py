@@ -1,6 +1,7 @@
 """Two processes: our Trainer and transformers' do the same to the last bit, however the processes were started."""
 
 import json
+import re
 import socket
 import sys
 from importlib import metadata
@@ -12,6 +13,7 @@ from distributed_scenarios import BODIES, numbered, one_global_batch
 from packaging.version import Version
 from parity import compare, differences, run
 
+from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.data.samplers import SeedableRandomSampler
 
 HERE_RELEASE = Version(metadata.version("transformers"))
@@ -83,6 +85,8 @@ def finished(tmp_path_factory):
     run(lambda kit: numbered(kit, 4), "ours", folder / "another_number_of_processes" / "one")
     own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
     own.append("ours:another_number_of_processes")
+    own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
+    own.append("ours:nodes_without_a_shared_disk")
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
 
@@ -137,6 +141,40 @@ def test_resuming_ends_where_the_whole_run_ends(finished):
         again = {each["name"]: each["value"] for each in resumed.results}
         for part in ("weights after train", "optimizer after train", "scheduler after train"):
             assert not list(compare(whole[part], again[part], part))
+
+
+def test_saving_in_the_background(finished):
+    """Two processes write the files that they write at once, while they train on; a run goes on from them exactly."""
+    for rank in (0, 1):
+        at_once = outcome(finished, "resume_two_processes", "ours", rank)
+        later = outcome(finished, "resume_what_was_saved_in_the_background", "ours", rank)
+        files = set(at_once.earlier.files)
+        assert {f"checkpoint-{step}/rng_state_{number}.pth" for step in (1, 6) for number in (0, 1)} < files
+        for first, second in ((at_once, later), (at_once.earlier, later.earlier)):
+            assert not differences(first, second)
+
+
+def test_disk_that_fails_in_the_background(finished):
+    """The next save raises on both processes, though one alone writes; asked to, the run goes on and saves again."""
+    for rank in (0, 1):
+        results = outcome(finished, "disk_fails_in_the_background", "ours", rank).results
+        kept = {each["name"]: each["value"] for each in results}
+        assert "checkpoint-4` cannot be written: " in kept["error"]
+        assert (kept["update steps under raise"], kept["update steps under warn"]) == (6, 7)
+    output = finished / "disk_fails_in_the_background" / "ours" / "output"
+    assert [item.step for item in list_checkpoints(output / "raise")] == [2]
+    assert [item.step for item in list_checkpoints(output / "warn")] == [2, 6, 7]
+    assert not [*output.rglob(".*")]
+
+
+def test_nodes_without_a_shared_disk(finished):
+    """Of those none saves in the background: every process is told so before it trains, and writes nothing."""
+    for rank in (0, 1):
+        results = outcome(finished, "nodes_without_a_shared_disk", "ours", rank).results
+        kept = {each["name"]: each["value"] for each in results}
+        assert re.search("`save_async=True`.* is not on a disk that all nodes share", kept["save_on_each_node=False"])
+        assert "excludes `save_on_each_node=True` with 2 nodes" in kept["save_on_each_node=True"]
+        assert kept["written"] == []
 
 
 def test_another_number_of_processes_goes_on_at_the_next_sample(finished):

@@ -13,15 +13,39 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ENVIRONMENT_VARIABLE", "BackgroundSaver", "Writes", "is_wanted", "to_host"]
+__all__ = ["ENVIRONMENT_VARIABLE", "BackgroundSaver", "Writes", "background_problems", "is_wanted", "to_host"]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """Set to 1 it asks for saving in the background, as ``TrainingArguments(save_async=True)`` does."""
 
 
+_WHOLE_ON_EACH = ("one device", "ddp")
+"""Strategies under which each process has the whole model."""
+
+
 def is_wanted(args: Any) -> bool:
     """Return whether the arguments or the environment ask for saving in the background."""
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
+
+
+def background_problems(args: Any, strategy: str) -> list[str]:
+    """Return what is wrong where saving in the background is asked for.
+
+    Args:
+        args: The training arguments.
+        strategy: Where the model is; a name in ``engine.strategies.STRATEGIES``.
+    """
+    if not is_wanted(args):
+        return []
+    asked = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
+    problems = []
+    if strategy not in _WHOLE_ON_EACH:
+        problems.append(
+            f"{asked}: a model that is spread over the processes, by {strategy}, is only saved at once; drop it."
+        )
+    if args.save_on_each_node and args.launch.nodes > 1:
+        problems.append(f"{asked} excludes `save_on_each_node=True` with {args.launch.nodes} nodes: set one of them.")
+    return problems
 
 
 def to_host(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,21 +11,29 @@ from pathlib import Path
 from hf_compat import collectives
 from hf_compat.arguments.launch import Launch
 from hf_compat.checkpoint import publish
-from hf_compat.errors import CheckpointWriteError
+from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.errors import CheckpointError, CheckpointWriteError
 
-__all__ = ["staging"]
+__all__ = ["begin", "failing_together", "is_shared", "wait_for"]
 
 
-@contextmanager
-def staging(
-    final: str | os.PathLike[str], *, step: int, run_id: str | None, launch: Launch, writes: bool
-) -> Iterator[Path]:
-    """Yield a folder on each process that becomes ``final`` when the block has ended on all of them.
+def begin(
+    stack: ExitStack,
+    final: str | os.PathLike[str],
+    *,
+    step: int,
+    run_id: str | None,
+    launch: Launch,
+    writes: bool,
+) -> Path:
+    """Return a folder on each process that becomes ``final`` where ``stack`` is left, without asking the others.
 
     The main process makes it and publishes it. So does the first process of every other node that does not see that
-    folder, as its disk is its own, or that is to write a whole checkpoint itself.
+    folder, as its disk is its own, or that is to write a whole checkpoint itself. ``stack`` may be left once all have
+    written; see :func:`failing_together`.
 
     Args:
+        stack: What undoes everything if it is left by an error.
         final: The checkpoint folder. One that exists is replaced.
         step: The update step, for the completion marker.
         run_id: The run that writes, for the completion marker.
@@ -34,34 +43,58 @@ def staging(
     Raises:
         CheckpointWriteError: On every process, if any could not write; checkpoints written before are untouched.
     """
-    if launch.size == 1:
-        with publish.staging(final, step=step, run_id=run_id) as staged:
-            yield staged
-        return
+    own = None
+    with failing_together():
+        if launch.rank == 0:
+            own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
+    shared: Path = collectives.broadcast_object(own)
+    with failing_together():
+        if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
+            own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
+    staged_by = collectives.gather_objects([own])
+    return staged_by[launch.rank - launch.local_rank] or shared
+
+
+def wait_for(saver: BackgroundSaver) -> None:
+    """Return once no process of the run writes in the background; each has to call it.
+
+    Raises:
+        Exception: What went wrong since the last call, where it did; on the other processes a CheckpointError, one
+            that is a CheckpointWriteError if it was the disk.
+    """
+    failure: Exception | None = None
+    try:
+        saver.wait()
+    except Exception as error:
+        failure = error
+    told = collectives.gather_objects([None if failure is None else (type(failure), str(failure))])
+    if failure is not None:
+        raise failure
+    for kind, text in filter(None, told):
+        raise CheckpointWriteError(text) if kind is CheckpointWriteError else CheckpointError(text)
+
+
+def is_shared(folder: str | os.PathLike[str]) -> bool:
+    """Return whether all processes see what the main process writes into ``folder``; each has to call it."""
     with ExitStack() as stack:
-        own = None
-        with _failing_together():
-            if launch.rank == 0:
-                own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
-        shared = collectives.broadcast_object(own)
-        with _failing_together():
-            if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
-                own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
-        staged_by = collectives.gather_objects([own])
-        with _failing_together():  # published only once all have written
-            yield staged_by[launch.rank - launch.local_rank] or shared
-        published = stack.pop_all()
-    with _failing_together(), published:
-        pass
+        probe = None
+        with failing_together():
+            if collectives.process_number() == 0:
+                probe = Path(stack.enter_context(tempfile.NamedTemporaryFile(prefix=".", dir=folder)).name).name
+        seen = Path(folder, collectives.broadcast_object(probe)).exists()
+        return all(collectives.gather_objects([seen]))
 
 
 @contextmanager
-def _failing_together() -> Iterator[None]:
+def failing_together() -> Iterator[None]:
     """Run the block on every process; where a file could not be written on one, raise on all.
 
     Raises:
         CheckpointWriteError: If another process could not write.
     """
+    if collectives.process_count() == 1:
+        yield
+        return
     failure: Exception | None = None
     try:
         yield

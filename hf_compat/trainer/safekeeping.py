@@ -10,9 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from hf_compat.checkpoint import together
+from hf_compat.checkpoint.background import is_wanted
 from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
-from hf_compat.errors import CheckpointWriteError
+from hf_compat.errors import CheckpointWriteError, TrainerSetupError
 from hf_compat.trainer.overriding import call_as_defined
 from hf_compat.trainer.preemption import Preemption, agreed, exit_status, requeue
 from hf_compat.trainer.saving import SavingMethods
@@ -29,6 +31,20 @@ class SafekeepingMethods(SavingMethods):
     """Whether the last log, evaluate, save has saved."""
     _best_before_save: str | None = None
 
+    def _check_disks(self) -> None:
+        """Refuse to save in the background where each node has a disk of its own.
+
+        A checkpoint is complete once all have written, which the background of one process does not learn of another.
+
+        Raises:
+            TrainerSetupError: On every process.
+        """
+        if is_wanted(self.args) and self.args.launch.nodes > 1 and not together.is_shared(self.args.output_dir):
+            raise TrainerSetupError(
+                f"`save_async={self.args.save_async}` (or HF_COMPAT_ASYNC_SAVE): `output_dir={self.args.output_dir!r}` "
+                "is not on a disk that all nodes share; drop the one, or choose another folder."
+            )
+
     def _save_and_tell(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; what cannot be written ends the run or, if asked for, is logged."""
         self._finish_saving()
@@ -42,9 +58,11 @@ class SafekeepingMethods(SavingMethods):
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _finish_saving(self) -> None:
-        """Wait for a checkpoint that is being written in the background."""
+        """Wait, on all processes together, for a checkpoint that is being written in the background."""
+        if not is_wanted(self.args):
+            return
         try:
-            self._saver.wait()
+            together.wait_for(self._saver)
         except CheckpointWriteError as error:
             self._give_up_checkpoint(error)
 

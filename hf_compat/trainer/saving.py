@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from hf_compat import collectives
 from hf_compat.checkpoint import names, rng, rotation, state_files, together, training_args, weights
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.checkpoint.unpickle import load_trusted
@@ -98,9 +99,11 @@ class SavingMethods(PushingMethods):
         """Write ``checkpoint-<update step>``, complete or not at all, then delete what is too old.
 
         With ``save_async`` the folder appears later: its content is copied in host memory, as many bytes as the
-        checkpoint has, and written while the training goes on; one checkpoint at a time. What a subclass writes in
-        methods of its own is written at once, and published with the rest. Where a subclass overrides this method, or
-        a callback ``on_save``, and may look at the folder, it is there before either goes on.
+        checkpoint has, and written while the training goes on; one checkpoint at a time. Of several processes each
+        writes its random states at once, and the one that writes the rest does so in the background, where it talks to
+        no other. What a subclass writes in methods of its own is written at once, and published with the rest. Where a
+        subclass overrides this method, or a callback ``on_save``, and may look at the folder, it is there before either
+        goes on.
 
         Args:
             model: What was trained; the Trainer's own model is written.
@@ -115,27 +118,36 @@ class SavingMethods(PushingMethods):
         folder = run_dir / names.checkpoint_name(step)
         later: list[Callable[[], Any]] = []
         in_background = is_wanted(self.args)
-        self._saver.wait()
+        if in_background:
+            together.wait_for(self._saver)
         with ExitStack() as stack:
-            staged = stack.enter_context(
-                together.staging(
-                    folder, step=step, run_id=self._ledger.run_id, launch=self.args.launch, writes=self.args.should_save
-                )
+            staged = together.begin(
+                stack,
+                folder,
+                step=step,
+                run_id=self._ledger.run_id,
+                launch=self.args.launch,
+                writes=self.args.should_save,
             )
-            self._write_part(later, in_background, ("save_model", "_save"), str(staged), _internal_call=True)
-            self._note_best_checkpoint(run_dir)
-            if not self.args.save_only_model:
-                for part in ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state"):
-                    self._write_part(later, in_background, (part,), str(staged))
-                self._write_part(later, in_background, ("_save_lightning_state",), staged)
+            with together.failing_together():  # published only once all have written
+                self._write_part(later, in_background, ("save_model", "_save"), str(staged), _internal_call=True)
+                self._note_best_checkpoint(run_dir)
+                if not self.args.save_only_model:
+                    for part in ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state"):
+                        self._write_part(later, in_background, (part,), str(staged))
+                    self._write_part(later, in_background, ("_save_lightning_state",), staged)
+                if self.args.should_save:
+                    self._export_callback_states()
+                    self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
+            published = stack.pop_all()
+        if in_background:
             if self.args.should_save:
-                self._export_callback_states()
-                self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
-            if in_background:
-                self._saver.start(partial(self._publish, stack.pop_all(), later, folder))
-                if self._folder_is_looked_at():
-                    self._saver.wait()
-                return
+                self._saver.start(partial(self._publish, published, later, folder))
+            if any(collectives.gather_objects([self._folder_is_looked_at()])):
+                together.wait_for(self._saver)
+            return
+        with together.failing_together(), published:
+            pass
         self._after_publishing(folder)
 
     def _write_part(

@@ -23,7 +23,7 @@ from hf_compat.callbacks import (
     ProgressCallback,
     is_in_notebook,
 )
-from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
+from hf_compat.checkpoint.background import BackgroundSaver, Writes, background_problems
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.environments import Placement, place_run
@@ -184,11 +184,7 @@ class Trainer(SharingMethods):
 
     def _setup_problems(self) -> list[str]:
         args, problems = self.args, keyword_problems(self._lightning_keywords)
-        if args.world_size > 1 and is_wanted(args):
-            problems.append(
-                f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported yet with several "
-                f"processes, here {args.world_size}: drop it."
-            )
+        problems += background_problems(args, self._placement.strategy)
         problems += precision_problems(args.mixed_precision, given_plugins(self._lightning_keywords))
         if args.world_size > 1 and args.auto_find_batch_size:
             problems.append(

@@ -77,6 +77,7 @@ class TrainingMethods(ResumingMethods):
             self._prepare_output_dir()
             publish.clean_orphans(self.args.output_dir)
         self.accelerator.wait_for_everyone()
+        self._check_disks()
         resume_path = self._find_checkpoint(resume_from_checkpoint)
         if not (self.args.auto_find_batch_size and self.semantics.keeps_batch_size_found):
             self._train_batch_size = self.args.train_batch_size
