@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import resource
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import helpers
 import scenarios
 import torch
+from datasets import Dataset
 from parity import SCENARIOS, Kit
 from scenarios.common import accuracy, classifier, language_model, plain
 from scenarios.resuming import resume
@@ -256,22 +258,60 @@ def uneven_training_is_refused(kit: Kit) -> None:
         kit.keep("refused", str(error))
 
 
-def numbered(kit: Kit, size: int, **train_arguments: Any) -> None:
-    """Train on 26 numbered samples and keep the numbers of each batch that this process was given."""
-    seen: list[list[int]] = []
+def _seeing(kit: Kit, seen: list[list[int]]) -> Any:
+    """Return a Trainer that appends to ``seen`` the numbers in each batch."""
 
-    class Sees(kit.Trainer):
-        def training_step(self, model, inputs, num_items_in_batch=None):
+    class Sees(kit.Trainer):  # type: ignore[misc, name-defined]
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             seen.append(inputs["features"][:, 0].int().tolist())
             return super().training_step(model, inputs, num_items_in_batch)
 
+    return Sees
+
+
+def numbered(kit: Kit, size: int, **train_arguments: Any) -> None:
+    """Train on 26 numbered samples and keep the numbers of each batch that this process was given."""
+    seen: list[list[int]] = []
     rows = helpers.ListDataset([{"features": [float(n)] * helpers.WIDTH, "labels": 0} for n in range(26)])
     # transformers 4.57 takes the batch size from the checkpoint, whatever the arguments say.
     fields = {"semantics": "5.23", "per_device_train_batch_size": size, "save_strategy": "steps", "save_steps": 2}
-    trainer = plain(kit, subclass=Sees, fields=fields | {"num_train_epochs": 2}, train_dataset=rows)
+    trainer = plain(kit, subclass=_seeing(kit, seen), fields=fields | {"num_train_epochs": 2}, train_dataset=rows)
     trainer.train(**train_arguments)
     kit.keep("seen", seen)
     kit.keep("epoch", trainer.state.epoch)
+
+
+@shared
+def streams_go_on_at_their_state(kit: Kit) -> None:
+    """A stream of 37 rows, of which 28 are used when the run is gone on with.
+
+    One process reads it for both, or both read it, or each its shards of a stream of ``datasets``.
+    """
+    rows = [{"features": [float(number)] * helpers.WIDTH, "labels": 0} for number in range(37)]
+    rank = os.environ["RANK"]
+    kinds = [*itertools.product(("one reads", "both read"), (0, 2)), ("shards", 0)]
+    for kind, workers in kinds:
+        place = kit.folder / f"{kind}, {workers} workers"
+        place.mkdir(exist_ok=True)
+        for part in ("whole", "rest"):
+            seen: list[list[int]] = []
+            fields = {
+                "output_dir": str(place / part),
+                "accelerator_config": {"dispatch_batches": kind == "one reads"},
+                "dataloader_num_workers": workers,
+                "per_device_train_batch_size": 2,
+                "max_steps": 10,
+                "save_strategy": "steps",
+                "save_steps": 7,
+            }
+            data: Any = helpers.Reading(rows, notes := place / f"{part}-{rank}")
+            if kind == "shards":
+                data = Dataset.from_list(rows[:36]).to_iterable_dataset(num_shards=4).with_format("torch")
+            trainer = plain(kit, subclass=_seeing(kit, seen), fields=fields, train_dataset=data)
+            trainer.train(resume_from_checkpoint=None if part == "whole" else str(place / "whole" / "checkpoint-7"))
+            read = {int(number) for number in notes.read_text().split()} if notes.exists() else set()
+            weights = kit.plain(trainer.model.state_dict())
+            kit.keep(f"{place.name}: {part}", {"seen": seen, "read": sorted(read), "weights": weights})
 
 
 @shared

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 VOCABULARY = 48
 WIDTH = 16
@@ -104,6 +105,34 @@ class ReshuffledStream(Stream):
         rows = list(self.rows)
         random.Random(self.epoch).shuffle(rows)
         return (dict(row) for row in rows)
+
+
+class Reading(IterableDataset[Row]):
+    """A stream that says where it is and notes in a file what it reads; workers take rows in turn."""
+
+    def __init__(self, rows: list[Row], notes: Path) -> None:
+        self.rows, self.notes, self.next, self.epoch = rows, notes, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.resumed = dict(state)
+
+    def __iter__(self) -> Iterator[Row]:
+        worker = get_worker_info()
+        step, first = (1, 0) if worker is None else (worker.num_workers, worker.id)
+        resumed = getattr(self, "resumed", {})
+        self.next = resumed["next"] if resumed.get("epoch") == self.epoch else 0
+        while self.next * step + first < len(self.rows):
+            number = self.next * step + first
+            self.next += 1
+            with open(self.notes, "a") as notes:
+                notes.write(f"{number} ")
+            yield dict(self.rows[number])
 
 
 # Collators

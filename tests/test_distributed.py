@@ -86,7 +86,7 @@ def finished(tmp_path_factory):
     own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
     own.append("ours:another_number_of_processes")
     own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
-    own.append("ours:nodes_without_a_shared_disk")
+    own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
 
@@ -175,6 +175,28 @@ def test_nodes_without_a_shared_disk(finished):
         assert re.search("`save_async=True`.* is not on a disk that all nodes share", kept["save_on_each_node=False"])
         assert "excludes `save_on_each_node=True` with 2 nodes" in kept["save_on_each_node=True"]
         assert kept["written"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        pytest.param("one reads, 0 workers", {*range(28, 37)}, id="one reads for both"),
+        pytest.param("one reads, 2 workers", {*range(28, 37)}, id="its workers"),
+        pytest.param("both read, 0 workers", {*range(28, 37)} | {*range(4)}, id="both read"),
+        pytest.param("both read, 2 workers", {*range(24, 37)} | {*range(8)}, id="their workers"),
+        pytest.param("shards, 0 workers", set(), id="each its shards"),
+    ],
+)
+def test_streams_go_on_at_their_state(finished, kind, read):
+    """What was used is not read again, but for a first round that fills up the last; the run ends alike."""
+    for rank in (0, 1):
+        results = outcome(finished, "streams_go_on_at_their_state", "ours", rank).results
+        kept = {each["name"]: each["value"] for each in results}
+        whole, rest = (kept[f"{kind}: {part}"] for part in ("whole", "rest"))
+        assert rest["seen"] == whole["seen"][7:]
+        assert not list(compare(whole["weights"], rest["weights"], "weights"))
+        if rank == 0 or "both" in kind:  # where another reads, what the workers read is not used
+            assert {*rest["read"]} == read
 
 
 def test_another_number_of_processes_goes_on_at_the_next_sample(finished):

@@ -6,13 +6,13 @@ import shutil
 import datasets
 import pytest
 import torch
-from helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
+from helpers import WIDTH, ListDataset, PlainModel, Reading, Stream, vector_rows
 from lightning.pytorch.callbacks import EarlyStopping
 from safetensors.torch import load_file
-from torch.utils.data import IterableDataset, get_worker_info
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.data.states import StreamStates
 from hf_compat.errors import CheckpointError
 
 
@@ -265,34 +265,6 @@ def test_a_damaged_position_is_refused(position, tmp_path):
         new_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-class Reading(IterableDataset):
-    """A stream that says where it is and notes in a file what it reads; workers take rows in turn."""
-
-    def __init__(self, rows, notes):
-        self.rows, self.notes, self.next, self.epoch = rows, notes, 0, 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def state_dict(self):
-        return {"next": self.next, "epoch": self.epoch}
-
-    def load_state_dict(self, state):
-        self.resumed = dict(state)
-
-    def __iter__(self):
-        worker = get_worker_info()
-        step, first = (1, 0) if worker is None else (worker.num_workers, worker.id)
-        resumed = getattr(self, "resumed", {})
-        self.next = resumed["next"] if resumed.get("epoch") == self.epoch else 0
-        while self.next * step + first < len(self.rows):
-            number = self.next * step + first
-            self.next += 1
-            with open(self.notes, "a") as notes:
-                notes.write(f"{number} ")
-            yield dict(self.rows[number])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("step", [3, 4, 9], ids=["in the middle of a round", "after a round", "in the second pass"])
 def test_a_stream_that_says_where_it_is_is_not_read_again(workers, step, tmp_path):
@@ -369,6 +341,27 @@ def test_a_state_of_a_stream_that_does_not_fit_is_refused(stream, tmp_path):
     resumed = seeing_trainer(tmp_path / "rest", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
     with pytest.raises(CheckpointError, match="checkpoint-2"):
         resumed.train(resume_from_checkpoint=str(path.parent))
+
+
+ONE = {"workers": 0, "states": {0: {"next": 1}}, "since": 0}
+TWO = {"workers": 0, "states": {0: {"next": 2}}, "since": 0}
+
+
+@pytest.mark.parametrize(
+    ("saved", "process", "processes", "alone", "following"),
+    [
+        pytest.param(ONE, 0, 1, False, 1, id="one process"),
+        pytest.param([ONE, TWO], 1, 2, False, 2, id="each its own"),
+        pytest.param([ONE, None], 0, 2, True, 1, id="one reads for all"),
+        pytest.param([ONE, None], 0, 2, False, None, id="one did not say"),
+        pytest.param([ONE, TWO], 0, 1, False, None, id="one process after two"),
+        pytest.param(ONE, 0, 2, True, None, id="two processes after one"),
+    ],
+)
+def test_states_of_several_processes(saved, process, processes, alone, following):
+    """A process takes its own states, if there are as many processes as before and all said where they were."""
+    found = StreamStates.of_process(saved, process, processes, alone=alone)
+    assert (None if found is None else found.states[0]["next"]) == following
 
 
 class Picky(Reading):

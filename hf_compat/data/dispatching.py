@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hf_compat import collectives
 from hf_compat.data.loader import PreparedDataLoader, move_to_device
+from hf_compat.data.states import StatedBatch, StreamStates
 from hf_compat.errors import DataError
 from hf_compat.evaluation.accumulate import find_batch_size
 from hf_compat.nested import map_nested, rebuild
@@ -27,6 +28,7 @@ class DispatchingDataLoader(PreparedDataLoader):
     Args:
         *args: As for ``DataLoader``.
         split: Split each batch over the processes, rather than read one for each.
+        lead: Batches that process 0 leaves out before it reads the first round.
         **settings: As for ``PreparedDataLoader``.
 
     References:
@@ -35,9 +37,17 @@ class DispatchingDataLoader(PreparedDataLoader):
 
     own_settings = (*PreparedDataLoader.own_settings, "split")
 
-    def __init__(self, *args: Any, split: bool = False, **settings: Any) -> None:
+    def __init__(self, *args: Any, split: bool = False, lead: int = 0, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.split = split
+        self.lead = lead
+        self._round: list[StatedBatch] = []
+
+    def note_states(self, start: StreamStates | None = None) -> None:
+        """Fill ``stream_states``, on process 0 alone, from the next pass on, if the data set can say where it is."""
+        super().note_states(start)
+        if collectives.process_number() != 0:
+            self.stream_states = None
 
     def __len__(self) -> int:
         batches = super().__len__()
@@ -59,17 +69,20 @@ class DispatchingDataLoader(PreparedDataLoader):
         self.remainder = self._count_remainder()
         # On every process, so that all draw the same from the global generator.
         batches = self.plain_iterator()
+        self._lead(batches)
         first: Any = None
         index = 0
         current = self._share(self._read(batches))
         while current is not None:
             if first is None:
-                first = collectives.map_tensors(lambda tensor: tensor[: collectives.process_count()], current)
+                first = self._first_samples(current)
+            used = self._round
             following = self._share(self._read(batches))
             if following is None:
                 self.end_of_dataloader = True
                 self.remainder = find_batch_size(current) or -1
             mine = self._part(current, first)
+            self._note(used)
             if index >= self.skip:
                 yield mine
             index += 1
@@ -84,7 +97,32 @@ class DispatchingDataLoader(PreparedDataLoader):
         read = [batch for _, batch in zip(range(count), batches, strict=False)]
         if not read or (len(read) < count and self.drops_last):
             return None
-        return _joined(read)
+        self._round = [batch for batch in read if isinstance(batch, StatedBatch)]
+        return _joined([batch.batch if isinstance(batch, StatedBatch) else batch for batch in read])
+
+    def _lead(self, batches: Iterator[Any]) -> None:
+        """Begin the states anew and leave out what a resumed run was given of the first round of workers."""
+        if self.stream_states is not None:
+            self.stream_states = StreamStates.of(self.num_workers, self._start)
+            self._note([batch for _, batch in zip(range(self.lead), batches, strict=False)])
+
+    def _note(self, used: list[StatedBatch]) -> None:
+        if self.stream_states is not None:
+            for stated in used:
+                self.stream_states.note(stated)
+
+    def _first_samples(self, current: Any) -> Any:
+        """Return the samples that fill up the last round: the first of the pass, which a resumed run is told."""
+        count = collectives.process_count()
+        told = None if self._start is None else self._start.first
+        leaves = iter(told or ())
+        first = collectives.map_tensors(
+            lambda tensor: tensor[:count] if told is None else next(leaves).to(tensor.device), current
+        )
+        if self.stream_states is not None:
+            self.stream_states.first = kept = []
+            collectives.map_tensors(lambda tensor: kept.append(tensor.cpu().clone()), first)
+        return first
 
     def _share(self, batch: Any) -> Any:
         """Return the main process's ``batch`` on every process, on its device; None at the end."""

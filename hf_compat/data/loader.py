@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from hf_compat import collectives
 from hf_compat.data.states import StatedBatch, StatingCollator, StreamStates, states_itself
 from hf_compat.evaluation.accumulate import find_batch_size
 from hf_compat.nested import rebuild
 
-__all__ = ["PreparedDataLoader", "loader_settings", "move_to_device"]
+__all__ = ["PreparedDataLoader", "loader_batching", "loader_settings", "move_to_device"]
 
 _KEPT_SETTINGS = (
     "num_workers",
@@ -95,17 +95,17 @@ class PreparedDataLoader(DataLoader[Any]):
         self.end_of_dataloader = False
         self.remainder = -1
         self.stream_states: StreamStates | None = None
-        self._first_states: Mapping[int, Any] = {}
+        self._start: StreamStates | None = None
 
-    def note_states(self, first: Mapping[int, Any] | None = None) -> None:
+    def note_states(self, start: StreamStates | None = None) -> None:
         """Fill ``stream_states`` from the next pass on, if the data set is a stream that can say where it is.
 
         Args:
-            first: Where the copies of the stream begin, by the number of their worker. Default: at the beginning.
+            start: Where the copies of the stream begin. Default: at the beginning.
         """
-        if type(self) is PreparedDataLoader and states_itself(self.dataset):
-            self._first_states = first or {}
-            self.stream_states = StreamStates.of(self.num_workers, self._first_states)
+        if states_itself(self.dataset):
+            self._start = start
+            self.stream_states = StreamStates.of(self.num_workers, start)
             self.collate_fn = StatingCollator(self.collate_fn, self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -116,7 +116,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.end_of_dataloader = False
         self.remainder = self._count_remainder()
         if self.stream_states is not None:
-            self.stream_states = StreamStates.of(self.num_workers, self._first_states)
+            self.stream_states = StreamStates.of(self.num_workers, self._start)
         batches = self.plain_iterator()
         missing = object()
         index = 0
@@ -174,6 +174,15 @@ class PreparedDataLoader(DataLoader[Any]):
         except (TypeError, NotImplementedError, AttributeError):
             return -1
         return length % batch_size if batch_size else -1
+
+
+def loader_batching(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the settings that say how ``loader`` makes batches of its data set."""
+    if isinstance(loader.dataset, IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if isinstance(loader.sampler, BatchSampler):  # the sampler itself gives lists of indices
+        return {"sampler": loader.sampler, "batch_size": loader.batch_size}
+    return {"batch_sampler": loader.batch_sampler}
 
 
 def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from hf_compat.data.dispatching import DispatchingDataLoader
-from hf_compat.data.loader import PreparedDataLoader, loader_settings
+from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.samplers import SeedableRandomSampler
 from hf_compat.data.shards import BatchShard, StreamShard, check_split
 
@@ -73,9 +73,9 @@ def prepare_dataloader(
     }
     if sharing.processes > 1 and dispatches:
         settings.pop("generator", None)
-        return DispatchingDataLoader(loader.dataset, split=sharing.split, **_batching(loader), **settings)
+        return DispatchingDataLoader(loader.dataset, split=sharing.split, **loader_batching(loader), **settings)
     if sharing.processes == 1:
-        return PreparedDataLoader(loader.dataset, **_batching(loader), **settings)
+        return PreparedDataLoader(loader.dataset, **loader_batching(loader), **settings)
     if is_stream:
         return _shard_stream(loader, sharing, settings)
     return _shard_batches(loader, sharing, settings, seedable=seedable)
@@ -94,15 +94,6 @@ def _seed_sampler(loader: DataLoader[Any], data_seed: int | None) -> None:
         generator=sampler.generator,
         data_seed=data_seed,
     )
-
-
-def _batching(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the settings that say how ``loader`` makes batches."""
-    if isinstance(loader.dataset, IterableDataset):
-        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if isinstance(loader.sampler, BatchSampler):  # the sampler itself gives lists of indices
-        return {"sampler": loader.sampler, "batch_size": loader.batch_size}
-    return {"batch_sampler": loader.batch_sampler}
 
 
 def _shard_stream(loader: DataLoader[Any], sharing: Sharing, settings: dict[str, Any]) -> PreparedDataLoader:

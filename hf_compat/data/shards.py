@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
+from hf_compat.data.states import resumed_stream
 from hf_compat.errors import DataError
 
 __all__ = ["BatchShard", "StreamShard", "check_split"]
@@ -156,6 +158,22 @@ class StreamShard(IterableDataset[Any]):
         self.process_index = process
         self.split_batches = split
         self.epoch = 0
+        self._begin: Any = None
+        self._read = dataset
+        self._end: Any = None
+
+    @property
+    def whole(self) -> Any:
+        """The stream that every process reads."""
+        return self.dataset
+
+    def state_dict(self) -> Any:
+        """Return where the stream is; between batches that is between rounds."""
+        return self._read.state_dict() if self._end is None else self._end
+
+    def load_state_dict(self, state: Any) -> None:
+        """Begin the next pass at ``state``."""
+        self._begin = state
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the stream which epoch comes next."""
@@ -168,16 +186,25 @@ class StreamShard(IterableDataset[Any]):
         return (math.floor(rounds) if self.drop_last else math.ceil(rounds)) * self.batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        generator = getattr(self.dataset, "generator", None)
-        if not hasattr(self.dataset, "set_epoch") and isinstance(generator, torch.Generator):
-            generator.manual_seed(self.epoch)
         part = self.batch_size // self.num_processes if self.split_batches else self.batch_size
         size = part * self.num_processes
         mine = slice(part * self.process_index, part * (self.process_index + 1))
         first: list[Any] = []
-        samples = iter(self.dataset)
+        samples = self._samples(self._begin)
         while current := list(itertools.islice(samples, size)):
-            first = first or current
+            if self._begin is None:
+                first = first or current
             if len(current) < size and self.drop_last:
                 return
+            if len(current) < size and not first:  # the pass began before this one did
+                self._end = copy.deepcopy(self.state_dict())
+                first = list(itertools.islice(self._samples(None), size))
             yield from list(itertools.islice(itertools.chain(current, itertools.cycle(first)), size))[mine]
+
+    def _samples(self, state: Any) -> Iterator[Any]:
+        """Return the samples of the whole stream, from ``state`` on or from the beginning."""
+        generator = getattr(self.dataset, "generator", None)
+        if not hasattr(self.dataset, "set_epoch") and isinstance(generator, torch.Generator):
+            generator.manual_seed(self.epoch)
+        self._read = self.dataset if state is None else resumed_stream(self.dataset, state)
+        return iter(self._read)

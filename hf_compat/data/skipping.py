@@ -10,10 +10,10 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from hf_compat import collectives
 from hf_compat.data.dispatching import DispatchingDataLoader
-from hf_compat.data.loader import PreparedDataLoader, loader_settings
+from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.samplers import SeedableRandomSampler
 from hf_compat.data.shards import BatchShard, StreamShard
-from hf_compat.data.states import ResumedWorker, StreamStates, resumed_stream
+from hf_compat.data.states import ResumedWorker, StreamStates, resumed_stream, states_itself
 
 __all__ = ["resume_stream", "skip_batches", "skip_samples"]
 
@@ -37,7 +37,7 @@ def skip_batches(loader: Any, count: int) -> Any:
     if isinstance(loader.dataset, IterableDataset):
         if kind is DataLoader:
             return _SkippedIterable(loader, count)
-        return kind(loader.dataset, batch_size=loader.batch_size, drop_last=loader.drop_last, skip=count, **settings)
+        return kind(loader.dataset, skip=count, **loader_batching(loader), **settings)
     if isinstance(loader.sampler, BatchSampler):
         offset = _Offset(loader.sampler, sampled)
         return kind(loader.dataset, sampler=offset, batch_size=loader.batch_size, **settings)
@@ -51,16 +51,18 @@ def resume_stream(loader: Any, saved: StreamStates) -> PreparedDataLoader | None
         loader: The prepared loader of an epoch.
         saved: Where the stream's copies were; its loader had as many workers.
     """
-    if type(loader) is not PreparedDataLoader or loader.stream_states is None or saved.workers != loader.num_workers:
+    if not isinstance(loader, PreparedDataLoader) or not states_itself(loader.dataset):
+        return None
+    if saved.workers != loader.num_workers:
         return None
     settings, dataset = loader_settings(loader), loader.dataset
     if loader.num_workers > 0:
         settings["worker_init_fn"] = ResumedWorker(saved.states, settings["worker_init_fn"])
     elif 0 in saved.states:
         dataset = resumed_stream(dataset, saved.states[0])
-    settings |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last, "skip": saved.since}
-    rest = PreparedDataLoader(dataset, **settings)
-    rest.note_states(saved.states)
+    left_out = "lead" if isinstance(loader, DispatchingDataLoader) else "skip"
+    rest = type(loader)(dataset, **loader_batching(loader), **settings | {left_out: saved.since})
+    rest.note_states(saved)
     return rest
 
 
@@ -100,7 +102,7 @@ def _skip_of_stream(loader: PreparedDataLoader, count: int) -> PreparedDataLoade
     if loader.num_workers > 0:  # each worker reads its own part: what came first in all is not first in each
         return None
     stream = _RestOfStream(loader.dataset, count)
-    return type(loader)(stream, batch_size=loader.batch_size, drop_last=loader.drop_last, **loader_settings(loader))
+    return type(loader)(stream, **loader_batching(loader), **loader_settings(loader))
 
 
 class _RestOfStream(IterableDataset[Any]):

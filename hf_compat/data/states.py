@@ -15,7 +15,17 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
-__all__ = ["ResumedWorker", "StatedBatch", "StatingCollator", "StreamStates", "resumed_stream", "states_itself"]
+from hf_compat import collectives
+
+__all__ = [
+    "ResumedWorker",
+    "StatedBatch",
+    "StatingCollator",
+    "StreamStates",
+    "resumed_stream",
+    "saved_states",
+    "states_itself",
+]
 
 
 def states_itself(dataset: Any) -> bool:
@@ -25,6 +35,7 @@ def states_itself(dataset: Any) -> bool:
         and callable(getattr(dataset, "state_dict", None))
         and callable(getattr(dataset, "load_state_dict", None))
         and not _has_shuffle_buffer(dataset)
+        and (not hasattr(dataset, "whole") or states_itself(dataset.whole))  # one process's share of a stream
     )
 
 
@@ -63,7 +74,7 @@ class StatingCollator:
 
 @dataclass(slots=True)
 class StreamStates:
-    """The states of a stream's copies, one for each worker, when the workers last had all had their turn.
+    """The states of one process's copies of a stream, one for each worker, when these last had all had their turn.
 
     A resumed loader begins with the first worker, so it goes on from there, and leaves out the batches given since.
     """
@@ -74,25 +85,48 @@ class StreamStates:
     """The number of a worker to its state; a worker without one is at the beginning."""
     since: int = 0
     """Batches given since then, fewer than there are workers."""
+    first: list[Tensor] | None = None
+    """The first samples of the pass, which fill up the last round of processes; None where they are not needed."""
     _now: dict[int, Any] = field(default_factory=dict)
     _last: int = -1
 
     @classmethod
-    def of(cls, workers: int, first: Mapping[int, Any]) -> Self:
-        """Return the states before a pass of ``workers`` workers that begin at ``first``."""
-        return cls(workers, dict(first), _now=dict(first))
+    def of(cls, workers: int, start: StreamStates | None) -> Self:
+        """Return the states before a pass of ``workers`` workers that begin at ``start``, or else at the beginning."""
+        if start is None:
+            return cls(workers)
+        return cls(workers, dict(start.states), first=start.first, _now=dict(start.states))
 
     @classmethod
-    def from_dict(cls, saved: Any) -> Self:
-        """Return the states that a checkpoint has kept.
+    def of_process(cls, saved: Any, process: int, processes: int, *, alone: bool) -> Self | None:
+        """Return the states that a checkpoint has kept for one process.
+
+        Args:
+            saved: What :func:`saved_states` returned.
+            process: Whose; its number.
+            processes: How many there are now.
+            alone: Whether this one reads for all.
+
+        Returns:
+            The states; None if they are those of another number of processes, or one did not say where it was.
 
         Raises:
-            ValueError: If ``saved`` is no such dict.
+            ValueError: If ``saved`` is something else.
         """
-        if isinstance(saved, Mapping) and sorted(saved) == ["since", "states", "workers"]:
-            workers, states, since = saved["workers"], saved["states"], saved["since"]
-            if type(workers) is type(since) is int and isinstance(states, dict) and 0 <= since <= workers:
-                return cls(workers, states, since)
+        kept = [cls._from_dict(each) for each in (saved if isinstance(saved, list) else [saved])]
+        if len(kept) != processes or (None in kept and not alone):
+            return None
+        return kept[process]
+
+    @classmethod
+    def _from_dict(cls, saved: Any) -> Self | None:
+        if saved is None:
+            return None
+        if isinstance(saved, Mapping) and {*saved} - {"first"} == {"since", "states", "workers"}:
+            workers, states, since, first = saved["workers"], saved["states"], saved["since"], saved.get("first")
+            whole = type(workers) is type(since) is int and isinstance(states, dict) and 0 <= since <= workers
+            if whole and (first is None or (type(first) is list and all(isinstance(one, Tensor) for one in first))):
+                return cls(workers, states, since, first)
         raise ValueError(f"not the states of a stream: {saved!r:.200}")
 
     def note(self, stated: StatedBatch) -> None:
@@ -107,7 +141,22 @@ class StreamStates:
     def to_dict(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps of the states; None if they hold what cannot be read back with care."""
         content = {"workers": self.workers, "states": self.states, "since": self.since}
+        if self.first is not None:
+            content["first"] = self.first
         return content if _is_plain(content) else None
+
+
+def saved_states(loader: Any) -> Any:
+    """Return what a checkpoint keeps of where the stream of ``loader`` is, None if that is not known.
+
+    Of several processes, each of which has to call it, that is a list with the states of each.
+    """
+    states = getattr(loader, "stream_states", None)
+    mine = None if states is None else states.to_dict()
+    if collectives.process_count() == 1 or not isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return mine
+    every = collectives.gather_objects([mine])
+    return every if any(every) else None
 
 
 def _is_plain(value: Any) -> bool:

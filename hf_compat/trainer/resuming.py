@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
 from hf_compat.data.states import StreamStates
 from hf_compat.data.windows import Start
@@ -45,13 +47,14 @@ class ResumingMethods(OlderMethods):
         self._shift = (0, 0)
         epoch, batches = done
         saved = None if self.args.ignore_data_skip else self._saved_position(checkpoint)
-        stream = None if saved is None or not saved.samples else self._saved_stream(loader, checkpoint)
+        stream = None
+        if saved is not None and saved.samples:
+            same_batches = saved.samples_per_batch == plan.samples_per_batch
+            stream = self._saved_stream(loader, checkpoint, same_batches=same_batches)
         if saved is not None and not saved.agrees(plan, self.state.global_step):
             rest = loader
             if saved.samples:
-                # What the workers gave since they had all had their turn is counted in batches of the old size.
-                fits = stream is not None and (not stream.skip or saved.samples_per_batch == plan.samples_per_batch)
-                rest = stream if fits else skip_samples(loader, saved.samples)
+                rest = skip_samples(loader, saved.samples) if stream is None else stream
             if rest is not None:
                 return self._start_with_other_windows(plan, saved, rest, loader)
             logger.warning(
@@ -95,14 +98,18 @@ class ResumingMethods(OlderMethods):
         """Return the position that ``checkpoint`` keeps; None if transformers wrote it."""
         return self._saved(checkpoint, "position", DataPosition.from_dict)
 
-    def _saved_stream(self, loader: Any, checkpoint: str) -> Any:
-        """Return the loader of what is left of a stream that said where it was; None if it did not.
+    def _saved_stream(self, loader: Any, checkpoint: str, *, same_batches: bool) -> Any:
+        """Return the loader of what is left of a stream that said where it was; None if that is not to be used.
 
         Raises:
             CheckpointError: If the state that ``checkpoint`` keeps does not fit the stream.
         """
-        saved = self._saved(checkpoint, "stream", StreamStates.from_dict)
-        if saved is None:
+        alone = isinstance(loader, DispatchingDataLoader)
+        process, processes = (0 if alone else self.args.process_index), self.args.world_size
+        read = functools.partial(StreamStates.of_process, process=process, processes=processes, alone=alone)
+        saved = self._saved(checkpoint, "stream", read)
+        # What the workers gave since they had all had their turn is counted in batches of the old size.
+        if saved is None or (saved.since and not same_batches):
             return None
         try:
             return resume_stream(loader, saved)

@@ -17,6 +17,7 @@ from hf_compat import collectives
 from hf_compat.checkpoint import names, rng, rotation, state_files, together, training_args, weights
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.data.states import saved_states
 from hf_compat.engine.internals import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
@@ -222,8 +223,7 @@ class SavingMethods(PushingMethods):
         content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
         if self._position is not None:
             content["position"] = self._position.to_dict()
-        states = getattr(getattr(self._windows, "loader", None), "stream_states", None)
-        stream = None if states is None else states.to_dict()
+        stream = saved_states(getattr(self._windows, "loader", None))
         if stream is not None:
             content["stream"] = stream
         if self.args.should_save:

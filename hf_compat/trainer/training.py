@@ -243,7 +243,7 @@ class TrainingMethods(ResumingMethods):
         """Run one fit on Lightning with batches of ``batch_size`` and return its result."""
         self._train_batch_size = batch_size or self._train_batch_size
         train_dataloader = self.get_train_dataloader()
-        if isinstance(train_dataloader, PreparedDataLoader) and self.args.world_size == 1:
+        if isinstance(train_dataloader, PreparedDataLoader):
             train_dataloader.note_states()
         plan = self.run_plan = self._plan(train_dataloader)
         done = self._init_training_state(
