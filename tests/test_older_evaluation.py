@@ -26,12 +26,12 @@ class Remembers(nn.Module):
         return nn.functional.cross_entropy(logits, labels), logits, count
 
 
-def trainer_of(tmp_path, model, **fields):
+def trainer_of(tmp_path, model, kind=Trainer, **fields):
     rows = helpers.ListDataset(helpers.vector_rows(8))
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
     sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 4, "num_train_epochs": 2}
     args = TrainingArguments(str(tmp_path), **settings, **{**sizes, **fields})
-    return Trainer(model, args, train_dataset=rows, eval_dataset=rows)
+    return kind(model, args, train_dataset=rows, eval_dataset=rows)
 
 
 def test_memory_survives_an_evaluation(tmp_path):
@@ -57,6 +57,29 @@ def test_the_older_loop_needs_a_length(tmp_path):
     with pytest.raises(DataError, match=r"`use_legacy_prediction_loop=True`.*`__len__`"):
         trainer.evaluate(helpers.Stream(helpers.vector_rows(4)))
     assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_overrides_are_called(tmp_path):
+    """A subclass's own loop and trace are what `evaluate` and `predict` run, with transformers' arguments."""
+    called = []
+
+    class Mine(Trainer):
+        def prediction_loop(self, dataloader, description, **named):
+            called.append((description, *sorted(named)))
+            return super().prediction_loop(dataloader, description, **named)
+
+        def torch_jit_model_eval(self, model, dataloader, training=False):
+            called.append((model is self.model, len(dataloader), training))
+            return model
+
+    fields = {"use_legacy_prediction_loop": True, "jit_mode_eval": True}
+    trainer = trainer_of(tmp_path, helpers.PlainModel(), kind=Mine, **fields)
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert len(trainer.predict(trainer.eval_dataset).predictions) == 8
+    common = ("ignore_keys", "metric_key_prefix")
+    trace = (True, 2, False)
+    evaluation = ("Evaluation", *common, "prediction_loss_only")
+    assert called == [evaluation, trace, ("Prediction", *common), trace]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")

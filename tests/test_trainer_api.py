@@ -166,7 +166,11 @@ def recording(base, names, calls, folder):
 
 
 def run(which, folder):
-    """Train with everything on, evaluate, predict and save; then resume with a ``model_init``; return the calls."""
+    """Train with everything on, evaluate, predict and save; resume with a ``model_init``; evaluate by older rules.
+
+    Returns:
+        The calls.
+    """
     kit = parity.Kit(which, folder)
     calls = []
     kind = recording(kit.Trainer, OVERRIDABLE, calls, folder)
@@ -200,6 +204,12 @@ def run(which, folder):
         calls.append(("resumed", {}))
         trainer = kind(args=kit.args(**settings | {"max_steps": 4}), model_init=lambda: helpers.gpt2(), **data)
         trainer.train(resume_from_checkpoint=os.path.join(kit.output_dir, "checkpoint-2"))
+        if kit.release.major == 4:
+            calls.append(("resumed", {}))
+            older = {"use_legacy_prediction_loop": True, "jit_mode_eval": True}
+            trainer = kind(helpers.gpt2(), kit.args(**older), **data)
+            trainer.evaluate()
+            trainer.predict(trainer.eval_dataset)
     return calls
 
 

@@ -140,7 +140,7 @@ ACCOUNTS: dict[str, str] = {
     "gradient_checkpointing_kwargs": "Passed on to `activation_checkpointing_kwargs`.",
     "adafactor": "Passed on as `optim='adafactor'`.",
     "group_by_length": "Passed on as `train_sampling_strategy='group_by_length'`.",
-    "use_legacy_prediction_loop": "The loop of today gives the numbers of the old one.",
+    "use_legacy_prediction_loop": "Evaluations go by the rules of transformers before 4.5.",
     "include_inputs_for_metrics": "Passed on as `include_for_metrics=['inputs']`.",
     "fsdp_min_num_params": "Written into `fsdp_config` as `min_num_params`.",
     "fsdp_transformer_layer_cls_to_wrap": "Written into `fsdp_config` as `transformer_layer_cls_to_wrap`.",

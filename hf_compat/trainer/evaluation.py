@@ -163,7 +163,7 @@ class EvaluationMethods(StepMethods):
         if callable(getattr(self.optimizer, "eval", None)):  # a schedule-free optimizer
             self.optimizer.eval()
         self.callback_handler.eval_dataloader = dataloader
-        if has_length(dataloader):
+        if kind is not LegacySession and has_length(dataloader):  # that one asks itself, once
             logger.info("%s of %s samples.", description, self.num_examples(dataloader))
         names = () if kind is LegacySession else _READYING_TIMES
         session = kind(

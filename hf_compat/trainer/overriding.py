@@ -39,11 +39,13 @@ OVERRIDABLE: tuple[str, ...] = (
     "log",
     "num_examples",
     "predict",
+    "prediction_loop",
     "prediction_step",
     "push_to_hub",
     "save_model",
     "set_initial_training_values",
     "store_flos",
+    "torch_jit_model_eval",
     "train",
     "training_step",
     "_activate_neftune",
@@ -121,9 +123,7 @@ NEVER_CALLED: dict[str, str] = {
     "init_git_repo": "nothing is kept in a git repository; remove the method",
     "ipex_optimize_model": _HARDWARE,
     "num_tokens": "override `_track_num_input_tokens`",
-    "prediction_loop": "override `evaluation_loop`",
     "propagate_args_to_deepspeed": _PARALLEL,
-    "torch_jit_model_eval": "override `_wrap_model`",
 }
 """Methods that upstream's runs may call and ours never do, to what a subclass does instead."""
 
