@@ -43,7 +43,8 @@ class HFCheckpointIO(CheckpointIO):
     transformers. Nothing is unpickled that could run code.
 
     In the middle of an epoch, as with any Lightning checkpoint, the data go on at the right sample only if the train
-    loader has a ``state_dict``. With several processes the random state of the main one is kept alone.
+    loader has a ``state_dict``. Of several processes Lightning has only the main one call a plugin for checkpoints: its
+    random state is kept, and all go on with that.
 
     Args:
         model: Which part of the LightningModule is the model: the attribute's name, dotted if it lies deeper, or a

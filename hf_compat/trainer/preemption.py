@@ -15,9 +15,9 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from types import FrameType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
@@ -128,10 +128,17 @@ def agreed(signum: int) -> int:
     return int(vote.item())
 
 
-@cache
+_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""A group of all processes to the one of the same processes that was made of it, as long as the former is there."""
+
+
 def _host_group(world: Any) -> Any:
     """Return a group of all processes of ``world`` that talks between hosts."""
-    return world if distributed.get_backend(world) == "gloo" else distributed.new_group(backend="gloo")
+    if distributed.get_backend(world) == "gloo":
+        return world
+    if world not in _host_groups:
+        _host_groups[world] = distributed.new_group(backend="gloo")
+    return _host_groups[world]
 
 
 def requeue() -> bool:
