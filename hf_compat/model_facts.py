@@ -45,10 +45,15 @@ def unwrap_model(model: nn.Module) -> nn.Module:
     while True:
         if hasattr(inner, "_orig_mod"):
             inner = inner._orig_mod
-        elif isinstance(inner, DistributedDataParallel):
+        elif isinstance(inner, DistributedDataParallel) or _is_fully_sharded(inner):
             inner = inner.module
         else:
             return inner  # type: ignore[no-any-return]
+
+
+def _is_fully_sharded(model: Any) -> bool:
+    wrapper = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    return wrapper is not None and isinstance(model, wrapper)
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:

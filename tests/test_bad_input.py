@@ -148,9 +148,9 @@ def test_copies_that_would_train_apart(tmp_path, monkeypatch):
 
 
 def test_strategies_of_accelerate_launch(tmp_path, monkeypatch):
-    """What ``accelerate launch`` asks for and is not carried out is refused, not replaced."""
+    """What ``accelerate launch`` asks for and cannot be carried out is refused, not replaced."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(TrainerSetupError, match=r"ACCELERATE_USE_FSDP is set.*only DDP"):
+    with pytest.raises(TrainerSetupError, match=r"`fsdp` shards a model over several processes.*only this one"):
         trainer_of(tmp_path)
 
 

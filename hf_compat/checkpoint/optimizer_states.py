@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from hf_compat.checkpoint import dtensors, names, sharded
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 
-__all__ = ["by_name", "is_there", "load"]
+__all__ = ["by_name", "fitting", "is_there", "load", "read_shards", "read_whole"]
 
+_WRAPPER = "_fsdp_wrapped_module."
+"""Part of the names of parameters under torch's ``FullyShardedDataParallel``, and of no name in a checkpoint."""
 _FILES = (names.OPTIMIZER_NAME, names.WHOLE_OPTIMIZER_NAME)
 
 
@@ -28,15 +31,12 @@ def is_there(folder: Path) -> bool:
 
 def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
     """Return ``optimizer.state_dict()`` with the names of ``model``'s parameters in place of their numbers."""
-    ordered = _parameter_names(optimizer, model)
-    raw = optimizer.state_dict()
-    groups = [{**group, "params": [ordered[number] for number in group["params"]]} for group in raw["param_groups"]]
-    return {"state": {ordered[number]: entry for number, entry in raw["state"].items()}, "param_groups": groups}
+    return _renamed(optimizer.state_dict(), dict(enumerate(_parameter_names(optimizer, model))))
 
 
 def _parameter_names(optimizer: Any, model: nn.Module) -> list[str]:
     """Return the names of the parameters in the order in which ``optimizer`` numbers them."""
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    known = {id(parameter): name.replace(_WRAPPER, "") for name, parameter in model.named_parameters()}
     try:
         return [known[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     except KeyError:
@@ -44,6 +44,20 @@ def _parameter_names(optimizer: Any, model: nn.Module) -> list[str]:
             f"{type(optimizer).__name__} updates parameters that are not {type(model).__name__}'s, so its state has no "
             "names for them. Make it in `create_optimizer`, of the model as it is then."
         ) from None
+
+
+@contextmanager
+def fitting(optimizer: Any, folder: Path) -> Iterator[None]:
+    """Turn what goes wrong when ``optimizer`` is given the state in ``folder`` into a ``CheckpointError``."""
+    try:
+        yield
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        found = (folder / name for name in (*_FILES, names.SHARDED_OPTIMIZER_NAME))
+        source = next(path for path in found if path.exists())
+        raise CheckpointError(
+            f"`{source}` does not fit this run's {type(optimizer).__name__}: {error or type(error).__name__}. Resume "
+            "with the model and arguments that the checkpoint was written with."
+        ) from error
 
 
 def load(optimizer: Any, model: nn.Module, folder: Path) -> None:
@@ -54,17 +68,11 @@ def load(optimizer: Any, model: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: If the state cannot be read, or is that of other parameters.
     """
-    whole, numbered = folder / names.WHOLE_OPTIMIZER_NAME, folder / names.OPTIMIZER_NAME
-    if numbered.is_file():
-        source, saved = numbered, load_trusted(numbered, mmap=True)
-    elif whole.is_file():
-        source, saved = whole, load_trusted(whole, mmap=True)
-    else:
-        source = folder / names.SHARDED_OPTIMIZER_NAME
-        saved = _read_shards(source, model)
-    try:
-        if source is not numbered:
-            saved = _by_number(saved, optimizer, model)
+    saved = read_whole(optimizer, model, folder)
+    if saved is None:
+        saved = read_shards(folder / names.SHARDED_OPTIMIZER_NAME, dict(model.named_parameters()))
+    with fitting(optimizer, folder):
+        saved = _by_number(saved, optimizer, model)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {
             number: {
@@ -74,25 +82,39 @@ def load(optimizer: Any, model: nn.Module, folder: Path) -> None:
             for number, entry in saved["state"].items()
         }
         optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"`{source}` does not fit this run's {type(optimizer).__name__}: {error or type(error).__name__}. Resume "
-            "with the model and arguments that the checkpoint was written with."
-        ) from error
+
+
+def read_whole(optimizer: Any, model: nn.Module, folder: Path) -> dict[str, Any] | None:
+    """Return the whole state in ``folder`` by the names of parameters, None if several processes wrote parts of it.
+
+    Raises:
+        CheckpointError: If the state cannot be read, or is that of other parameters.
+    """
+    numbered, named = folder / names.OPTIMIZER_NAME, folder / names.WHOLE_OPTIMIZER_NAME
+    if not numbered.is_file():
+        return load_trusted(named, mmap=True) if named.is_file() else None
+    saved = load_trusted(numbered, mmap=True)
+    with fitting(optimizer, folder):
+        return _renamed(saved, dict(enumerate(_parameter_names(optimizer, model))))
 
 
 def _by_number(saved: Mapping[str, Any], optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    numbers = {name: number for number, name in enumerate(_parameter_names(optimizer, model))}
-    groups = [
-        {**group, "params": [numbers[name] for name in group.get("params", ())]} for group in saved["param_groups"]
-    ]
-    return {"state": {numbers[name]: entry for name, entry in saved["state"].items()}, "param_groups": groups}
+    return _renamed(saved, {name: number for number, name in enumerate(_parameter_names(optimizer, model))})
 
 
-def _read_shards(folder: Path, model: nn.Module) -> dict[str, Any]:
-    """Return the state that several processes wrote, of sharded parameters this process's part."""
+def _renamed(saved: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the state ``saved`` with ``new`` names or numbers of parameters in place of the old ones."""
+    groups = [{**group, "params": [new[old] for old in group.get("params", ())]} for group in saved["param_groups"]]
+    return {"state": {new[old]: entry for old, entry in saved["state"].items()}, "param_groups": groups}
+
+
+def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that several processes wrote, by the names of ``parameters``; of DTensors this process's part.
+
+    Raises:
+        CheckpointError: If it cannot be read.
+    """
     metadata = sharded.read_metadata(folder)
-    parameters = dict(model.named_parameters())
     state: dict[str, Any] = {}
     groups: dict[int, dict[str, Any]] = {}
     for path, entry in sharded.contents(metadata).items():

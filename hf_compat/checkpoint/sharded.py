@@ -173,7 +173,9 @@ def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
         if path[0] == "model" and len(path) == 2 and isinstance(entry, TensorStorageMetadata)
     }
     state = model.state_dict()
-    load({"model": {name: value for name, value in state.items() if name in written}}, folder, metadata)
+    found = {name: value for name, value in state.items() if name in written}
+    load({"model": found}, folder, metadata)
+    model.load_state_dict(found, strict=False)  # a wrapper's state is a copy
     return [name for name in state if name not in written], sorted(written - set(state))
 
 

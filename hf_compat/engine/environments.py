@@ -33,7 +33,7 @@ _ELSEWHERE = ("ACCELERATE_USE_MEGATRON_LM",)
 """What ``accelerate launch`` sets for strategies that are not carried out yet."""
 
 
-_FSDP_VERSIONS: tuple[int, ...] = (2,)
+_FSDP_VERSIONS: tuple[int, ...] = (1, 2)
 """Versions of FSDP that ``engine.strategies.STRATEGIES`` has a row for."""
 _SHARDING = ("fsdp1", "fsdp2", "deepspeed")
 """Strategies under which a process holds only a part of the model."""

@@ -43,7 +43,7 @@ def shard_model(
         TrainerSetupError: If a class of layers that the settings name is not in the model.
     """
     if settings.activation_checkpointing:
-        _checkpoint_activations(model, _layers(model, settings.layer_classes))
+        checkpoint_activations(model, layers_of(model, settings.layer_classes))
     policy: Any = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
@@ -53,9 +53,9 @@ def shard_model(
         else OffloadPolicy(),
     }
     for unit in units_of(model, settings):
-        _take_from_first(unit, device, upcast=dtype is not None)
+        take_from_first(unit, device, upcast=dtype is not None)
         fully_shard(unit, reshard_after_forward=settings.reshards_after_forward, **policy)
-    _take_from_first(model, device, upcast=dtype is not None)
+    take_from_first(model, device, upcast=dtype is not None)
     # The root's own parameters are needed last in the forward pass and first in the backward pass.
     fully_shard(model, reshard_after_forward=False, **policy)
 
@@ -78,14 +78,14 @@ def units_of(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
     if settings.wrapping == "none":
         return []
     if settings.wrapping == "transformer":
-        chosen = _layers(model, settings.layer_classes)
+        chosen = layers_of(model, settings.layer_classes)
     else:
         chosen = list(_modules_by_size(model, settings.min_num_params, Counter()))
     holders = _holders(model)
     return [unit for unit in chosen if unit is not model and _is_closed(unit, holders)]
 
 
-def _layers(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
+def layers_of(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
     found = dict.fromkeys(names, False)
     wanted = set(names) or set(getattr(model, "_no_split_modules", None) or ())
     layers = []
@@ -125,7 +125,7 @@ def _is_closed(unit: nn.Module, holders: Counter[int]) -> bool:
     return all(holders[name] == count for name, count in _holders(unit).items())
 
 
-def _take_from_first(unit: nn.Module, device: torch.device, *, upcast: bool) -> None:
+def take_from_first(unit: nn.Module, device: torch.device, *, upcast: bool) -> None:
     """Give ``unit``'s parameters and buffers that are whole the values of process 0, on ``device``."""
     taken: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor itself, so that its id is not given away
     for module in unit.modules():
@@ -152,7 +152,7 @@ def _from_first(tensor: Tensor, device: torch.device, *, upcast: bool) -> Tensor
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
-def _checkpoint_activations(model: nn.Module, layers: list[nn.Module]) -> None:
+def checkpoint_activations(model: nn.Module, layers: list[nn.Module]) -> None:
     """Have ``layers`` compute their activations again in the backward pass; names in the model stay as they are."""
     if not layers:
         raise TrainerSetupError(

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.fsdp1 import fsdp1_strategy
 from hf_compat.engine.fsdp2 import fsdp2_strategy
 from hf_compat.engine.internals import RawModelDDPStrategy
 from hf_compat.engine.model_strategy import ModelStrategy
@@ -107,6 +108,7 @@ def _ddp(placement: Placement, args: Any, model: nn.Module) -> Strategy:
 STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
     "one device": _one_device,
     "ddp": _ddp,
+    "fsdp1": fsdp1_strategy,
     "fsdp2": fsdp2_strategy,
 }
 """``Placement.strategy`` to a function that builds the strategy of one run from placement, arguments and model."""

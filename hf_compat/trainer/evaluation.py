@@ -228,6 +228,7 @@ class EvaluationMethods(StepMethods):
         """Put the model where and as it is evaluated; the first time, note how many seconds that took."""
         start = time.time()
         self._place_model(self.model)
+        self._attach_strategy()
         if not self._model_is_prepared:
             self._model_is_prepared = True
             self.model_preparation_time = round(time.time() - start, 4)
@@ -239,6 +240,9 @@ class EvaluationMethods(StepMethods):
 
     model_preparation_time: float
 
+    def _build_lightning_trainer(self, plan: Any) -> Any:
+        raise NotImplementedError
+
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         raise NotImplementedError
 
@@ -247,6 +251,12 @@ class EvaluationMethods(StepMethods):
 
     def _place_model(self, model: nn.Module) -> None:
         raise NotImplementedError
+
+    def _attach_strategy(self) -> None:
+        """Build what evaluations run on unless there is a run's, so that its strategy says what they call."""
+        if self.lightning_trainer is None:
+            trainer = self.lightning_trainer = self._build_lightning_trainer(None)
+            self.accelerator.attach(None, trainer.strategy)
 
     def _run_session(self, session: EvaluationSession, *, test: bool) -> None:
         raise NotImplementedError

@@ -48,6 +48,23 @@ class OptimizerMethods(DataMethods):
             problems.extend(unknown_scheduler_kwargs(args.lr_scheduler_type, args.lr_scheduler_kwargs, self.semantics))
         return problems
 
+    def _given_optimizer_problems(self) -> list[str]:
+        """Return why an optimizer or a schedule that was passed in cannot be used."""
+        problems: list[str] = []
+        if self.model_init is not None and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
+            problems.append(
+                "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
+                "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."
+            )
+        if self.is_fsdp_enabled and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
+            problems.append(
+                "`optimizers` would be of parameters that are whole, which FSDP shards: override `create_optimizer` "
+                "instead, or pass `optimizer_cls_and_kwargs`."
+            )
+        if self.optimizer is not None and self.optimizer_cls_and_kwargs is not None:
+            problems.append("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
+        return problems
+
     def _is_own(self, *names: str) -> bool:
         """Return whether no subclass overrides any of these methods."""
         return all(getattr(type(self), name) is getattr(OptimizerMethods, name) for name in names)

@@ -116,6 +116,7 @@ class Trainer(SharingMethods):
         self._saver, self._writes = BackgroundSaver(), Writes()
         self._lightning_keywords = dict(lightning or {})
         self._placement = self._place()
+        self.is_fsdp_enabled = self._placement.fsdp is not None
         self._precision = precision_plugin(
             self.args.mixed_precision, self.args.device, given_plugins(self._lightning_keywords)
         )
@@ -198,14 +199,7 @@ class Trainer(SharingMethods):
             )
         if self.model is None and self.model_init is None:
             problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
-        if self.model_init is not None and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
-            problems.append(
-                "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
-                "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."
-            )
-        if self.optimizer is not None and self.optimizer_cls_and_kwargs is not None:
-            problems.append("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
-        return problems
+        return problems + self._given_optimizer_problems()
 
     def _empty_data(self) -> list[str]:
         dataset = self.train_dataset
@@ -371,8 +365,8 @@ class Trainer(SharingMethods):
         self.model_wrapped = wrapped
 
     def _run_session(self, session: Any, *, test: bool) -> None:
-        if self.lightning_trainer is None:
-            self.lightning_trainer = self._build_lightning_trainer(None)
+        self._attach_strategy()
+        assert self.lightning_trainer is not None, "it has just been built"
         if self.lightning_module is None or self.lightning_module.model is not self.model:
             self.lightning_module = HFModule(self.model, self)
         evaluate(self.lightning_trainer, self.lightning_module, session, test=test)

@@ -1,0 +1,163 @@
+"""FSDP version 1: the model in torch's ``FullyShardedDataParallel``, on Lightning's ``FSDPStrategy``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import (
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+
+from hf_compat.arguments.fsdp import FsdpSettings
+from hf_compat.checkpoint import names, optimizer_states, sharded, weights
+from hf_compat.checkpoint.background import Writes
+from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.internals_fsdp import RawModelFSDPStrategy
+from hf_compat.engine.model_strategy import ModelStrategy
+from hf_compat.engine.wrapping import Wrapped, wrap_model
+from hf_compat.model_facts import unwrap_model
+
+__all__ = ["FSDP1Strategy", "fsdp1_strategy"]
+
+
+class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
+    """The model inside a wrapper that gathers and gives up its parameters; it is wrapped once and stays so.
+
+    Args:
+        placement: Which process of how many this is.
+        device: The device of this process.
+        settings: What is sharded how, and what checkpoints hold.
+        dtype: Of mixed precision; None without.
+    """
+
+    def __init__(
+        self, placement: Placement, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(
+            cluster_environment=LaunchedEnvironment(placement.launch),
+            cpu_offload=settings.cpu_offload,
+            state_dict_type=settings.state_dict_type,
+            use_orig_params=settings.use_orig_params,
+        )
+        self.sharding_strategy = ShardingStrategy[settings.sharding.upper()]
+        self.gathers_weights = True
+        self.saves_shards = settings.state_dict_type == "sharded"
+        self._launch = placement.launch
+        self._device = device
+        self._settings = settings
+        self._dtype = dtype
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process, as the arguments chose it."""
+        return self._device
+
+    def wrapped(self, model: Any) -> FullyShardedDataParallel:
+        """Return ``model`` in its wrapper, the one that it has if there is one."""
+        return self._wrapped(model).root
+
+    def _wrapped(self, model: nn.Module) -> Wrapped:
+        return wrap_model(model, self._settings, launch=self._launch, device=self._device, dtype=self._dtype)
+
+    def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
+        clipped, root = list(parameters), self.model
+        if isinstance(root, FullyShardedDataParallel) and {*map(id, clipped)} == {*map(id, root.parameters())}:
+            return root.clip_grad_norm_(max_norm, norm_type)
+        return super().clip_grad_norm(clipped, max_norm, norm_type)
+
+    def whole_state(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state of ``model`` in host memory on process 0, an empty one elsewhere."""
+        wrapped = self._wrapped(model)
+        with self._states(wrapped.root, whole=True, first_alone=True):
+            state = wrapped.root.state_dict()
+        return wrapped.tied(state) if self._launch.rank == 0 else {}
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return ``model`` in its wrapper: only a call of that gathers the parameters."""
+        return (
+            model
+            if isinstance(getattr(model, "_orig_mod", model), FullyShardedDataParallel)
+            else self.wrapped(unwrap_model(model))
+        )
+
+    @contextmanager
+    def _states(self, root: FullyShardedDataParallel, *, whole: bool, first_alone: bool = False) -> Iterator[None]:
+        """Have states of ``root`` be whole, or this process's part.
+
+        Args:
+            root: The wrapper.
+            whole: Which of them.
+            first_alone: Whether process 0 alone needs it, in host memory.
+        """
+        offload = self._device.type != "cpu"  # torch frees what is on the CPU already
+        if whole:
+            alone = first_alone and offload
+            kind = StateDictType.FULL_STATE_DICT
+            model: Any = FullStateDictConfig(offload_to_cpu=alone, rank0_only=alone)
+            optimizer: Any = FullOptimStateDictConfig(offload_to_cpu=alone, rank0_only=alone)
+        else:
+            kind = StateDictType.SHARDED_STATE_DICT
+            model = ShardedStateDictConfig(offload_to_cpu=offload)
+            optimizer = ShardedOptimStateDictConfig(offload_to_cpu=offload)
+        with FullyShardedDataParallel.state_dict_type(root, kind, model, optimizer):
+            yield
+
+    def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
+        """Give this process's part of ``model`` the weights of a checkpoint, whole or sharded."""
+        wrapped, parts = self._wrapped(model), sharded.sharded_weights(Path(folder))
+        with self._states(wrapped.root, whole=parts is None), wrapped.states_through_root():
+            if parts is None:
+                return weights.load_weights(model, folder, trains_on=trains_on)
+            return sharded.load_model(model, parts)
+
+    def save_shards(self, model: nn.Module, folder: str) -> None:
+        """Write this process's part of ``model`` into ``folder``."""
+        root = self.wrapped(model)
+        with self._states(root, whole=False):
+            state = root.state_dict()
+        sharded.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME))
+
+    def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
+        """Write the optimizer's state, whole or this process's part of it, as accelerate does."""
+        root: Any = self.model
+        with self._states(root, whole=not self.saves_shards, first_alone=True):
+            state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
+        if self.saves_shards:
+            sharded.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
+        elif writes is not None and self._launch.rank == 0:
+            writes(torch.save, writes.snapshot(state), Path(folder, names.WHOLE_OPTIMIZER_NAME))
+
+    def load_optimizer(self, optimizer: Any, folder: str) -> None:
+        """Give the optimizer its part of the state in ``folder``, whole or sharded, by whichever strategy."""
+        root: Any = self.model
+        path = Path(folder)
+        saved = optimizer_states.read_whole(optimizer, unwrap_model(root), path)
+        with self._states(root, whole=saved is not None), optimizer_states.fitting(optimizer, path):
+            if saved is None:
+                saved = optimizer_states.read_shards(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
+            optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
+
+    def teardown(self) -> None:
+        """End the run without touching the optimizers."""
+        kept, self.optimizers = self.optimizers, []
+        super().teardown()
+        self.optimizers = kept
+
+
+def fsdp1_strategy(placement: Placement, args: Any, model: nn.Module) -> FSDP1Strategy:
+    """Return the strategy of one run from placement and arguments."""
+    assert placement.fsdp is not None, "the placement is FSDP's"
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision)
+    return FSDP1Strategy(placement, args.device, placement.fsdp, dtype)
