@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 
 from hf_compat.arguments.fsdp import FsdpSettings, read_fsdp
 from hf_compat.arguments.launch import OWN_MARK, Launch
 from hf_compat.engine.internals import ddp_choices, start_processes
+from hf_compat.engine.internals_fsdp import fsdp_choices
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "place_run"]
@@ -28,6 +29,9 @@ _DDP_NAMES: dict[str, dict[str, Any]] = {
     "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
 }
 """Strategy by name to the keywords of ``DistributedDataParallel`` that it stands for."""
+
+_FSDP_NAMES = ("fsdp", "fsdp_cpu_offload")
+"""Names that Lightning has for ``FSDPStrategy()``, and for that with ``cpu_offload=True``."""
 
 _ELSEWHERE = ("ACCELERATE_USE_MEGATRON_LM",)
 """What ``accelerate launch`` sets for strategies that are not carried out yet."""
@@ -123,8 +127,11 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
         TrainerSetupError: If keywords, arguments and launcher contradict each other, or ask for a strategy that is not
             carried out.
     """
-    settings, hooks = _ddp_settings(keywords.get("strategy", "auto"), args)
-    fsdp = read_fsdp(args)
+    chosen, fsdp = keywords.get("strategy", "auto"), read_fsdp(args)
+    if chosen in _FSDP_NAMES or type(chosen) is FSDPStrategy:
+        chosen, fsdp = "auto", _chosen_fsdp(chosen, fsdp)
+    settings, hooks = _ddp_settings(chosen, args)
+    _check_fsdp(fsdp, args)
     _check_elsewhere()
     _check_deepspeed(args)
     _check_accelerator(args, keywords.get("accelerator", "auto"))
@@ -158,6 +165,39 @@ def _strategy_name(fsdp: FsdpSettings | None, launch: Launch) -> str:
     return f"fsdp{fsdp.version}"
 
 
+def _chosen_fsdp(strategy: Any, fsdp: FsdpSettings | None) -> FsdpSettings:
+    """Return how ``strategy``, a name or an instance of Lightning's, shards the model; ``fsdp``, if that says it."""
+    if isinstance(strategy, str):
+        if fsdp is not None and (fsdp.version == 2 or (strategy == "fsdp_cpu_offload" and not fsdp.cpu_offload)):
+            raise TrainerSetupError(
+                f"`lightning={{'strategy': {strategy!r}}}` contradicts `fsdp_config`: leave one of them out."
+            )
+        return fsdp or FsdpSettings(cpu_offload=strategy == "fsdp_cpu_offload")
+    settings, problems = fsdp_choices(strategy)
+    if fsdp is not None:
+        problems.append("it and `fsdp` both say how to shard, leave one of them out")
+    if problems:
+        raise TrainerSetupError(f"`lightning={{'strategy': FSDPStrategy(...)}}`: {'; '.join(problems)}.")
+    return settings
+
+
+def _check_fsdp(fsdp: FsdpSettings | None, args: Any) -> None:
+    """Refuse what version 1 of FSDP cannot do here, or at all."""
+    if fsdp is None or fsdp.version == 2:
+        return
+    problems = []
+    if args.device.type == "cpu" and fsdp.cpu_offload:
+        problems.append("`fsdp`: offloading to the host needs a GPU to compute on; drop 'offload' and `cpu_offload`.")
+    if args.device.type == "cpu" and args.mixed_precision == "fp16":
+        problems.append("`fp16=True`: gradients of sharded parameters are scaled on GPUs only; set `bf16=True`.")
+    if fsdp.sharding == "no_shard" and fsdp.state_dict_type == "sharded":
+        problems.append(
+            "`fsdp`: with 'no_shard' there are no shards to save; set 'state_dict_type': 'FULL_STATE_DICT'."
+        )
+    if problems:
+        raise TrainerSetupError("\n  ".join(problems))
+
+
 def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the keyword ``strategy`` says of DDP: keywords of torch's class, and of Lightning's."""
     if isinstance(strategy, str) and strategy in _DDP_NAMES:
@@ -172,7 +212,7 @@ def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, A
         kind = "" if isinstance(strategy, str | Strategy) else " It is neither a name nor a strategy."
         raise TrainerSetupError(
             f"`lightning={{'strategy': {shown}}}` is not supported yet.{kind} Choose one of "
-            f"{', '.join(map(repr, _DDP_NAMES))}, or pass Lightning's `DDPStrategy` itself."
+            f"{', '.join(map(repr, (*_DDP_NAMES, *_FSDP_NAMES)))}, or pass Lightning's `DDPStrategy` or `FSDPStrategy`."
         )
     asked, given = args.ddp_find_unused_parameters, settings.get("find_unused_parameters")
     if None not in (asked, given) and asked != given:

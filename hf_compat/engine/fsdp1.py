@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch.distributed.fsdp import (
     FullyShardedDataParallel,
     ShardedOptimStateDictConfig,
     ShardedStateDictConfig,
-    ShardingStrategy,
     StateDictType,
 )
 
@@ -25,7 +24,7 @@ from hf_compat.checkpoint.background import Writes
 from hf_compat.engine.environments import LaunchedEnvironment, Placement
 from hf_compat.engine.internals_fsdp import RawModelFSDPStrategy
 from hf_compat.engine.model_strategy import ModelStrategy
-from hf_compat.engine.wrapping import Wrapped, wrap_model
+from hf_compat.engine.wrapping import Wrapped, sharding_strategy, wrap_model
 from hf_compat.model_facts import unwrap_model
 
 __all__ = ["FSDP1Strategy", "fsdp1_strategy"]
@@ -50,7 +49,7 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
             state_dict_type=settings.state_dict_type,
             use_orig_params=settings.use_orig_params,
         )
-        self.sharding_strategy = ShardingStrategy[settings.sharding.upper()]
+        self.sharding_strategy = sharding_strategy(settings)
         self.gathers_weights = True
         self.saves_shards = settings.state_dict_type == "sharded"
         self._launch = placement.launch
@@ -91,6 +90,11 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
             if isinstance(getattr(model, "_orig_mod", model), FullyShardedDataParallel)
             else self.wrapped(unwrap_model(model))
         )
+
+    def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which the unwrapped ``model`` has all its parameters, to be called by itself."""
+        context: Any = FullyShardedDataParallel.summon_full_params(self.wrapped(model), writeback=False)
+        return context  # type: ignore[no-any-return]
 
     @contextmanager
     def _states(self, root: FullyShardedDataParallel, *, whole: bool, first_alone: bool = False) -> Iterator[None]:

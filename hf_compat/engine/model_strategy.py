@@ -45,6 +45,10 @@ class ModelStrategy:
         """Return what evaluations call of the wrapped ``model``: a copy per process needs no wrapper then."""
         return model.module if isinstance(model, DistributedDataParallel) else model
 
+    def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which the unwrapped ``model`` can be called; every process has to enter it."""
+        return nullcontext()
+
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Give the unwrapped ``model`` the weights of a checkpoint; every process has to call it.
 

@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor, nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
 from hf_compat.nested import map_nested
@@ -85,7 +86,9 @@ class ForwardMixedPrecision(MixedPrecision):
         self.step_was_skipped = False
 
 
-def precision_plugin(mixed_precision: str, device: torch.device, plugins: Iterable[Any] = ()) -> Precision:
+def precision_plugin(
+    mixed_precision: str, device: torch.device, plugins: Iterable[Any] = (), *, flat_shards: bool = False
+) -> Precision:
     """Return the Lightning plugin that says how a run computes.
 
     Args:
@@ -93,6 +96,8 @@ def precision_plugin(mixed_precision: str, device: torch.device, plugins: Iterab
         device: Where the model is.
         plugins: The user's. One for precision among them is taken, Lightning's ``MixedPrecision`` with its scaler but
             with autocast around the forward pass alone.
+        flat_shards: Whether FSDP version 1 shards gradients, so that a scaler has to ask all processes whether one of
+            them is infinite.
     """
     given = _given(plugins)
     if type(given) is MixedPrecision:
@@ -101,6 +106,8 @@ def precision_plugin(mixed_precision: str, device: torch.device, plugins: Iterab
         return given
     if mixed_precision == "no":
         return FullPrecision()
+    if mixed_precision == "fp16" and flat_shards:
+        return ForwardMixedPrecision("16-mixed", device.type, ShardedGradScaler(device.type))
     return ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type)
 
 

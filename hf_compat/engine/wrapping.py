@@ -25,7 +25,7 @@ from hf_compat.arguments.launch import Launch
 from hf_compat.engine.sharding import checkpoint_activations, layers_of, take_from_first, units_of
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["Wrapped", "wrap_model"]
+__all__ = ["Wrapped", "sharding_strategy", "wrap_model"]
 
 _MARK = "_hf_compat_wrapped"
 """Attribute of a model that holds its :class:`Wrapped`: the wrapper has to live as long as the model in it."""
@@ -65,6 +65,12 @@ class Wrapped:
             yield
         finally:
             del model.state_dict, model.load_state_dict
+
+
+def sharding_strategy(settings: FsdpSettings) -> ShardingStrategy:
+    """Return torch's name of what ``settings`` shard."""
+    name = settings.sharding.upper()
+    return ShardingStrategy[f"_{name}" if name == "HYBRID_SHARD_ZERO2" else name]
 
 
 def wrap_model(
@@ -115,7 +121,7 @@ def _wrap(
     root = FullyShardedDataParallel(
         model,
         auto_wrap_policy=functools.partial(lambda_auto_wrap_policy, lambda_fn=units.__contains__),
-        sharding_strategy=ShardingStrategy[settings.sharding.upper()],
+        sharding_strategy=sharding_strategy(settings),
         cpu_offload=CPUOffload(settings.cpu_offload),
         mixed_precision=None if dtype is None else MixedPrecision(dtype, dtype, dtype),
         backward_prefetch=settings.backward_prefetch and BackwardPrefetch[settings.backward_prefetch.upper()],

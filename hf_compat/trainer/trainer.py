@@ -118,7 +118,10 @@ class Trainer(SharingMethods):
         self._placement = self._place()
         self.is_fsdp_enabled = self._placement.fsdp is not None
         self._precision = precision_plugin(
-            self.args.mixed_precision, self.args.device, given_plugins(self._lightning_keywords)
+            self.args.mixed_precision,
+            self.args.device,
+            given_plugins(self._lightning_keywords),
+            flat_shards=self._placement.strategy == "fsdp1",
         )
         self._set_log_level()
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
