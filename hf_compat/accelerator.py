@@ -34,6 +34,7 @@ class Accelerator(ProcessState):
         launch: Which process of how many this is.
         config: How loaders are shared out; its settings are readable here too.
         data_seed: Seed of the order of samples; None takes torch's initial seed.
+        deepspeed_plugin: What a run under DeepSpeed is asked about, None for any other.
 
     Attributes:
         state: Facts of this process.
@@ -45,10 +46,15 @@ class Accelerator(ProcessState):
     gradient_accumulation_steps = 1
 
     def __init__(
-        self, device: torch.device, launch: Launch, config: AcceleratorConfig, data_seed: int | None = None
+        self,
+        device: torch.device,
+        launch: Launch,
+        config: AcceleratorConfig,
+        data_seed: int | None = None,
+        deepspeed_plugin: Any = None,
     ) -> None:
-        super().__init__(device, launch)
-        self.state = ProcessState(device, launch)
+        super().__init__(device, launch, deepspeed_plugin)
+        self.state = ProcessState(device, launch, deepspeed_plugin)
         self.split_batches = config.split_batches
         self.dispatch_batches = config.dispatch_batches
         self.even_batches = config.even_batches
@@ -73,8 +79,8 @@ class Accelerator(ProcessState):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the gradient scaler left the last optimizer step out."""
-        return bool(getattr(self._plugin, "step_was_skipped", False))
+        """Whether the last optimizer step was left out, because a scaled gradient was infinite."""
+        return bool(getattr(self._plugin, "step_was_skipped", False)) or self.strategy.step_was_skipped
 
     @property
     def scaler(self) -> Any:
@@ -98,6 +104,7 @@ class Accelerator(ProcessState):
         elif self._module is None:
             torch.autograd.backward(loss, **kwargs)
         else:
+            self.strategy.ends_update_step = self.sync_gradients
             self._module.manual_backward(loss, **kwargs)
 
     def _fused_backward(self) -> Any:

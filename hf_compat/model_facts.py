@@ -39,21 +39,23 @@ def is_pretrained_model(model: Any) -> bool:
     return base is not None and isinstance(model, base)
 
 
+def _wrappers() -> tuple[Any, ...]:
+    """Return the classes that are put around a model for several processes, of those packages that are in use."""
+    elsewhere = (("torch.distributed.fsdp", "FullyShardedDataParallel"), ("deepspeed", "DeepSpeedEngine"))
+    found = [getattr(sys.modules.get(module), name, None) for module, name in elsewhere]
+    return (DistributedDataParallel, *(wrapper for wrapper in found if wrapper is not None))
+
+
 def unwrap_model(model: nn.Module) -> nn.Module:
     """Return the model itself, without the wrappers of ``torch.compile`` and of several processes."""
     inner: Any = model
     while True:
         if hasattr(inner, "_orig_mod"):
             inner = inner._orig_mod
-        elif isinstance(inner, DistributedDataParallel) or _is_fully_sharded(inner):
+        elif isinstance(inner, _wrappers()):
             inner = inner.module
         else:
             return inner  # type: ignore[no-any-return]
-
-
-def _is_fully_sharded(model: Any) -> bool:
-    wrapper = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
-    return wrapper is not None and isinstance(model, wrapper)
 
 
 def unwrap_peft(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ class DistributedType(StrEnum):
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
 
 
 class ProcessState:
@@ -30,10 +31,12 @@ class ProcessState:
     Args:
         device: Its device.
         launch: Which one it is of how many.
+        deepspeed_plugin: What a run under DeepSpeed is asked about, None for any other.
     """
 
-    def __init__(self, device: torch.device, launch: Launch) -> None:
+    def __init__(self, device: torch.device, launch: Launch, deepspeed_plugin: Any = None) -> None:
         self.device = device
+        self.deepspeed_plugin = deepspeed_plugin
         self.num_processes = launch.size
         self.process_index = launch.rank
         self.local_process_index = launch.local_rank
@@ -41,6 +44,8 @@ class ProcessState:
     @property
     def distributed_type(self) -> DistributedType:
         """How several processes share the run."""
+        if self.deepspeed_plugin is not None:
+            return DistributedType.DEEPSPEED
         if self.num_processes == 1:
             return DistributedType.NO
         return DistributedType.MULTI_CPU if self.device.type == "cpu" else DistributedType.MULTI_GPU

@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import deepspeed_scenarios
 import distributed_scenarios
 import torch
 from parity import Kit, run
 from torch import distributed
 
+assert deepspeed_scenarios.shared  # importing it has entered its scenarios
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 
@@ -33,11 +35,12 @@ def together(body: Callable[[Kit], None]) -> Callable[[Kit], None]:
 
 def main(folder: Path, words: list[str]) -> None:
     for word in words:
-        library, name = word.split(":")
-        place = folder / name / library
+        library, name, *rest = word.split(":")
+        starter = rest[0] if rest else library
+        place = folder / name / "-".join([library, *rest])
         place.mkdir(parents=True, exist_ok=True)
         try:
-            outcome = run(together(distributed_scenarios.BODIES[name]), library, place)
+            outcome = run(together(distributed_scenarios.BODIES[name]), library, place, starter=starter)
         except Exception:
             (place / f"{rank()}.error").write_text(traceback.format_exc())
             raise

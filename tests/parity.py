@@ -47,8 +47,8 @@ DEFAULTS: dict[str, Any] = {
     "save_strategy": "no",
     "dataloader_pin_memory": False,
 }
-PROJECTORS = ("GaLoreProjector", "GradientProjector")
-"""Objects in the state of GaLore and APOLLO."""
+PROJECTORS = ("GaLoreProjector", "GradientProjector", "LossScaler", "DynamicLossScaler")
+"""Objects in the states of GaLore, APOLLO and DeepSpeed."""
 MOST_LINES = 12
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from helpers import PlainModel, gpt2, vector_rows
+from helpers import PlainModel, gpt2
 
-from hf_compat import HfDeepSpeedConfig, Trainer, TrainingArguments
+from hf_compat import HfDeepSpeedConfig, TrainingArguments
 from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError, TrainerSetupError
+from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
 
 integration = pytest.importorskip("transformers.integrations.deepspeed")
 deepspeed_plugins = pytest.importorskip("accelerate.utils")
@@ -419,13 +419,6 @@ def test_the_package_has_to_be_there(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     with pytest.raises(MissingPackageError, match=r'pip install "hf-compat\[deepspeed\]"'):
         arguments(tmp_path, deepspeed=stage(2))
-
-
-def test_training_is_refused_for_now(tmp_path):
-    """No run starts as if there were no config."""
-    args = arguments(tmp_path, deepspeed=stage(2))
-    with pytest.raises(TrainerSetupError, match="training with DeepSpeed is not carried out yet"):
-        Trainer(PlainModel(), args, train_dataset=vector_rows(4))
 
 
 def test_arguments_are_copied_and_pickled(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+from collections.abc import Sequence
 from functools import cache
 from typing import IO, Any
 
@@ -31,19 +32,26 @@ def _allowed() -> tuple[Any, ...]:
     return (*renamed, np.ndarray, np.dtype, *(type(np.dtype(number)) for number in numbers))
 
 
-def load_trusted(path: str | os.PathLike[str] | IO[bytes], map_location: Any = "cpu", *, mmap: bool = False) -> Any:
+def load_trusted(
+    path: str | os.PathLike[str] | IO[bytes],
+    map_location: Any = "cpu",
+    *,
+    mmap: bool = False,
+    allowed: Sequence[Any] = (),
+) -> Any:
     """Return the tensors, numbers, strings and containers of them that a file of ``torch.save`` holds.
 
     Args:
         path: ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``pytorch_model.bin``, ...
         map_location: The device for the tensors.
         mmap: Whether to read of a tensor only what is used.
+        allowed: Further classes that may be rebuilt; of those whose making runs no code alone.
 
     Raises:
         CheckpointError: If the file cannot be read or holds anything else, such as code to run; nothing of it ran.
     """
     try:
-        with torch.serialization.safe_globals(list(_allowed())):
+        with torch.serialization.safe_globals([*_allowed(), *allowed]):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         cause = str(error).partition("WeightsUnpickler error: ")[2].partition("\n")[0] or str(error).partition("\n")[0]

@@ -128,12 +128,12 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
             carried out.
     """
     chosen, fsdp = keywords.get("strategy", "auto"), read_fsdp(args)
+    _check_deepspeed(chosen, args)
     if chosen in _FSDP_NAMES or type(chosen) is FSDPStrategy:
         chosen, fsdp = "auto", _chosen_fsdp(chosen, fsdp)
     settings, hooks = _ddp_settings(chosen, args)
     _check_fsdp(fsdp, args)
     _check_elsewhere()
-    _check_deepspeed(args)
     _check_accelerator(args, keywords.get("accelerator", "auto"))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.nodes))
@@ -148,11 +148,15 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
             "and `num_nodes` out, or start as many processes."
         )
     args.join_processes(args.device)
-    strategy = _strategy_name(fsdp, launch)
-    return Placement(launch, strategy, strategy in _SHARDING, fsdp, settings, hooks)
+    name = _strategy_name(args, fsdp, launch)
+    return Placement(launch, name, name in _SHARDING, fsdp, settings, hooks)
 
 
-def _strategy_name(fsdp: FsdpSettings | None, launch: Launch) -> str:
+def _strategy_name(args: Any, fsdp: FsdpSettings | None, launch: Launch) -> str:
+    if args.hf_deepspeed_config is not None:
+        if fsdp is not None:
+            raise TrainerSetupError("`fsdp` and `deepspeed` exclude each other: drop one of them.")
+        return "deepspeed"
     if fsdp is None:
         return "one device" if launch.size == 1 else "ddp"
     if launch.size == 1:
@@ -223,20 +227,24 @@ def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, A
     return settings, hooks
 
 
+def _check_deepspeed(strategy: Any, args: Any) -> None:
+    shown = strategy if isinstance(strategy, str) else type(strategy).__name__
+    if shown.lower().startswith("deepspeed"):
+        stage = next((digit for digit in "123" if f"stage_{digit}" in shown), "2")
+        raise TrainerSetupError(
+            f"`lightning={{'strategy': {shown!r}}}`: leave it out and say what DeepSpeed is to do in "
+            f"`TrainingArguments(deepspeed={{'zero_optimization': {{'stage': {stage}}}}})`, as its config or its path."
+        )
+    if args.hf_deepspeed_config is not None and strategy != "auto":
+        raise TrainerSetupError(f"`lightning={{'strategy': {shown!r}}}` contradicts `deepspeed`: drop one of them.")
+
+
 def _check_elsewhere() -> None:
     asked = [name for name in _ELSEWHERE if os.environ.get(name, "").lower() in ("1", "true")]
     if asked:
         raise TrainerSetupError(
             f"{', '.join(asked)} is set, by `accelerate launch` perhaps, but is not supported yet: launch with "
             "`--multi_gpu` or `--use_fsdp`, or with `torchrun`."
-        )
-
-
-def _check_deepspeed(args: Any) -> None:
-    if args.hf_deepspeed_config is not None:
-        raise TrainerSetupError(
-            f"`deepspeed={args.deepspeed!r}`: a model can be loaded with it, but training with DeepSpeed is not "
-            "carried out yet: drop it, or launch without `--use_deepspeed`."
         )
 
 

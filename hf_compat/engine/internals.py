@@ -17,7 +17,7 @@ import lightning.pytorch as pl
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
@@ -25,6 +25,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 __all__ = [
     "RawModelDDPStrategy",
+    "RawModelDeepSpeedStrategy",
     "callback_states",
     "calling_strategy",
     "ddp_choices",
@@ -218,6 +219,33 @@ class RawModelDDPStrategy(DDPStrategy):
         assert self.lightning_module is not None, "called during an evaluation"
         with self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
+
+
+class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):
+    """Lightning's DeepSpeed with the engine around the model inside the LightningModule, on any device.
+
+    Contract: Lightning's own changes ``config`` in ``_init_config_if_needed`` alone, which its ``setup`` calls; what
+    else differs from DDP while a model trains is in the methods here.
+    """
+
+    def setup_environment(self) -> None:
+        """Take the device; the processes know each other already."""
+        assert self.accelerator is not None, "a trainer has given it"
+        self.accelerator.setup_device(self.root_device)
+        self.set_world_ranks()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Have the module build the optimizer, with the engine around the model, if this is a fit."""
+        assert self.accelerator is not None, "a trainer has given it"
+        self.accelerator.setup(trainer)
+        if trainer.state.fn is TrainerFn.FITTING:
+            Strategy.setup_optimizers(self, trainer)
+        self.setup_precision_plugin()
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """False: a window's batches are counted by the module."""
+        return False
 
 
 def ddp_choices(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

@@ -28,6 +28,16 @@ class ModelStrategy:
     saves_shards = False
     """Whether checkpoints hold each process's part of the weights, written by ``save_shards``."""
 
+    saves_scheduler = False
+    """Whether ``save_optimizer`` and ``load_optimizer`` take the learning-rate schedule with them."""
+    ends_update_step = True
+    """Whether the backward pass under way is the last of its update step."""
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last update step left the weights as they were, because a gradient was infinite."""
+        return False
+
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes through ``model`` leave gradients on their process."""
         held: Any = getattr(model, "no_sync", nullcontext)

@@ -76,6 +76,7 @@ class HFModule(pl.LightningModule):
         host.current_gradient_accumulation_steps = len(window.batches)
         total: Tensor | None = None
         for index, batch in enumerate(window.batches):
+            host.accelerator.sync_gradients = index == last and window.is_complete
             with nullcontext() if index == last else host.accelerator.no_sync(host.model_wrapped):
                 loss = self._step(batch, window.num_items)
             total = loss if total is None else total + loss

@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_compat.engine.deepspeed import DeepSpeedStrategy
 from hf_compat.engine.environments import LaunchedEnvironment, Placement
 from hf_compat.engine.fsdp1 import fsdp1_strategy
 from hf_compat.engine.fsdp2 import fsdp2_strategy
@@ -105,11 +106,16 @@ def _ddp(placement: Placement, args: Any, model: nn.Module) -> Strategy:
     return DDPStrategy(placement, args.device, ddp_settings(args, model, placement.settings), placement.hooks)
 
 
+def _deepspeed(placement: Placement, args: Any, model: nn.Module) -> Strategy:
+    return DeepSpeedStrategy(placement, args.device, args.hf_deepspeed_config.config)
+
+
 STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
     "one device": _one_device,
     "ddp": _ddp,
     "fsdp1": fsdp1_strategy,
     "fsdp2": fsdp2_strategy,
+    "deepspeed": _deepspeed,
 }
 """``Placement.strategy`` to a function that builds the strategy of one run from placement, arguments and model."""
 

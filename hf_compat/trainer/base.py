@@ -71,7 +71,8 @@ class TrainerBase:
     neftune_hook_handle: Any = None
     use_apex: bool = False
     use_cpu_amp: bool = False
-    deepspeed: None = None
+    deepspeed: Any = None
+    """The engine of DeepSpeed, once there is one."""
     hp_name: Callable[..., str] | None = None
     hp_search_backend: Any = None
     current_flos: float = 0
@@ -183,7 +184,9 @@ class TrainerBase:
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
         args = self.args
-        self.accelerator = Accelerator(args.device, args.launch, args.accelerator_config, args.data_seed)
+        plugin = args.deepspeed_plugin
+        self.accelerator = Accelerator(args.device, args.launch, args.accelerator_config, args.data_seed, plugin)
+        self.is_deepspeed_enabled = plugin is not None
         self._reset_gather_function()
 
     def _reset_gather_function(self) -> None:

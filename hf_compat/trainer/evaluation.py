@@ -229,6 +229,8 @@ class EvaluationMethods(StepMethods):
         start = time.time()
         self._place_model(self.model)
         self._attach_strategy()
+        if self.is_deepspeed_enabled:
+            self._ready_engine()
         if not self._model_is_prepared:
             self._model_is_prepared = True
             self.model_preparation_time = round(time.time() - start, 4)

@@ -55,8 +55,10 @@ class SavingMethods(PushingMethods):
             HubError: If the push fails after, or without, training.
         """
         folder = self.args.output_dir if output_dir is None else output_dir
+        if self.is_deepspeed_enabled and self._deepspeed_settings.is_zero3():
+            self._ready_engine()
         strategy = self.accelerator.strategy
-        if _internal_call and strategy.saves_shards:
+        if strategy.saves_shards and (_internal_call or not strategy.gathers_weights):
             strategy.save_shards(self.accelerator.unwrap_model(self.model), folder)
             if self.args.should_save:
                 self._save_beside_weights(Path(folder), with_config=True)
@@ -85,10 +87,10 @@ class SavingMethods(PushingMethods):
 
     def _save_beside_weights(self, folder: Path, *, with_config: bool = False) -> None:
         """Write processing class and arguments into ``folder``, and the configurations that come with weights."""
-        model: Any = self.accelerator.unwrap_model(self.model)
-        for name in ("config", "generation_config") if with_config else ():
-            if hasattr(getattr(model, name, None), "save_pretrained"):
-                getattr(model, name).save_pretrained(folder)
+        if with_config:  # as transformers writes it: with weights, none here, whose file then goes
+            weights.save_weights(self.accelerator.unwrap_model(self.model), folder, state_dict={})
+            for name in (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME):
+                (folder / name).unlink(missing_ok=True)
         processing_class = self.processing_class
         if processing_class is None:
             processing_class = getattr(self.data_collator, "tokenizer", None)
@@ -205,7 +207,7 @@ class SavingMethods(PushingMethods):
         """Write ``optimizer.pt`` and ``scheduler.pt``."""
         optimizer_writes = self._writes if self.args.should_save else None
         self.accelerator.strategy.save_optimizer(self.optimizer, output_dir, writes=optimizer_writes)
-        if self.args.should_save:
+        if self.args.should_save and not self.accelerator.strategy.saves_scheduler:
             state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
 
     def _save_scaler(self, output_dir: str) -> None:
@@ -313,6 +315,10 @@ class SavingMethods(PushingMethods):
         if checkpoint is None:
             return
         strategy = self.accelerator.strategy
+        if self.is_deepspeed_enabled:  # the engine has its own part by now
+            if not strategy.saves_scheduler:
+                state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+            return
         if strategy.has_optimizer(checkpoint) and Path(checkpoint, names.SCHEDULER_NAME).is_file():
             strategy.load_optimizer(self.optimizer, checkpoint)
             state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)

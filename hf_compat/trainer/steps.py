@@ -13,7 +13,7 @@ from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, ModelError
 from hf_compat.model_facts import ignores_item_count, is_causal_lm
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
-from hf_compat.trainer.optimization import OptimizerMethods
+from hf_compat.trainer.deepspeed import DeepSpeedMethods
 from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["StepMethods"]
@@ -21,7 +21,7 @@ __all__ = ["StepMethods"]
 _SWITCH = "Set `TrainingArguments(semantics='corrected')` for the right ones."
 
 
-class StepMethods(OptimizerMethods):
+class StepMethods(DeepSpeedMethods):
     """What happens to one batch in training: draw, forward, loss, backward, count."""
 
     _tr_loss: Tensor
@@ -194,7 +194,7 @@ class StepMethods(OptimizerMethods):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return the autocast that ``compute_loss`` runs in besides the model's own; a subclass may want one."""
         on_cpu = self.args.device.type == "cpu" and self.args.mixed_precision == "bf16"
-        if on_cpu and not self.semantics.leaves_loss_out_of_cpu_autocast:
+        if on_cpu and not self.is_deepspeed_enabled and not self.semantics.leaves_loss_out_of_cpu_autocast:
             return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
         return contextlib.nullcontext()
 
@@ -202,7 +202,8 @@ class StepMethods(OptimizerMethods):
         """Return ``data`` with its tensors on the training device; a mapping as a new one, to be taken apart."""
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
-        return move_to_device(data, self.args.device)
+        data = move_to_device(data, self.args.device)
+        return self._in_deepspeed_precision(data) if self.is_deepspeed_enabled else data
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return one batch on the training device, with what the model remembers of the one before as ``mems``.
@@ -262,7 +263,8 @@ class StepMethods(OptimizerMethods):
         return 0
 
     def _parameters_outside_embeddings(self) -> int:
-        if self._counted_model is not self.model:
+        # What a process holds of a partitioned model changes from step to step, and so does transformers' count.
+        if self._counted_model is not self.model or self.is_deepspeed_enabled:
             self._counted_model = self.model
             self._parameter_count = self.model.num_parameters(exclude_embeddings=True)
         return self._parameter_count

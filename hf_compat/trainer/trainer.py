@@ -118,7 +118,7 @@ class Trainer(SharingMethods):
         self._placement = self._place()
         self.is_fsdp_enabled = self._placement.fsdp is not None
         self._precision = precision_plugin(
-            self.args.mixed_precision,
+            "no" if self.args.hf_deepspeed_config else self.args.mixed_precision,  # DeepSpeed's engine has its own
             self.args.device,
             given_plugins(self._lightning_keywords),
             flat_shards=self._placement.strategy == "fsdp1",
@@ -202,6 +202,7 @@ class Trainer(SharingMethods):
             )
         if self.model is None and self.model_init is None:
             problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
+        problems += self._deepspeed_problems() if self.is_deepspeed_enabled else []
         return problems + self._given_optimizer_problems()
 
     def _empty_data(self) -> list[str]:
@@ -265,8 +266,8 @@ class Trainer(SharingMethods):
         wanted = self.args.place_model_on_device
         full_eval = self.args.fp16_full_eval or self.args.bf16_full_eval
         if self.semantics.release < SINCE["leaves_model_placement_open"]:
-            return bool(wanted) and not (full_eval and not self.args.do_train)
-        return not full_eval if wanted is None else bool(wanted)
+            return bool(wanted) and not self.is_deepspeed_enabled and not (full_eval and not self.args.do_train)
+        return not (full_eval or self.is_deepspeed_enabled) if wanted is None else bool(wanted)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move ``model`` to ``device``, unless it was loaded into its place.

@@ -309,11 +309,15 @@ class TrainingMethods(ResumingMethods):
 
         A model of which this process holds a part gets its weights here, too: it is wrapped by now.
         """
-        if self._resume_path is not None and self._placement.shards_model:
+        if self._resume_path is not None and self._placement.shards_model and not self.is_deepspeed_enabled:
             self._load_from_checkpoint(self._resume_path)
         assert self.run_plan is not None, "a run has a plan"
         max_steps = self.run_plan.max_steps
-        if self.semantics.creates_scheduler_apart:
+        if self.is_deepspeed_enabled:
+            self._start_deepspeed(max_steps)
+            if self._resume_path is not None:
+                self.accelerator.strategy.load_optimizer(self.optimizer, self._resume_path)
+        elif self.semantics.creates_scheduler_apart:
             self.create_optimizer()
             self.create_scheduler(num_training_steps=max_steps)
         else:
