@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,6 +81,13 @@ def torchrun(script: Path, *words: Any, processes: int = 2, timeout: float = 120
     """Run ``script`` in ``processes`` processes of one node."""
     command = [*TORCHRUN, f"--nproc-per-node={processes}", script, *words]
     return finish([start(command, **variables)], timeout=timeout)[0]
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2, timeout: float = 400) -> None:

@@ -1,6 +1,7 @@
 """A short training that knows nothing of how it was started; each process writes down what it saw.
 
-Arguments: an output folder, and how many devices Lightning is to start processes for, 0 for none.
+Arguments: an output folder, how many devices Lightning is to start processes for, 0 for none, and perhaps a config of
+DeepSpeed.
 """
 
 import json
@@ -22,6 +23,7 @@ args = TrainingArguments(
     use_cpu=True,
     disable_tqdm=True,
     report_to="none",
+    deepspeed=sys.argv[3] if len(sys.argv) > 3 else None,
 )
 with args.main_process_first(local=False):
     prepared = folder / "prepared"
@@ -40,6 +42,7 @@ seen = {
     "local_rank": args.local_process_index,
     "should_save": args.should_save,
     "nodes": trainer.lightning_trainer.num_nodes,
+    "wrapped": type(trainer.model_wrapped).__name__,
     "steps": trainer.state.global_step,
     "losses": [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry],
     "weights": sum(weight.double().abs().sum().item() for weight in trainer.model.parameters()),

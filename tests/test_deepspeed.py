@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from distributed import HERE, finish, outcome, run_scenarios, start
+from distributed import HERE, finish, free_port, outcome, run_scenarios, start
 from helpers import PlainModel, vector_rows
 from parity import compare, differences, run
 from safetensors.torch import load_file
@@ -185,6 +185,35 @@ def test_one_process_of_python(tmp_path):
     plain = run(lambda kit: global_batch(kit, size=4), "ours", tmp_path / "plain")
     shared = outcome(tmp_path, "whole_global_batch_of_zero_2", "ours", 0)
     torch.testing.assert_close(losses(shared), losses(plain), rtol=1e-5, atol=0)
+
+
+LAUNCHERS = {
+    "accelerate": (
+        ["-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage=2", "--num_processes=2"],
+        ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}"],
+        [],
+    ),
+    "deepspeed": (
+        ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--no_local_rank"],
+        ["--master_port={port}"],
+        [json.dumps(config(2))],
+    ),
+}
+"""Launcher to its options, and what the script is told."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers(tmp_path, launcher):
+    """Both launchers start a ported script, and its processes train one model under ZeRO-2."""
+    *options, words = LAUNCHERS[launcher]
+    given = [word.format(port=free_port()) for part in options for word in part]
+    script = HERE / "launch_script.py"
+    (ended,) = finish([start([sys.executable, *given, script, tmp_path, 0, *words])], timeout=120)
+    assert ended.code == 0, ended.output
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first["wrapped"] == "DeepSpeedEngine"
+    assert (first["world_size"], first["steps"], first["weights"]) == (2, 8, second["weights"])
 
 
 @pytest.mark.slow

@@ -2,13 +2,12 @@
 
 import json
 import re
-import socket
 import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-from distributed import HERE, TORCHRUN, finish, outcome, run_scenarios, start
+from distributed import HERE, TORCHRUN, finish, free_port, outcome, run_scenarios, start
 from distributed_scenarios import BODIES, numbered, one_global_batch
 from packaging.version import Version
 from parity import compare, differences, run
@@ -89,13 +88,6 @@ def finished(tmp_path_factory):
     own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
-
-
-def free_port():
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def check(folder, name, library="ours"):
