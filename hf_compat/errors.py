@@ -14,6 +14,7 @@
     │   └── CheckpointWriteError               one that the file system does not take
     ├── HubError (OSError)                     a repository on the Hub that cannot be made or written to
     ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
+    ├── LaunchError (RuntimeError)             a process, started by a Trainer, that ended without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
     ├── BatchSizeError (RuntimeError)          no batch size for which memory is enough
     ├── NotCarriedOutError (NotImplementedError)  a method of transformers' that is not there yet
@@ -28,6 +29,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 __all__ = [
     "ArgumentsError",
@@ -38,6 +40,7 @@ __all__ = [
     "HFCompatError",
     "HFCompatWarning",
     "HubError",
+    "LaunchError",
     "MissingPackageError",
     "ModelError",
     "NotCarriedOutError",
@@ -73,6 +76,14 @@ class ArgumentsError(HFCompatError, ValueError):
         count = len(self.problems)
         head = "1 problem" if count == 1 else f"{count} problems"
         super().__init__("\n  ".join([f"{head} in TrainingArguments:", *self.problems]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes it again in another process: exceptions are made from their message otherwise."""
+        return _made_again, (type(self), self.problems, self.fields)
+
+
+def _made_again(kind: type[ArgumentsError], problems: Sequence[str], fields: Sequence[str]) -> ArgumentsError:
+    return kind(problems, fields=fields)
 
 
 class UnsupportedArgumentsError(ArgumentsError):
@@ -113,6 +124,10 @@ class HubError(HFCompatError, OSError):
 
 class TrainerSetupError(HFCompatError, RuntimeError):
     """Says which constructor arguments of the ``Trainer`` exclude each other."""
+
+
+class LaunchError(HFCompatError, RuntimeError):
+    """Says which of the processes that a ``Trainer`` started ended without a result, and how."""
 
 
 class SearchError(HFCompatError, RuntimeError):

@@ -40,6 +40,13 @@ def clean_environment(**variables: str) -> dict[str, str]:
     return kept | shared | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | variables
 
 
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def start(command: Sequence[Any], **variables: str) -> subprocess.Popen[str]:
     """Start ``command`` in a session of its own, its output kept."""
     return subprocess.Popen(

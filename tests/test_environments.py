@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from hf_compat import TrainingArguments
 from hf_compat.arguments.launch import Launch
-from hf_compat.engine.environments import LaunchedEnvironment, place_run
+from hf_compat.engine.environments import LaunchedEnvironment, Placement, Start, place_run
 from hf_compat.engine.strategies import STRATEGIES, ddp_settings
 from hf_compat.errors import TrainerSetupError
 
@@ -74,6 +74,48 @@ def test_one_process_is_placed_on_one_device():
 def test_strategy_of_the_user(strategy, settings):
     """What a user chose of Lightning's DDP is kept for ours."""
     assert place_run(arguments(), {"strategy": strategy}).settings == settings
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ("ddp_spawn", Placement(Launch(), "one device", start=Start("spawn", 2))),
+        ("ddp_notebook", Placement(Launch(), "one device", start=Start("fork", 2))),
+        (
+            "ddp_fork_find_unused_parameters_false",
+            Placement(Launch(), "one device", {"find_unused_parameters": False}, start=Start("fork", 2)),
+        ),
+    ],
+)
+def test_processes_that_train_starts(strategy, expected):
+    """Lightning's names for starting by multiprocessing; until then, and afterwards, there is one process."""
+    assert place_run(arguments(), {"strategy": strategy, "devices": 2}) == expected
+
+
+def test_start_method_of_an_instance():
+    """``DDPStrategy(start_method=...)`` says it too; a single process needs no start."""
+    strategy = DDPStrategy(start_method="forkserver")
+    assert place_run(arguments(), {"strategy": strategy, "devices": 3}).start == Start("forkserver", 3)
+    assert place_run(arguments(), {"strategy": strategy, "devices": 1}).start is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "keywords", "told"),
+    [
+        pytest.param(
+            {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}, {}, "torchrun has started 2", id="in a process of many"
+        ),
+        pytest.param({}, {"num_nodes": 2}, "not on 2: start the script with `torchrun`", id="on several nodes"),
+    ],
+)
+def test_start_that_cannot_be(variables, keywords, told, monkeypatch):
+    """Starting processes in each of several would train copies apart, and other nodes are out of reach."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    args = arguments()
+    args._setup_devices = args._choose_device()  # the other process will never come
+    with pytest.raises(TrainerSetupError, match=told):
+        place_run(args, {"strategy": "ddp_spawn", "devices": 2, **keywords})
 
 
 def test_strategy_that_contradicts_the_arguments():

@@ -7,6 +7,7 @@ import os
 
 __all__ = [
     "cuda_is_available",
+    "cuda_is_initialized",
     "gpu_lacks_bf16",
     "gpu_lacks_tf32",
     "is_yes",
@@ -33,6 +34,13 @@ def cuda_is_available() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def cuda_is_initialized() -> bool:
+    """Return whether this process uses CUDA, which processes forked from it then cannot."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def mps_is_available() -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.fields_older import AllFields
 from hf_compat.arguments.fields_reporting import LOG_LEVELS
-from hf_compat.arguments.hardware import cuda_is_available, mps_is_available, wants_cpu
+from hf_compat.arguments.hardware import cuda_is_available, cuda_is_initialized, mps_is_available, wants_cpu
 from hf_compat.arguments.launch import BY_TRAINER, Launch, read_launch
 from hf_compat.errors import TrainerSetupError
 
@@ -70,6 +70,10 @@ class Processes(AllFields):
             self.join_processes(device)
         return device
 
+    def choose_device_again(self) -> None:
+        """Forget the device: in a process started since, another one may be its own."""
+        vars(self).pop("_setup_devices", None)
+
     def _choose_device(self) -> torch.device:
         import torch
 
@@ -91,7 +95,8 @@ class Processes(AllFields):
         import torch
 
         launch = self.launch
-        if device.type == "cuda":
+        # The first GPU is the current one until CUDA is in use; saying so would start it, and forbid a later fork.
+        if device.type == "cuda" and (device.index or cuda_is_initialized()):
             torch.cuda.set_device(device)
         if launch.size == 1 or _process_group() is not None:
             return

@@ -15,9 +15,32 @@ from hf_compat.checkpoint.names import rng_state_name
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 
-__all__ = ["load_rng_state", "rng_state", "save_rng_state", "set_rng_state"]
+__all__ = [
+    "host_rng_state",
+    "load_rng_state",
+    "rng_state",
+    "save_rng_state",
+    "set_host_rng_state",
+    "set_rng_state",
+]
 
 logger = logging.getLogger(__name__)
+
+
+def host_rng_state() -> dict[str, Any]:
+    """Return the states of the global generators of the host; no GPU is asked."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+    }
+
+
+def set_host_rng_state(state: dict[str, Any]) -> None:
+    """Set the global generators of the host to ``state``."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.random.set_rng_state(state["cpu"])
 
 
 def rng_state(*, distributed: bool = False) -> dict[str, Any]:
@@ -26,11 +49,7 @@ def rng_state(*, distributed: bool = False) -> dict[str, Any]:
     Args:
         distributed: Whether to take the states of all of this process's GPUs, as a list, and not the current one's.
     """
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
+    state = host_rng_state()
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.random.get_rng_state_all() if distributed else torch.cuda.random.get_rng_state()
     return state
@@ -38,9 +57,7 @@ def rng_state(*, distributed: bool = False) -> dict[str, Any]:
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Set the global generators to ``state``; GPUs that it knows nothing of keep theirs, with a logged warning."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.random.set_rng_state(state["cpu"])
+    set_host_rng_state(state)
     if torch.cuda.is_available():
         _set_cuda_state(state.get("cuda"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,23 +12,31 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 
 from hf_compat.arguments.fsdp import FsdpSettings, read_fsdp
+from hf_compat.arguments.hardware import cuda_is_initialized
 from hf_compat.arguments.launch import OWN_MARK, Launch
-from hf_compat.engine.internals import ddp_choices, start_processes
+from hf_compat.engine.internals import ddp_choices, start_method, start_processes
 from hf_compat.engine.internals_fsdp import fsdp_choices
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "place_run"]
+__all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "Start", "place_run", "place_started"]
 
 PLACING_KEYWORDS = ("accelerator", "devices", "num_nodes", "strategy")
 """Keywords of ``lightning.Trainer`` that say where a run takes place."""
 
-_DDP_NAMES: dict[str, dict[str, Any]] = {
-    "auto": {},
-    "ddp": {},
-    "ddp_find_unused_parameters_false": {"find_unused_parameters": False},
-    "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
+_START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
+"""Lightning's name of DDP to how processes are started: the script anew, or by a method of multiprocessing."""
+
+_UNUSED: dict[str, dict[str, Any]] = {
+    "": {},
+    "_find_unused_parameters_false": {"find_unused_parameters": False},
+    "_find_unused_parameters_true": {"find_unused_parameters": True},
 }
-"""Strategy by name to the keywords of ``DistributedDataParallel`` that it stands for."""
+
+_DDP_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
+    "auto": ("popen", {}),
+    **{f"{name}{end}": (method, given) for name, method in _START_METHODS.items() for end, given in _UNUSED.items()},
+}
+"""Strategy by name to how it starts processes, and the keywords of ``DistributedDataParallel`` it stands for."""
 
 _FSDP_NAMES = ("fsdp", "fsdp_cpu_offload")
 """Names that Lightning has for ``FSDPStrategy()``, and for that with ``cpu_offload=True``."""
@@ -41,6 +49,15 @@ _FSDP_VERSIONS: tuple[int, ...] = (1, 2)
 """Versions of FSDP that ``engine.strategies.STRATEGIES`` has a row for."""
 _SHARDING = ("fsdp1", "fsdp2", "deepspeed")
 """Strategies under which a process holds only a part of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Processes that ``train`` is to start, run in and end."""
+
+    method: str
+    """``"spawn"``, ``"fork"`` or ``"forkserver"``."""
+    processes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +75,8 @@ class Placement:
     """Keywords of ``DistributedDataParallel`` that the user chose."""
     hooks: dict[str, Any] = field(default_factory=dict)
     """Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated."""
+    start: Start | None = None
+    """What ``train`` starts first; everything else takes place in this process."""
 
 
 class LaunchedEnvironment(ClusterEnvironment):
@@ -127,17 +146,22 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
         TrainerSetupError: If keywords, arguments and launcher contradict each other, or ask for a strategy that is not
             carried out.
     """
-    chosen, fsdp = keywords.get("strategy", "auto"), read_fsdp(args)
-    _check_deepspeed(chosen, args)
-    if chosen in _FSDP_NAMES or type(chosen) is FSDPStrategy:
-        chosen, fsdp = "auto", _chosen_fsdp(chosen, fsdp)
-    settings, hooks = _ddp_settings(chosen, args)
+    given, fsdp = keywords.get("strategy", "auto"), read_fsdp(args)
+    _check_deepspeed(given, args)
+    chosen = given
+    if given in _FSDP_NAMES or type(given) is FSDPStrategy:
+        chosen, fsdp = "auto", _chosen_fsdp(given, fsdp)
+    method, settings, hooks = _ddp_settings(chosen, args)
     _check_fsdp(fsdp, args)
     _check_elsewhere()
     _check_accelerator(args, keywords.get("accelerator", "auto"))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.nodes))
     wanted = _device_count(keywords.get("devices", "auto"), args, launch)
+    if method != "popen":
+        _check_start(method, given, launch, wanted_nodes, args)
+        if wanted > 1:
+            return Placement(launch, "one device", settings=settings, hooks=hooks, start=Start(method, wanted))
     if launch.launcher is None and wanted * wanted_nodes > 1:
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
         launch = args.launch
@@ -202,20 +226,53 @@ def _check_fsdp(fsdp: FsdpSettings | None, args: Any) -> None:
         raise TrainerSetupError("\n  ".join(problems))
 
 
-def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what the keyword ``strategy`` says of DDP: keywords of torch's class, and of Lightning's."""
+def place_started(args: Any, placement: Placement) -> Placement:
+    """Return where a run takes place in a process that ``train`` started; the processes know each other afterwards."""
+    args.choose_device_again()
+    args.join_processes(args.device)
+    return replace(placement, launch=args.launch, strategy="ddp", start=None)
+
+
+def _check_start(method: str, strategy: Any, launch: Launch, nodes: int, args: Any) -> None:
+    """Refuse to start processes where there are some, where they cannot be reached, and where they could not work."""
+    shown = f"`lightning={{'strategy': {_shown(strategy)}}}` starts processes by {method!r}"
+    if launch.launcher is not None:
+        raise TrainerSetupError(
+            f"{shown}, but {launch.launcher} has started {launch.size}: leave `strategy` out, or start the script "
+            "with plain `python`."
+        )
+    if nodes > 1:
+        raise TrainerSetupError(f"{shown}, on this node alone, not on {nodes}: start the script with `torchrun`.")
+    if read_fsdp(args) is not None or args.hf_deepspeed_config is not None:
+        raise TrainerSetupError(
+            f"{shown} for `train` alone, each with a whole model that comes back, but `fsdp` or `deepspeed` gives each "
+            "a part: start the script with `torchrun`, or drop them."
+        )
+    if method == "fork" and args.device.type == "cuda" and cuda_is_initialized():
+        raise TrainerSetupError(
+            f"{shown}, in which CUDA cannot be used: this process uses it already. Move what uses it (tensors, models "
+            "on a GPU) behind `train`, or choose 'ddp_spawn'."
+        )
+
+
+def _shown(strategy: Any) -> str:
+    return repr(strategy) if isinstance(strategy, str) else type(strategy).__name__
+
+
+def _ddp_settings(strategy: Any, args: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return what the keyword ``strategy`` says of DDP: start method, keywords of torch's class, and of Lightning's."""
     if isinstance(strategy, str) and strategy in _DDP_NAMES:
-        settings = _DDP_NAMES[strategy]
+        method, settings = _DDP_NAMES[strategy]
         hooks: dict[str, Any] = {}
     elif type(strategy) is DDPStrategy:
+        method = start_method(strategy)
         settings, hooks, problems = ddp_choices(strategy)
         if problems:
             raise TrainerSetupError(f"`lightning={{'strategy': DDPStrategy(...)}}`: {'; '.join(problems)}.")
     else:
-        shown = repr(strategy) if isinstance(strategy, str) else type(strategy).__name__
         kind = "" if isinstance(strategy, str | Strategy) else " It is neither a name nor a strategy."
         raise TrainerSetupError(
-            f"`lightning={{'strategy': {shown}}}` is not supported yet.{kind} Choose one of "
+            f"`lightning={{'strategy': {_shown(strategy)}}}` is not supported yet.{kind} Choose one of "
             f"{', '.join(map(repr, (*_DDP_NAMES, *_FSDP_NAMES)))}, or pass Lightning's `DDPStrategy` or `FSDPStrategy`."
         )
     asked, given = args.ddp_find_unused_parameters, settings.get("find_unused_parameters")
@@ -224,7 +281,7 @@ def _ddp_settings(strategy: Any, args: Any) -> tuple[dict[str, Any], dict[str, A
             f"`ddp_find_unused_parameters={asked}` contradicts `find_unused_parameters={given}` of `lightning`'s "
             "`strategy`: set only one of them."
         )
-    return settings, hooks
+    return method, settings, hooks
 
 
 def _check_deepspeed(strategy: Any, args: Any) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "is_fitting",
     "leave_signals_alone",
     "restore_callback_states",
+    "start_method",
     "start_processes",
     "validate_in_fit",
     "without_notices",
@@ -258,7 +259,6 @@ def ddp_choices(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], 
     instead = {
         "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of its `process_group_backend`",
         "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of its `timeout`",
-        "start_method": "its `start_method` has to be 'popen'",
         "parallel_devices": "leave its `parallel_devices` out",
         "checkpoint_io": "leave its `checkpoint_io` out",
     }
@@ -266,6 +266,14 @@ def ddp_choices(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], 
     if strategy.cluster_environment is not None:
         problems.append("leave its `cluster_environment` out, the launcher's variables decide")
     return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems
+
+
+def start_method(strategy: DDPStrategy) -> str:
+    """Return how ``strategy`` would start processes: ``"popen"``, the script anew, or a method of multiprocessing.
+
+    Contract: Lightning's ``DDPStrategy`` keeps it as ``_start_method``, None where nothing was chosen.
+    """
+    return strategy._start_method or "popen"
 
 
 def start_processes(count: int, num_nodes: int, *, mark: str) -> None:

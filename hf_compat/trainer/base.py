@@ -107,6 +107,10 @@ class TrainerBase:
         """Return whether this is the main process of all machines."""
         return self.args.process_index == 0
 
+    def _join_started(self) -> None:
+        """Become one of the processes that ``train`` started."""
+        raise NotImplementedError
+
     # ---- callbacks ----
 
     def add_callback(self, callback: Any) -> None:

@@ -72,6 +72,11 @@ class SearchMethods(SafekeepingMethods):
                 f"`hyperparameter_search` runs in one process, but this run has {self.args.world_size}. Start it with "
                 "one, or let `backend='ray'` share the trials out."
             )
+        if self._placement.start is not None:
+            raise SearchError(
+                "`hyperparameter_search` runs in one process, but `lightning`'s `strategy` starts "
+                f"{self._placement.start.processes}: leave it out."
+            )
         self.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
         self.compute_objective = default_compute_objective if compute_objective is None else compute_objective
         self.hp_name = hp_name

@@ -26,7 +26,7 @@ from hf_compat.callbacks import (
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, background_problems
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
-from hf_compat.engine.environments import Placement, place_run
+from hf_compat.engine.environments import Placement, place_run, place_started
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin, precision_problems
@@ -76,7 +76,8 @@ class Trainer(SharingMethods):
         preprocess_logits_for_metrics: ``(logits, labels)`` to what is kept of a batch's predictions.
         tokenizer: The name of ``processing_class`` before transformers 4.46.
         lightning: Keywords of the ``lightning.Trainer`` that runs the training, such as ``logger``, ``plugins`` or
-            ``profiler``; those that follow from ``args`` are refused.
+            ``profiler``; those that follow from ``args`` are refused. The strategies ``"ddp_spawn"``, ``"ddp_fork"``
+            and ``"ddp_notebook"`` start processes for ``train`` alone: see ``trainer.launching``.
 
     Attributes:
         lightning_trainer: The ``lightning.Trainer`` of the last run.
@@ -168,6 +169,16 @@ class Trainer(SharingMethods):
             return Placement(self.args.launch, "one device")
         return place_run(self.args, self._lightning_keywords)
 
+    def _join_started(self) -> None:
+        """Become one of the processes that ``train`` started: find out which one, and meet the others."""
+        self._placement = place_started(self.args, self._placement)
+        self._set_log_level()
+        self._eval_dataloaders = {}
+        self.create_accelerator_and_postprocess()
+        self._validate_args()
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, self.args.device)
+
     def _set_log_level(self) -> None:
         """Give our loggers, and transformers', the level that ``args`` ask of this process."""
         asked = self.args.log_level if self.args.should_log else self.args.log_level_replica
@@ -195,7 +206,8 @@ class Trainer(SharingMethods):
                 f"`auto_find_batch_size=True`: with {args.world_size} processes the one that runs out of memory would "
                 "start again without the others; choose a `per_device_train_batch_size` that fits."
             )
-        if args.world_size == 1 and args.device.type == "cuda" and torch.cuda.device_count() > 1:
+        alone = args.world_size == 1 and self._placement.start is None
+        if alone and args.device.type == "cuda" and torch.cuda.device_count() > 1:
             problems.append(
                 f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch in one "
                 "process. Start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to the one to use."
@@ -255,7 +267,7 @@ class Trainer(SharingMethods):
                 "Choose one with a head for the task, such as an `AutoModelFor...`."
             )
         self.place_model_on_device = self._places_model()
-        if self.place_model_on_device:
+        if self.place_model_on_device and self._placement.start is None:  # processes started later move it to theirs
             self._move_model_to_device(model, self.args.device)
         return model
 

@@ -35,6 +35,7 @@ from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.batch_size import with_smaller_batches
+from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.resuming import ResumingMethods
 
 __all__ = ["TrainingMethods"]
@@ -73,6 +74,14 @@ class TrainingMethods(ResumingMethods):
             resume_from_checkpoint = kwargs.pop("model_path")
         if kwargs:
             raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+        if self._placement.start is not None:
+            run = functools.partial(
+                TrainingMethods.train,
+                resume_from_checkpoint=resume_from_checkpoint,
+                trial=trial,
+                ignore_keys_for_eval=ignore_keys_for_eval,
+            )
+            return train_in_processes(self, self._placement.start, run)
         if self.args.should_save:  # first: a killed process may have left a checkpoint without its name
             self._prepare_output_dir()
             publish.clean_orphans(self.args.output_dir)
