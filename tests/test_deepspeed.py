@@ -194,9 +194,9 @@ LAUNCHERS = {
         [],
     ),
     "deepspeed": (
-        ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--no_local_rank"],
+        ["-m", "deepspeed.launcher.runner", "--num_gpus=2"],
         ["--master_port={port}"],
-        [json.dumps(config(2))],
+        ["--deepspeed", json.dumps(config(2))],
     ),
 }
 """Launcher to its options, and what the script is told."""
@@ -208,8 +208,9 @@ def test_launchers(tmp_path, launcher):
     """Both launchers start a ported script, and its processes train one model under ZeRO-2."""
     *options, words = LAUNCHERS[launcher]
     given = [word.format(port=free_port()) for part in options for word in part]
-    script = HERE / "launch_script.py"
-    (ended,) = finish([start([sys.executable, *given, script, tmp_path, 0, *words])], timeout=120)
+    folders = ["--folder", tmp_path, "--output_dir", tmp_path / "output"]
+    command = [sys.executable, *given, HERE / "launch_script.py", *folders, *words]
+    (ended,) = finish([start(command)], timeout=120)
     assert ended.code == 0, ended.output
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first["wrapped"] == "DeepSpeedEngine"

@@ -249,17 +249,23 @@ def check_launch(seen, *, nodes=1):
     assert seen[0]["losses"] == seen[1]["losses"]
 
 
+def script(folder, **options):
+    """Return the words of the script that the launchers start."""
+    words = [HERE / "launch_script.py", "--folder", folder, "--output_dir", folder / "output"]
+    return [*words, *(word for name, value in options.items() for word in (f"--{name}", value))]
+
+
 def launch_by_hand(folder, launcher):
     """Return the processes of one run, each told by ``launcher``'s variables which one it is."""
     rank, local_rank, variables = LAUNCHED_BY_HAND[launcher]
     variables = variables | {"MASTER_PORT": str(free_port())}
-    command = [sys.executable, HERE / "launch_script.py", folder, 0]
+    command = [sys.executable, *script(folder)]
     return [start(command, **variables, **{rank: str(number), local_rank: str(number)}) for number in (0, 1)]
 
 
 def test_lightning_starts_the_processes(tmp_path):
     """``lightning={"devices": 2, "strategy": "ddp"}`` under plain python trains one model on two processes."""
-    seen = started(tmp_path, [start([sys.executable, HERE / "launch_script.py", tmp_path, 2])])
+    seen = started(tmp_path, [start([sys.executable, *script(tmp_path, start=2)])])
     check_launch(seen)
     written = {path.name for path in (tmp_path / "output" / "checkpoint-8").iterdir()}
     assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "lightning.json"} <= written
@@ -283,8 +289,17 @@ def test_accelerate_launch(tmp_path):
     """``accelerate launch`` starts a ported script as it is."""
     options = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", *options, f"--main_process_port={free_port()}"]
-    seen = started(tmp_path, [start([*launcher, HERE / "launch_script.py", tmp_path, 0])])
+    seen = started(tmp_path, [start([*launcher, *script(tmp_path)])])
     check_launch(seen)
+
+
+@pytest.mark.slow
+def test_deepspeed_launcher(tmp_path):
+    """So does ``deepspeed``, which adds ``--local_rank`` to the script's options."""
+    pytest.importorskip("deepspeed")
+    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus=2", f"--master_port={free_port()}"]
+    process = start([*launcher, *script(tmp_path)], DS_ACCELERATOR="cpu")
+    check_launch(started(tmp_path, [process], timeout=300))
 
 
 @pytest.mark.slow
@@ -292,10 +307,7 @@ def test_two_nodes(tmp_path):
     """Two nodes of one process each train one model."""
     options = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command = [word for word in TORCHRUN if word != "--standalone"]
-    nodes = [
-        start([*command, *options, f"--node-rank={number}", HERE / "launch_script.py", tmp_path, 0])
-        for number in (0, 1)
-    ]
+    nodes = [start([*command, *options, f"--node-rank={number}", *script(tmp_path)]) for number in (0, 1)]
     check_launch(started(tmp_path, nodes), nodes=2)
 
 

@@ -59,6 +59,9 @@ LAUNCHERS: tuple[Variables, ...] = (
 ``torchrun`` stands for all that set its variables: ``accelerate launch``, ``deepspeed``, a person.
 """
 
+_LOCAL_SIZES = {"torchrun": "LOCAL_SIZE"}
+"""Launcher to a second name of ``local_size``: what ``deepspeed`` sets beside torchrun's variables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -157,7 +160,7 @@ def _number(given: Mapping[str, str], name: str, default: str | int | None = Non
 
 def _local_size(given: Mapping[str, str], names: Variables, size: int, local_rank: int) -> int:
     """Return the processes on this node; on one node where the launcher does not tell."""
-    told = given.get(names.local_size, "")
+    told = given.get(names.local_size) or given.get(_LOCAL_SIZES.get(names.launcher, ""), "")
     if told.isdigit():
         return int(told)
     nodes = given.get("SLURM_NNODES", "1") if names.launcher == "SLURM" else "1"
