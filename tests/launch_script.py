@@ -12,12 +12,17 @@ from pathlib import Path
 from helpers import ListDataset, PlainModel, vector_rows
 
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments
+from hf_compat.arguments.launch import Launch
+from hf_compat.engine.environments import LaunchedEnvironment
 
 
 @dataclass
 class Options:
     folder: str
     start: int = 0
+    rank: int | None = None
+    """Number of this process of two, told by a cluster environment of the script's own."""
+    port: int = 0
 
 
 FIXED = (
@@ -27,6 +32,10 @@ FIXED = (
 )
 options, args = HfArgumentParser((Options, TrainingArguments)).parse_args_into_dataclasses([*FIXED, *sys.argv[1:]])
 folder = Path(options.folder)
+lightning = {"devices": options.start, "strategy": "ddp"} if options.start else {}
+if options.rank is not None:
+    place = Launch("cluster", 2, options.rank, options.rank, 2, port=options.port)
+    lightning = {"plugins": [LaunchedEnvironment(place)]}
 with args.main_process_first(local=False):
     prepared = folder / "prepared"
     assert prepared.exists() or args.process_index == 0
@@ -36,7 +45,7 @@ trainer = Trainer(
     args,
     train_dataset=ListDataset(vector_rows(16)),
     eval_dataset=ListDataset(vector_rows(7, seed=1)),
-    lightning={"devices": options.start, "strategy": "ddp"} if options.start else None,
+    lightning=lightning,
 )
 trainer.train()
 seen = {

@@ -278,6 +278,14 @@ def test_slurm_variables(tmp_path):
 
 
 @pytest.mark.slow
+def test_cluster_environment_of_the_user(tmp_path):
+    """So do processes to whose Trainer a Lightning ``ClusterEnvironment`` is handed that tells which one it is."""
+    port = free_port()
+    commands = [[sys.executable, *script(tmp_path, rank=number, port=port)] for number in (0, 1)]
+    check_launch(started(tmp_path, [start(command) for command in commands]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", [name for name in LAUNCHED_BY_HAND if name != "SLURM"])
 def test_variables_by_hand(tmp_path, launcher):
     """So do processes told by other launchers' variables."""

@@ -4,11 +4,12 @@ import socket
 
 import pytest
 from helpers import PlainModel, gpt2
-from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.plugins.environments import ClusterEnvironment, LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from hf_compat import TrainingArguments
 from hf_compat.arguments.launch import Launch
+from hf_compat.engine.clusters import take_cluster_environment
 from hf_compat.engine.environments import LaunchedEnvironment, Placement, Start, place_run
 from hf_compat.engine.strategies import STRATEGIES, ddp_settings
 from hf_compat.errors import TrainerSetupError
@@ -116,6 +117,58 @@ def test_start_that_cannot_be(variables, keywords, told, monkeypatch):
     args._setup_devices = args._choose_device()  # the other process will never come
     with pytest.raises(TrainerSetupError, match=told):
         place_run(args, {"strategy": "ddp_spawn", "devices": 2, **keywords})
+
+
+class Given(LaunchedEnvironment):
+    """A cluster environment of the user's."""
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """Set variables of a launcher for the test; all of them are gone afterwards."""
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name in names:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def chosen(**values):
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return chosen
+
+
+def test_cluster_environment_says_who_this_is(variables):
+    """Without a launcher's variables a ``ClusterEnvironment`` among the plugins tells sizes, ranks and address."""
+    args = arguments()
+    assert args.world_size == 1
+    take_cluster_environment(args, {"plugins": [Given(Launch("x", 4, 3, 1, 2, "host", 1234))], "num_nodes": 2})
+    assert args.launch == Launch("torchrun", 4, 3, 1, 2, "host", 1234)
+
+
+def test_cluster_environment_that_agrees(variables):
+    """One that says what the variables say changes nothing, Lightning's own among them."""
+    variables(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
+    args = arguments()
+    for environment in (TorchElasticEnvironment(), Given(Launch("x", 2, 1, 1, 2, port=1234))):
+        take_cluster_environment(args, {"plugins": [environment]})
+        assert args.launch == Launch("torchrun", 2, 1, 1, 2, port=1234)
+
+
+@pytest.mark.parametrize(
+    ("environments", "told"),
+    [
+        pytest.param([Given(Launch("x", 3, 1, 1, 3, port=1234))], "Given.*'world size': 3.*torchrun says", id="size"),
+        pytest.param([Given(Launch("x", 2, 1, 1, 2, port=99))], "Given.*'port': 99", id="port"),
+        pytest.param([LightningEnvironment()], "LightningEnvironment.*torchrun has started 2", id="no launcher"),
+        pytest.param([LightningEnvironment(), TorchElasticEnvironment()], "keep one", id="two of them"),
+    ],
+)
+def test_cluster_environment_that_contradicts(environments, told, variables):
+    """One that says something else than the variables is named, with both answers."""
+    variables(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
+    with pytest.raises(TrainerSetupError, match=told):
+        take_cluster_environment(arguments(), {"plugins": environments})
 
 
 def test_strategy_that_contradicts_the_arguments():

@@ -29,6 +29,21 @@ MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORL
             {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}, Launch("torchrun", 2, 1, 1, 2), id="set by hand"
         ),
         pytest.param({"WORLD_SIZE": "2", "RANK": "1"}, Launch("torchrun", 2, 1, 1, 2), id="by hand, on one node"),
+        pytest.param(
+            {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1"} | MASTER,
+            Launch("torchrun", 4, 3, 1, 2, "10.0.0.1", 1234),
+            id="deepspeed, two nodes",
+        ),
+        pytest.param(
+            {"WORLD_SIZE": "2", "RANK": "1", "KUBERNETES_PORT": "tcp://10.0.0.9:443"} | MASTER,
+            Launch("torchrun", 2, 1, 0, 1, "10.0.0.1", 1234),
+            id="one process in each pod",
+        ),
+        pytest.param(
+            TORCHRUN | {"KUBERNETES_PORT": "tcp://10.0.0.9:443"} | MASTER,
+            Launch("torchrun", 4, 2, 0, 2, "10.0.0.1", 1234),
+            id="torchrun in pods",
+        ),
         pytest.param(SLURM, Launch("SLURM", 4, 3, 1, 2, "node07", 19321), id="slurm"),
         pytest.param(SLURM | {"SLURM_NODELIST": "a,b"}, Launch("SLURM", 4, 3, 1, 2, "a", 19321), id="slurm, list"),
         pytest.param(
@@ -47,6 +62,16 @@ MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORL
 def test_launches(variables, expected):
     """Who started the processes, how many there are on how many nodes, and which one this is."""
     assert read_launch(variables) == expected
+
+
+def test_lsf(tmp_path):
+    """The processes of an LSF job meet on its first host that computes, at a port that follows from the job."""
+    listed = tmp_path / "ranks"
+    listed.write_text("batch1\nnode3\nnode3\nnode4\nnode4\n")
+    rank = {f"JSM_NAMESPACE_{name}": value for name, value in zip(("SIZE", "RANK"), "43", strict=True)}
+    place = {"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
+    launch = read_launch(rank | place | {"LSB_JOBID": "23456", "LSB_DJOB_RANKFILE": str(listed)})
+    assert launch == Launch("LSF", 4, 3, 1, 2, "node3", 10456)
 
 
 def test_nodes():

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
 
@@ -108,6 +109,8 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     size = _number(given, names.size)
     if size == 1:
         return Launch()
+    if _is_pod(given, names):
+        given = {**given, names.local_rank: "0", names.local_size: "1"}
     local_rank = _number(given, names.local_rank, default=given.get(names.rank) if _is_one_node(given) else None)
     local_size = _local_size(given, names, size, local_rank)
     rank = _number(given, names.rank, default=_rank_by_node(given, names, local_rank, local_size))
@@ -143,6 +146,13 @@ def _is_at_work(names: Variables, given: Mapping[str, str]) -> bool:
 
 def _is_one_node(given: Mapping[str, str]) -> bool:
     return given.get("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost")
+
+
+def _is_pod(given: Mapping[str, str], names: Variables) -> bool:
+    """Return whether this is the one process of a Kubernetes pod, whose operator tells nothing of places on a node."""
+    if names.launcher != "torchrun" or "KUBERNETES_PORT" not in given or _is_one_node(given):
+        return False
+    return not {names.local_rank, names.local_size, "GROUP_RANK"} & given.keys()
 
 
 def _number(given: Mapping[str, str], name: str, default: str | int | None = None) -> int:
@@ -196,15 +206,25 @@ def _shown(given: Mapping[str, str], names: Variables) -> str:
 
 
 def _first_host(given: Mapping[str, str], names: Variables) -> str | None:
-    """Return the first host of SLURM's list, such as ``node[07-09,12]``."""
-    listed = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST") or given.get("SLURM_JOB_NODELIST")
-    if names.launcher != "SLURM" or not listed:
-        return None
-    match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?", listed)
-    return None if match is None else match[1] + (match[2] or "")
+    """Return the host of process 0 if the launcher lists the hosts: the first, of a SLURM job or an LSF job."""
+    if names.launcher == "SLURM":
+        listed = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST") or given.get("SLURM_JOB_NODELIST")
+        match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?", listed or "")  # such as node[07-09,12]
+        return None if match is None else match[1] + (match[2] or "")
+    if names.launcher == "LSF" and "LSB_DJOB_RANKFILE" in given:
+        hosts = Path(given["LSB_DJOB_RANKFILE"]).read_text().split()
+        return hosts[1] if len(hosts) > 1 else None  # the very first launched the job and takes no part
+    return None
+
+
+_JOB_PORTS = {"SLURM": ("SLURM_JOB_ID", 15000, 10000), "LSF": ("LSB_JOBID", 10000, 1000)}
+"""Launcher to the variable with the job's number, and the first and the number of the ports that follow from it."""
 
 
 def _port_of_job(given: Mapping[str, str], names: Variables) -> int:
-    """Return a port that two jobs on one node are unlikely to share."""
-    digits = re.sub(r"\D", "", given.get("SLURM_JOB_ID", "")) if names.launcher == "SLURM" else ""
-    return 15000 + int(digits[-4:]) if digits else _DEFAULT_PORT
+    """Return a port that two jobs on one node are unlikely to share; Lightning chooses the same."""
+    if names.launcher not in _JOB_PORTS:
+        return _DEFAULT_PORT
+    variable, first, count = _JOB_PORTS[names.launcher]
+    digits = re.sub(r"\D", "", given.get(variable, ""))
+    return first + int(digits) % count if digits else _DEFAULT_PORT

@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from hf_compat.arguments.fsdp import FsdpSettings, read_fsdp
 from hf_compat.arguments.hardware import cuda_is_initialized
 from hf_compat.arguments.launch import OWN_MARK, Launch
+from hf_compat.engine.clusters import take_cluster_environment
 from hf_compat.engine.internals import ddp_choices, start_method, start_processes
 from hf_compat.engine.internals_fsdp import fsdp_choices
 from hf_compat.errors import TrainerSetupError
@@ -144,8 +145,9 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
 
     Raises:
         TrainerSetupError: If keywords, arguments and launcher contradict each other, or ask for a strategy that is not
-            carried out.
+            carried out. A ``ClusterEnvironment`` among the plugins counts as a launcher.
     """
+    take_cluster_environment(args, keywords)
     given, fsdp = keywords.get("strategy", "auto"), read_fsdp(args)
     _check_deepspeed(given, args)
     chosen = given

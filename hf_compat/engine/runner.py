@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
@@ -124,7 +125,8 @@ def build_lightning_trainer(
         keywords: The user's own keywords of ``lightning.Trainer``; they win.
         limits: ``max_epochs`` and ``max_steps``.
     """
-    plugins = [plugin for plugin in given_plugins(keywords) if not isinstance(plugin, Precision)]
+    # The precision is there, and the strategy has a cluster environment that says what the user's does.
+    plugins = [plugin for plugin in given_plugins(keywords) if not isinstance(plugin, Precision | ClusterEnvironment)]
     settings: dict[str, Any] = {
         "default_root_dir": host.args.output_dir,
         "enable_model_summary": False,
