@@ -47,10 +47,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(command: Sequence[Any], **variables: str) -> subprocess.Popen[str]:
-    """Start ``command`` in a session of its own, its output kept."""
+def start(command: Sequence[Any], folder: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start ``command`` in ``folder`` and in a session of its own, its output kept."""
     return subprocess.Popen(
         [str(word) for word in command],
+        cwd=folder,
         env=clean_environment(**variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -5,10 +5,12 @@ Options: ``--folder``, and in ``--start`` how many devices Lightning is to start
 """
 
 import json
+import logging
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from helpers import ListDataset, PlainModel, vector_rows
 
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments
@@ -40,6 +42,7 @@ with args.main_process_first(local=False):
     prepared = folder / "prepared"
     assert prepared.exists() or args.process_index == 0
     prepared.touch()
+torch.manual_seed(0)
 trainer = Trainer(
     PlainModel(dropout=0.0),
     args,
@@ -53,6 +56,7 @@ seen = {
     "local_rank": args.local_process_index,
     "should_save": args.should_save,
     "should_log": args.should_log,
+    "level": logging.getLevelName(logging.getLogger("hf_compat").level),
     "nodes": trainer.lightning_trainer.num_nodes,
     "wrapped": type(trainer.model_wrapped).__name__,
     "steps": trainer.state.global_step,
