@@ -7,6 +7,7 @@ Options: ``--folder``, and in ``--start`` how many devices Lightning is to start
 import json
 import logging
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,9 @@ trainer = Trainer(
     lightning=lightning,
 )
 trainer.train()
+logging.getLogger("hf_compat.script").info("trained, %s", "in detail")
+logging.getLogger("hf_compat.script").error("nothing went wrong")
+warnings.warn("mind this", stacklevel=1)
 seen = {
     "world_size": args.world_size,
     "local_rank": args.local_process_index,

@@ -255,12 +255,12 @@ def script(folder, **options):
     return [*words, *(word for name, value in options.items() for word in (f"--{name}", value))]
 
 
-def launch_by_hand(folder, launcher):
+def launch_by_hand(folder, launcher, **more):
     """Return the processes of one run, each told by ``launcher``'s variables which one it is."""
     rank, local_rank, variables = LAUNCHED_BY_HAND[launcher]
     variables = variables | {"MASTER_PORT": str(free_port())}
-    command = [sys.executable, *script(folder)]
-    return [start(command, **variables, **{rank: str(number), local_rank: str(number)}) for number in (0, 1)]
+    command = [sys.executable, *script(folder, log_level="info", log_level_replica="error")]
+    return [start(command, **variables, **more, **{rank: str(number), local_rank: str(number)}) for number in (0, 1)]
 
 
 def test_lightning_starts_the_processes(tmp_path):
@@ -273,8 +273,11 @@ def test_lightning_starts_the_processes(tmp_path):
 
 
 def test_slurm_variables(tmp_path):
-    """Processes that SLURM started find each other and train one model."""
-    check_launch(started(tmp_path, launch_by_hand(tmp_path, "SLURM")))
+    """Processes that SLURM started find each other and train one model; each writes a log file, if asked for."""
+    check_launch(started(tmp_path, launch_by_hand(tmp_path, "SLURM", HF_COMPAT_LOG_DIR=str(tmp_path / "logs"))))
+    logs = [path.read_text() for path in sorted((tmp_path / "logs").iterdir())]
+    lines = ["INFO hf_compat.script: trained, in detail", "ERROR hf_compat.script: nothing went wrong", "mind this"]
+    assert [[line in log for line in lines] for log in logs] == [[True, True, True], [False, True, False]]
 
 
 @pytest.mark.slow

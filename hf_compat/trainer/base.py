@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hf_compat.callbacks import CallbackHandler
 from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.plan import RunPlan
 from hf_compat.state import TrainerControl, TrainerState
+from hf_compat.trainer.log_files import write_log_file
 from hf_compat.tuning.backends import run_id
 
 if TYPE_CHECKING:
@@ -106,6 +108,14 @@ class TrainerBase:
     def is_world_process_zero(self) -> bool:
         """Return whether this is the main process of all machines."""
         return self.args.process_index == 0
+
+    def _set_log_level(self) -> None:
+        """Give our loggers, and transformers', the level that ``args`` ask of this process; open its log file."""
+        asked = self.args.log_level if self.args.should_log else self.args.log_level_replica
+        if asked != "passive":
+            for name in ("hf_compat", "transformers"):
+                logging.getLogger(name).setLevel(self.args.get_process_log_level())
+        write_log_file(self.args.process_index, self.args.get_process_log_level())
 
     def _join_started(self) -> None:
         """Become one of the processes that ``train`` started."""

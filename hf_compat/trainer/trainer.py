@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -178,13 +177,6 @@ class Trainer(SharingMethods):
         self._validate_args()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, self.args.device)
-
-    def _set_log_level(self) -> None:
-        """Give our loggers, and transformers', the level that ``args`` ask of this process."""
-        asked = self.args.log_level if self.args.should_log else self.args.log_level_replica
-        if asked != "passive":
-            for name in ("hf_compat", "transformers"):
-                logging.getLogger(name).setLevel(self.args.get_process_log_level())
 
     def _validate_args(self) -> None:
         """Refuse constructor arguments that exclude each other or ``args``, all that is wrong in one error."""
