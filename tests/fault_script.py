@@ -15,6 +15,8 @@ class Fails(TrainerCallback):
             return
         if sys.argv[2] == "raise":
             raise ValueError("process 1 gives up")
+        if sys.argv[2] == "hang":
+            signal.pause()  # until the launcher ends it
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -22,6 +24,7 @@ args = TrainingArguments(
     sys.argv[1],
     max_steps=10**6,
     use_cpu=True,
+    ddp_timeout=3 if sys.argv[2] == "hang" else 1800,
     disable_tqdm=True,
     report_to="none",
     save_strategy="steps",

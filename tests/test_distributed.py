@@ -335,6 +335,16 @@ def test_one_process_fails(tmp_path, how):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
 
+@pytest.mark.slow
+def test_one_process_hangs(tmp_path):
+    """The others wait no longer than ``ddp_timeout``, here three seconds, and end it all."""
+    script = Path(HERE, "fault_script.py")
+    ended = finish([start([*TORCHRUN, "--nproc-per-node=2", script, tmp_path, "hang"])], timeout=90)[0]
+    assert ended.code != 0
+    assert "imed out" in ended.output, ended.output
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
 def test_every_scenario_has_a_name():
     """The lists above name scenarios that there are."""
     assert {*QUICK, *THOROUGH} <= BODIES.keys()

@@ -15,6 +15,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -115,16 +116,23 @@ def _end_if_told_by_the_run(signals: Sequence[int]) -> None:
     os._exit(0)  # a hanging thread would not let an exception through
 
 
-def agreed(signum: int) -> int:
+def agreed(signum: int, timeout: timedelta | None = None) -> int:
     """Return the largest ``signum`` that any process of the run passed; each has to call it at the same point.
 
     With several processes this is one reduction of four bytes between the hosts, some 0.1 ms on one machine; no process
     waits for its device. A single process asks nobody.
+
+    Args:
+        signum: What this process noted, 0 for nothing.
+        timeout: How long it waits for the others. Default: torch's for the backend.
+
+    Raises:
+        RuntimeError: If another process is gone, or does not come.
     """
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return signum
     vote = torch.tensor([signum], dtype=torch.int32)
-    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_host_group(distributed.group.WORLD))
+    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_host_group(distributed.group.WORLD, timeout))
     return int(vote.item())
 
 
@@ -132,12 +140,12 @@ _host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """A group of all processes to the one of the same processes that was made of it, as long as the former is there."""
 
 
-def _host_group(world: Any) -> Any:
+def _host_group(world: Any, timeout: timedelta | None) -> Any:
     """Return a group of all processes of ``world`` that talks between hosts."""
     if distributed.get_backend(world) == "gloo":
         return world
     if world not in _host_groups:
-        _host_groups[world] = distributed.new_group(backend="gloo")
+        _host_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
     return _host_groups[world]
 
 

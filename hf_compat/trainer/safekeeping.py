@@ -97,7 +97,10 @@ class SafekeepingMethods(SavingMethods):
             SystemExit: With status 128 + signal, 143 for SIGTERM.
         """
         watch = self._preemption
-        if watch is None or not (signum := agreed(watch.received)) or self.control.should_training_stop:
+        if watch is None:
+            return
+        signum = agreed(watch.received, self.args.ddp_timeout_delta)
+        if not signum or self.control.should_training_stop:
             return
         name, step = signal.Signals(signum).name, self.state.global_step
         logger.warning("%s: the run leaves at update step %s.", name, step)
