@@ -84,7 +84,7 @@ def test_strategy_of_the_user(strategy, settings):
         ("ddp_notebook", Placement(Launch(), "one device", start=Start("fork", 2))),
         (
             "ddp_fork_find_unused_parameters_false",
-            Placement(Launch(), "one device", {"find_unused_parameters": False}, start=Start("fork", 2)),
+            Placement(Launch(), "one device", settings={"find_unused_parameters": False}, start=Start("fork", 2)),
         ),
     ],
 )
@@ -136,6 +136,13 @@ def variables(monkeypatch):
             monkeypatch.setenv(name, value)
 
     return chosen
+
+
+def test_start_of_a_sharded_run():
+    """Processes that are gone after ``train`` hand a whole model back, which those of a sharded run do not have."""
+    args = arguments(fsdp="full_shard")
+    with pytest.raises(TrainerSetupError, match=r"'ddp_spawn'.*`fsdp` or `deepspeed` gives each a part"):
+        place_run(args, {"strategy": "ddp_spawn", "devices": 2})
 
 
 def test_cluster_environment_says_who_this_is(variables):

@@ -117,10 +117,6 @@ class TrainerBase:
                 logging.getLogger(name).setLevel(self.args.get_process_log_level())
         write_log_file(self.args.process_index, self.args.get_process_log_level())
 
-    def _join_started(self) -> None:
-        """Become one of the processes that ``train`` started."""
-        raise NotImplementedError
-
     # ---- callbacks ----
 
     def add_callback(self, callback: Any) -> None:

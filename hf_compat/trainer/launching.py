@@ -32,7 +32,8 @@ from hf_compat import collectives
 from hf_compat.arguments.hardware import cuda_is_initialized
 from hf_compat.arguments.launch import OWN_MARK
 from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
-from hf_compat.engine.environments import Start
+from hf_compat.engine.environments import Start, place_started
+from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.trainer.preemption import Preemption, exit_status
@@ -96,8 +97,7 @@ def train_in_processes(trainer: TrainerBase, start: Start, run: Callable[[Any], 
             context = start_processes(  # type: ignore[no-untyped-call]
                 _work, (job,), start.processes, join=False, start_method=start.method
             )
-        plugins = trainer._lightning_keywords.get("plugins")
-        watch = Preemption(slurm_signal(plugins if isinstance(plugins, list | tuple) else [plugins]))
+        watch = Preemption(slurm_signal(given_plugins(trainer._lightning_keywords)))
         try:
             with watch.watching():
                 _wait(context, watch, folder)
@@ -207,7 +207,7 @@ def _train(rank: int, job: _Job) -> None:
         packed = torch.load(job.folder / "job", map_location="cpu", weights_only=False)
         trainer, run = packed["trainer"], packed["run"]
         set_host_rng_state(packed["random"])
-    trainer._join_started()
+    _take_place(trainer)
     output = run(trainer)
     if rank == 0:
         attributes = {name: getattr(trainer, name) for name in _KEPT if hasattr(trainer, name)}
@@ -222,6 +222,17 @@ def _train(rank: int, job: _Job) -> None:
         torch.save(kept, job.folder / "result")
     collectives.barrier()
     distributed.destroy_process_group()
+
+
+def _take_place(trainer: Any) -> None:
+    """Tell ``trainer`` which process this is now, and let it meet the others."""
+    trainer._placement = place_started(trainer.args, trainer._placement)
+    trainer._set_log_level()
+    trainer._eval_dataloaders = {}
+    trainer.create_accelerator_and_postprocess()
+    trainer._validate_args()
+    if trainer.place_model_on_device:
+        trainer._move_model_to_device(trainer.model, trainer.args.device)
 
 
 def _pickled(error: Exception, rank: int) -> bytes:

@@ -25,7 +25,7 @@ from hf_compat.callbacks import (
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, background_problems
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
-from hf_compat.engine.environments import Placement, place_run, place_started
+from hf_compat.engine.environments import Placement, place_run
 from hf_compat.engine.loggers import LoggingCallback, build_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin, precision_problems
@@ -167,16 +167,6 @@ class Trainer(SharingMethods):
         if keyword_problems(self._lightning_keywords):  # told with all others
             return Placement(self.args.launch, "one device")
         return place_run(self.args, self._lightning_keywords)
-
-    def _join_started(self) -> None:
-        """Become one of the processes that ``train`` started: find out which one, and meet the others."""
-        self._placement = place_started(self.args, self._placement)
-        self._set_log_level()
-        self._eval_dataloaders = {}
-        self.create_accelerator_and_postprocess()
-        self._validate_args()
-        if self.place_model_on_device:
-            self._move_model_to_device(self.model, self.args.device)
 
     def _validate_args(self) -> None:
         """Refuse constructor arguments that exclude each other or ``args``, all that is wrong in one error."""

@@ -69,11 +69,7 @@ class TrainingMethods(ResumingMethods):
             DataError: If there is nothing to train on.
             ModelError: If the model returns no loss.
         """
-        if "model_path" in kwargs:
-            warnings.warn("`model_path` is now `resume_from_checkpoint`.", FutureWarning, stacklevel=2)
-            resume_from_checkpoint = kwargs.pop("model_path")
-        if kwargs:
-            raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+        resume_from_checkpoint = _older_name(kwargs, resume_from_checkpoint)
         if self._placement.start is not None:
             run = functools.partial(
                 TrainingMethods.train,
@@ -380,3 +376,13 @@ class TrainingMethods(ResumingMethods):
         if model is None:
             raise RuntimeError("`model_init` returned None; it has to return the model.")
         return model
+
+
+def _older_name(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:
+    """Return the checkpoint that ``kwargs`` names as ``model_path``, else ``resume_from_checkpoint``."""
+    if "model_path" in kwargs:
+        warnings.warn("`model_path` is now `resume_from_checkpoint`.", FutureWarning, stacklevel=3)
+        resume_from_checkpoint = kwargs.pop("model_path")
+    if kwargs:
+        raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+    return resume_from_checkpoint
