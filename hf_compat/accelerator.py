@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,20 @@ from hf_compat.process_state import ProcessState
 if TYPE_CHECKING:
     from hf_compat.engine.module import HFModule
 
+
+class DataProcesses(Protocol):
+    """Over which processes batches are shared out; a ``Placement`` is one."""
+
+    @property
+    def data_processes(self) -> int: ...
+
+    @property
+    def data_process(self) -> int: ...
+
+    @property
+    def data_group(self) -> Any: ...
+
+
 __all__ = ["Accelerator"]
 
 
@@ -35,8 +49,11 @@ class Accelerator(ProcessState):
         config: How loaders are shared out; its settings are readable here too.
         data_seed: Seed of the order of samples; None takes torch's initial seed.
         deepspeed_plugin: What a run under DeepSpeed is asked about, None for any other.
+        sharing: Over which processes batches are shared out. Default: all.
 
     Attributes:
+        data_processes: How many processes see different batches; the others repeat one of them.
+        data_process: The number of this one among them.
         state: Facts of this process.
         strategy: What the strategy of the run under way, or of the last one, does with the model.
         sync_gradients: Whether the backward pass under way ends an update step.
@@ -52,9 +69,13 @@ class Accelerator(ProcessState):
         config: AcceleratorConfig,
         data_seed: int | None = None,
         deepspeed_plugin: Any = None,
+        sharing: DataProcesses | None = None,
     ) -> None:
         super().__init__(device, launch, deepspeed_plugin)
         self.state = ProcessState(device, launch, deepspeed_plugin)
+        self.data_processes = launch.size if sharing is None else sharing.data_processes
+        self.data_process = launch.rank if sharing is None else sharing.data_process
+        self._data_group = None if sharing is None else sharing.data_group
         self.split_batches = config.split_batches
         self.dispatch_batches = config.dispatch_batches
         self.even_batches = config.even_batches
@@ -132,7 +153,13 @@ class Accelerator(ProcessState):
         self.sync_gradients = True
         yield
 
-    # ---- all processes together ----
+    # ---- all processes that see different batches together ----
+
+    def synchronise_metric(self, metric: Any) -> None:
+        """Have a torchmetrics ``metric`` or collection merge each sample once."""
+        if self._data_group is not None:
+            for one in metric.values() if hasattr(metric, "values") else [metric]:
+                one.process_group = self._data_group
 
     def watch_evaluation(self, loader: Any) -> Any:
         """Let :meth:`gather_for_metrics` trim by ``loader``, by the train loader if None; return the one before."""
@@ -141,7 +168,7 @@ class Accelerator(ProcessState):
 
     def gather(self, tensors: Any) -> Any:
         """Return ``tensors`` of all processes, joined along the first axis; each of one shape on every process."""
-        return collectives.gather(tensors)
+        return collectives.gather(tensors, self._data_group)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Return ``input_data`` of all processes; of the last batch only as many samples as the data set holds.
@@ -154,7 +181,8 @@ class Accelerator(ProcessState):
             As accelerate's: with a data set without length, or a tensor without dimensions, nothing is trimmed.
         """
         by_object = use_gather_object or not collectives.has_only_tensors(input_data)
-        data = collectives.gather_objects(input_data) if by_object else collectives.gather(input_data)
+        gather = collectives.gather_objects if by_object else collectives.gather
+        data = gather(input_data, self._data_group)
         loader = self._train_loader if self._eval_loader is None else self._eval_loader
         remainder = getattr(loader, "remainder", -1)
         if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
@@ -168,7 +196,7 @@ class Accelerator(ProcessState):
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Return ``tensor`` padded along ``dim`` to the longest of all processes."""
-        return collectives.pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, self._data_group)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return ``tensor`` reduced over all processes: ``"sum"``, ``"mean"`` or ``"max"``.
@@ -178,7 +206,7 @@ class Accelerator(ProcessState):
             reduction: How.
             scale: For TPUs in accelerate; without effect elsewhere, there and here.
         """
-        return collectives.reduce(tensor, reduction)
+        return collectives.reduce(tensor, reduction, self._data_group)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
         """Return ``tensor`` as process ``from_process`` has it."""
@@ -204,8 +232,8 @@ class Accelerator(ProcessState):
     ) -> PreparedDataLoader:
         """Return a loader of this process's batches, shuffled by seed and epoch."""
         sharing = Sharing(
-            processes=self.num_processes,
-            process=self.process_index,
+            processes=self.data_processes,
+            process=self.data_process,
             split=self.split_batches,
             even=self.even_batches,
             dispatch=self.dispatch_batches,
@@ -226,9 +254,10 @@ class Accelerator(ProcessState):
         if device_placement is not False:
             model.to(self.device)
         trains = not evaluation_mode and any(weight.requires_grad for weight in model.parameters())
-        if self.num_processes == 1 or not trains or isinstance(model, DistributedDataParallel):
+        if self.data_processes == 1 or not trains or isinstance(model, DistributedDataParallel):
             return model
-        return DistributedDataParallel(model, device_ids=None if self.device.type == "cpu" else [self.device])
+        devices = None if self.device.type == "cpu" else [self.device]
+        return DistributedDataParallel(model, device_ids=devices, process_group=self._data_group)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return what evaluations call of the wrapped ``model``."""

@@ -33,9 +33,9 @@ def _in_use() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def process_count() -> int:
-    """Return how many processes take part, 1 outside a process group."""
-    return distributed.get_world_size() if _in_use() else 1
+def process_count(group: Any = None) -> int:
+    """Return how many processes take part, of all or of those in ``group``; 1 outside a process group."""
+    return distributed.get_world_size(group) if _in_use() else 1
 
 
 def process_number() -> int:
@@ -76,31 +76,35 @@ def barrier() -> None:
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
-def gather(tensors: Any) -> Any:
-    """Return the tensors of all processes, joined along the first axis in the order of the processes.
+def gather(tensors: Any, group: Any = None) -> Any:
+    """Return the tensors of all processes, or of those in ``group``, joined along the first axis in their order.
 
     A tensor without dimensions counts as one of ``(1,)``. Each has to have the same shape on every process.
     """
-    return map_tensors(_gather_one, tensors) if process_count() > 1 else tensors
+    if process_count(group) == 1:
+        return tensors
+    return map_tensors(lambda tensor: _gather_one(tensor, group), tensors)
 
 
-def _gather_one(tensor: Tensor) -> Tensor:
+def _gather_one(tensor: Tensor, group: Any) -> Tensor:
     mine = (tensor.clone()[None] if tensor.ndim == 0 else tensor).contiguous()
-    parts = [torch.empty_like(mine) for _ in range(process_count())]
-    distributed.all_gather(parts, mine)
+    parts = [torch.empty_like(mine) for _ in range(process_count(group))]
+    distributed.all_gather(parts, mine, group=group)
     return torch.cat(parts)
 
 
-def gather_objects(items: Any) -> Any:
-    """Return a list of what is in the lists of all processes; with one process, ``items`` itself."""
-    if process_count() == 1:
+def gather_objects(items: Any, group: Any = None) -> Any:
+    """Return a list of what is in the lists of all processes, or of ``group``; with one process, ``items`` itself."""
+    if process_count(group) == 1:
         return items
-    parts: list[Any] = [None] * process_count()
-    distributed.all_gather_object(parts, items)
+    parts: list[Any] = [None] * process_count(group)
+    distributed.all_gather_object(parts, items, group=group)
     return [item for part in parts for item in part]
 
 
-def pad_across_processes(tensors: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+def pad_across_processes(
+    tensors: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: Any = None
+) -> Any:
     """Return ``tensors`` filled up with ``pad_index`` along ``dim`` to the longest of all processes.
 
     Args:
@@ -108,6 +112,7 @@ def pad_across_processes(tensors: Any, dim: int = 0, pad_index: int = 0, pad_fir
         dim: The axis along which lengths differ.
         pad_index: What is filled in.
         pad_first: Fill in before the values instead of after them.
+        group: The processes, if not all.
     """
 
     def pad(tensor: Tensor) -> Tensor:
@@ -115,7 +120,7 @@ def pad_across_processes(tensors: Any, dim: int = 0, pad_index: int = 0, pad_fir
             return tensor
         axis = dim % tensor.ndim
         length = tensor.shape[axis]
-        longest = int(_gather_one(torch.tensor([length], device=tensor.device)).max())
+        longest = int(_gather_one(torch.tensor([length], device=tensor.device), group).max())
         if longest == length:
             return tensor
         shape = list(tensor.shape)
@@ -124,18 +129,22 @@ def pad_across_processes(tensors: Any, dim: int = 0, pad_index: int = 0, pad_fir
         padded.narrow(axis, longest - length if pad_first else 0, length).copy_(tensor)
         return padded
 
-    return map_tensors(pad if process_count() > 1 else lambda tensor: tensor, tensors)
+    return map_tensors(pad if process_count(group) > 1 else lambda tensor: tensor, tensors)
 
 
-def reduce(tensors: Any, reduction: str = "mean") -> Any:
-    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all processes; ``"none"`` sums, as accelerate."""
+def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
+    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all processes, or over those in ``group``.
+
+    ``"none"`` sums, as accelerate.
+    """
 
     def combine(tensor: Tensor) -> Tensor:
         result = tensor.clone()
-        if process_count() > 1:
-            distributed.all_reduce(result, distributed.ReduceOp.MAX if reduction == "max" else distributed.ReduceOp.SUM)
+        if process_count(group) > 1:
+            operation = distributed.ReduceOp.MAX if reduction == "max" else distributed.ReduceOp.SUM
+            distributed.all_reduce(result, operation, group=group)
             if reduction == "mean":
-                result /= process_count()
+                result /= process_count(group)
         return result
 
     return map_tensors(combine, tensors)

@@ -91,13 +91,6 @@ def torchrun(script: Path, *words: Any, processes: int = 2, timeout: float = 120
     return finish([start(command, **variables)], timeout=timeout)[0]
 
 
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2, timeout: float = 400) -> None:
     """Run scenarios of ``distributed_scenarios`` one after the other in one launch.
 

@@ -205,6 +205,7 @@ ONE_OF_EACH = {
     "lr_scheduler_type": ("reduce_lr_on_plateau", "_schedule"),
     "fp16": (True, "_precision"),
     "fsdp_config": ({"a": 1}, "_fsdp"),
+    "parallelism_config": ({"tp_size": 0}, "_parallelism"),
 }
 """Field to a wrong value, and the check that finds it; no two of them hide each other."""
 

@@ -213,6 +213,7 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "average_tokens_across_devices": "tests/distributed_scenarios.py::tokens_of_each_process",
     "fsdp": "tests/test_fsdp_arguments.py::test_settings",
     "fsdp_config": "tests/test_fsdp_arguments.py::test_settings",
+    "parallelism_config": "tests/test_tensor_parallel.py::test_numbers_of_one_process",
     "ddp_find_unused_parameters": "tests/test_environments.py::test_settings_of_ddp",
     "ddp_bucket_cap_mb": "tests/test_environments.py::test_settings_of_ddp",
     "ddp_broadcast_buffers": "tests/test_environments.py::test_settings_of_ddp",

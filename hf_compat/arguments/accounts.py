@@ -115,6 +115,7 @@ ACCOUNTS: dict[str, str] = {
     "ddp_timeout": "The time limit of every operation of all processes together.",
     "fsdp": "The model is sharded over the processes: as torch's `FullyShardedDataParallel`, or its `fully_shard`.",
     "fsdp_config": "How it is sharded, which layers are gathered by themselves, and what checkpoints hold.",
+    "parallelism_config": "Neighbouring processes, `tp_size` of them, split the model's matrices by its plan.",
     "deepspeed": "DeepSpeed's config; its `auto` values follow the arguments. ZeRO-3 partitions models as they load.",
     "debug": "`underflow_overflow` watches the outputs of every module for values that are not finite.",
     "skip_memory_metrics": "With False, metrics say how much memory each stage took.",

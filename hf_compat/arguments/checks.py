@@ -20,6 +20,7 @@ from hf_compat.arguments.hardware import (
     mps_is_available,
     wants_cpu,
 )
+from hf_compat.arguments.parallelism import parallelism_problems
 from hf_compat.arguments.problems import Problem
 from hf_compat.arguments.processes import Processes
 from hf_compat.arguments.semantics import Semantics
@@ -224,6 +225,10 @@ def _fsdp(args: Processes, semantics: Semantics) -> Problems:
     yield from fsdp_problems(args)
 
 
+def _parallelism(args: Processes, semantics: Semantics) -> Problems:
+    yield from parallelism_problems(args)
+
+
 CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
     _bounds,
     _counts,
@@ -237,6 +242,7 @@ CHECKS: tuple[Callable[[Processes, Semantics], Problems], ...] = (
     _precision,
     deepspeed_problems,
     _fsdp,
+    _parallelism,
 )
 
 

@@ -125,7 +125,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("data_seed", "plan", "data/preparing.py"),
     FieldRule("use_cpu", "trainer", "accelerator"),
     FieldRule("accelerator_config", "plan", "trainer/trainer.py"),
-    FieldRule("parallelism_config", "unsupported", "parallelism of several dimensions is not supported yet; drop it"),
+    FieldRule("parallelism_config", "plan", "engine/tensor_parallel.py"),
     FieldRule("dataloader_drop_last", "plan", "trainer/data.py"),
     FieldRule("dataloader_num_workers", "plan", "trainer/data.py"),
     FieldRule("dataloader_pin_memory", "plan", "trainer/data.py"),

@@ -32,7 +32,7 @@ def _plain(name: str, value: Any) -> Any:
         settings.pop("use_configured_state", None)  # upstream has taken it out by the time it is asked
         return settings
     if name == "parallelism_config" and value is not None:
-        return value.to_json()
+        return value if isinstance(value, dict) else value.to_json()
     if name == "model_init_kwargs" and isinstance(value, dict):
         quantization: Any = value.get("quantization_config")
         if hasattr(quantization, "to_dict"):

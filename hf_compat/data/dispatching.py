@@ -29,18 +29,24 @@ class DispatchingDataLoader(PreparedDataLoader):
         *args: As for ``DataLoader``.
         split: Split each batch over the processes, rather than read one for each.
         lead: Batches that process 0 leaves out before it reads the first round.
+        processes: How many see different batches.
+        process: The number of this one among them.
         **settings: As for ``PreparedDataLoader``.
 
     References:
         Same batches as accelerate ``data_loader.py`` ``DataLoaderDispatcher``.
     """
 
-    own_settings = (*PreparedDataLoader.own_settings, "split")
+    own_settings = (*PreparedDataLoader.own_settings, "split", "processes", "process")
 
-    def __init__(self, *args: Any, split: bool = False, lead: int = 0, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, split: bool = False, lead: int = 0, processes: int, process: int, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
         self.split = split
         self.lead = lead
+        self.processes = processes
+        self.process = process
         self._round: list[StatedBatch] = []
 
     def note_states(self, start: StreamStates | None = None) -> None:
@@ -53,14 +59,14 @@ class DispatchingDataLoader(PreparedDataLoader):
         batches = super().__len__()
         if self.split:
             return batches
-        rounds = batches / collectives.process_count()
+        rounds = batches / self.processes
         return math.floor(rounds) if self.drops_last else math.ceil(rounds)
 
     @property
     def total_batch_size(self) -> int | None:
         """Samples of a full round."""
         size = super().total_batch_size
-        return size if size is None or self.split else size * collectives.process_count()
+        return size if size is None or self.split else size * self.processes
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield this process's batches of epoch ``iteration``."""
@@ -93,7 +99,7 @@ class DispatchingDataLoader(PreparedDataLoader):
         """Return what the main process reads for one round, None at the end and on the others."""
         if collectives.process_number() != 0:
             return None
-        count = 1 if self.split else collectives.process_count()
+        count = 1 if self.split else self.processes
         read = [batch for _, batch in zip(range(count), batches, strict=False)]
         if not read or (len(read) < count and self.drops_last):
             return None
@@ -113,11 +119,10 @@ class DispatchingDataLoader(PreparedDataLoader):
 
     def _first_samples(self, current: Any) -> Any:
         """Return the samples that fill up the last round: the first of the pass, which a resumed run is told."""
-        count = collectives.process_count()
         told = None if self._start is None else self._start.first
         leaves = iter(told or ())
         first = collectives.map_tensors(
-            lambda tensor: tensor[:count] if told is None else next(leaves).to(tensor.device), current
+            lambda tensor: tensor[: self.processes] if told is None else next(leaves).to(tensor.device), current
         )
         if self.stream_states is not None:
             self.stream_states.first = kept = []
@@ -137,12 +142,12 @@ class DispatchingDataLoader(PreparedDataLoader):
 
     def _part(self, batch: Any, first: Any) -> Any:
         """Return this process's samples of ``batch``."""
-        count = collectives.process_count()
+        count = self.processes
         size, odd = divmod(find_batch_size(batch) or 0, count)
         if odd and self.end_of_dataloader and not self.drops_last:
             batch = _joined([batch, first])
             size += 1
-        start = collectives.process_number() * size
+        start = self.process * size
         return collectives.map_tensors(lambda tensor: tensor[start : start + size], batch)
 
 

@@ -73,7 +73,8 @@ def prepare_dataloader(
     }
     if sharing.processes > 1 and dispatches:
         settings.pop("generator", None)
-        return DispatchingDataLoader(loader.dataset, split=sharing.split, **loader_batching(loader), **settings)
+        settings |= {"split": sharing.split, "processes": sharing.processes, "process": sharing.process}
+        return DispatchingDataLoader(loader.dataset, **loader_batching(loader), **settings)
     if sharing.processes == 1:
         return PreparedDataLoader(loader.dataset, **loader_batching(loader), **settings)
     if is_stream:

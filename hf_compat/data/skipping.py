@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
-from hf_compat import collectives
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.samplers import SeedableRandomSampler
@@ -31,8 +30,8 @@ def skip_batches(loader: Any, count: int) -> Any:
         return _SkippedIterable(loader, count)
     kind: Any = type(loader) if isinstance(loader, PreparedDataLoader) else DataLoader
     # Where one process reads for all, its sampler gives a batch for each in turn.
-    read = isinstance(loader, DispatchingDataLoader) and not loader.split
-    sampled = count * (collectives.process_count() if read else 1)
+    read = loader.processes if isinstance(loader, DispatchingDataLoader) and not loader.split else 1
+    sampled = count * read
     settings = loader_settings(loader)
     if isinstance(loader.dataset, IterableDataset):
         if kind is DataLoader:

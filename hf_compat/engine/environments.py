@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
 from hf_compat.arguments.fsdp import FsdpSettings, read_fsdp
 from hf_compat.arguments.hardware import cuda_is_initialized
 from hf_compat.arguments.launch import OWN_MARK, Launch
+from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
 from hf_compat.engine.clusters import take_cluster_environment
 from hf_compat.engine.internals import ddp_choices, start_method, start_processes
 from hf_compat.engine.internals_fsdp import fsdp_choices
+from hf_compat.engine.internals_parallel import grid_of, parallel_choices
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "Start", "place_run", "place_started"]
@@ -48,7 +50,7 @@ _ELSEWHERE = ("ACCELERATE_USE_MEGATRON_LM",)
 
 _FSDP_VERSIONS: tuple[int, ...] = (1, 2)
 """Versions of FSDP that ``engine.strategies.STRATEGIES`` has a row for."""
-_SHARDING = ("fsdp1", "fsdp2", "deepspeed")
+_SHARDING = ("fsdp1", "fsdp2", "deepspeed", "tensor parallel")
 """Strategies under which a process holds only a part of the model."""
 
 
@@ -78,6 +80,20 @@ class Placement:
     """Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated."""
     start: Start | None = None
     """What ``train`` starts first; everything else takes place in this process."""
+    tensor_parallel: int = 1
+    """Neighbouring processes that see the same batches, each with a part of every matrix."""
+    data_group: Any = None
+    """The torch process group of those that see different batches; None for all."""
+
+    @property
+    def data_processes(self) -> int:
+        """How many see different batches."""
+        return self.launch.size // self.tensor_parallel
+
+    @property
+    def data_process(self) -> int:
+        """The number of this one among those that see different batches."""
+        return self.launch.rank // self.tensor_parallel
 
 
 class LaunchedEnvironment(ClusterEnvironment):
@@ -150,10 +166,10 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
     take_cluster_environment(args, keywords)
     given, fsdp = keywords.get("strategy", "auto"), read_fsdp(args)
     _check_deepspeed(given, args)
-    chosen = given
+    chosen, by_lightning = given, type(given) is ModelParallelStrategy
     if given in _FSDP_NAMES or type(given) is FSDPStrategy:
         chosen, fsdp = "auto", _chosen_fsdp(given, fsdp)
-    method, settings, hooks = _ddp_settings(chosen, args)
+    method, settings, hooks = _ddp_settings("auto" if by_lightning else chosen, args)
     _check_fsdp(fsdp, args)
     _check_elsewhere()
     _check_accelerator(args, keywords.get("accelerator", "auto"))
@@ -174,8 +190,45 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
             "and `num_nodes` out, or start as many processes."
         )
     args.join_processes(args.device)
+    sizes = _given_sizes(given, args, launch) if by_lightning else read_parallelism(args)
+    if sizes is not None:
+        _check_sizes(sizes, fsdp, launch)
+        group = grid_of(sizes.data, sizes.tensor, args.device)["data_parallel"].get_group()
+        return Placement(launch, "tensor parallel", True, fsdp, tensor_parallel=sizes.tensor, data_group=group)
     name = _strategy_name(args, fsdp, launch)
     return Placement(launch, name, name in _SHARDING, fsdp, settings, hooks)
+
+
+def _given_sizes(strategy: ModelParallelStrategy, args: Any, launch: Launch) -> ParallelSizes:
+    """Return the grid of processes that the user's ``strategy`` says.
+
+    Raises:
+        TrainerSetupError: If it says something that cannot be kept, or ``parallelism_config`` another one.
+    """
+    data, tensor, problems = parallel_choices(strategy)
+    sizes = ParallelSizes(launch.nodes if data == "auto" else data, launch.local_size if tensor == "auto" else tensor)
+    if sizes.tensor == 1:
+        problems.append("without a `tensor_parallel_size` above 1 this is FSDP: set `fsdp=True` and `fsdp_config`")
+    if read_parallelism(args) not in (None, sizes):
+        problems.append(f"`parallelism_config={args.parallelism_config!r}` says otherwise: set only one of them")
+    if problems:
+        raise TrainerSetupError(f"`lightning={{'strategy': ModelParallelStrategy(...)}}`: {'; '.join(problems)}.")
+    return sizes
+
+
+def _check_sizes(sizes: ParallelSizes, fsdp: FsdpSettings | None, launch: Launch) -> None:
+    if sizes.total != launch.size:
+        raise TrainerSetupError(
+            f"{sizes.data} processes with different batches times {sizes.tensor} that split each matrix "
+            f"(`parallelism_config`'s `dp_shard_size` and `tp_size`, or `ModelParallelStrategy`'s sizes) make "
+            f"{sizes.total}, but the run has {launch.size}: start as many, or change the sizes."
+        )
+    if fsdp is not None and (sizes.data == 1 or fsdp.version != 2 or fsdp.state_dict_type != "full"):
+        raise TrainerSetupError(
+            f"`fsdp` beside a tensor parallel size of {sizes.tensor}: that needs a `dp_shard_size` above 1, here "
+            f"{sizes.data}, and in `fsdp_config` `version` 2, here {fsdp.version}, and `state_dict_type` "
+            f"'FULL_STATE_DICT', here {fsdp.state_dict_type!r}. Change them, or drop `fsdp`."
+        )
 
 
 def _strategy_name(args: Any, fsdp: FsdpSettings | None, launch: Launch) -> str:
@@ -275,7 +328,8 @@ def _ddp_settings(strategy: Any, args: Any) -> tuple[str, dict[str, Any], dict[s
         kind = "" if isinstance(strategy, str | Strategy) else " It is neither a name nor a strategy."
         raise TrainerSetupError(
             f"`lightning={{'strategy': {_shown(strategy)}}}` is not supported yet.{kind} Choose one of "
-            f"{', '.join(map(repr, (*_DDP_NAMES, *_FSDP_NAMES)))}, or pass Lightning's `DDPStrategy` or `FSDPStrategy`."
+            f"{', '.join(map(repr, (*_DDP_NAMES, *_FSDP_NAMES)))}, or pass Lightning's `DDPStrategy`, `FSDPStrategy` "
+            "or `ModelParallelStrategy`."
         )
     asked, given = args.ddp_find_unused_parameters, settings.get("find_unused_parameters")
     if None not in (asked, given) and asked != given:

@@ -22,7 +22,7 @@ from hf_compat.engine.model_strategy import ModelStrategy
 from hf_compat.engine.sharding import reshard, shard_model
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["FSDP2Strategy", "fsdp2_strategy"]
+__all__ = ["FSDP2Strategy", "fsdp2_strategy", "sharding_dtype"]
 
 
 class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
@@ -39,8 +39,8 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         self, placement: Placement, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
     ) -> None:
         super().__init__(
-            data_parallel_size=placement.launch.size,
-            tensor_parallel_size=1,
+            data_parallel_size=placement.data_processes,
+            tensor_parallel_size=placement.tensor_parallel,
             save_distributed_checkpoint=settings.state_dict_type != "full",
         )
         self.cluster_environment = LaunchedEnvironment(placement.launch)
@@ -134,9 +134,18 @@ def fsdp2_strategy(placement: Placement, args: Any, model: nn.Module) -> FSDP2St
     """
     settings = placement.fsdp
     assert settings is not None, "the placement is FSDP's"
+    return FSDP2Strategy(placement, args.device, settings, sharding_dtype(args))
+
+
+def sharding_dtype(args: Any) -> torch.dtype | None:
+    """Return the dtype of mixed precision, None without.
+
+    Raises:
+        TrainerSetupError: If it is float16.
+    """
     if args.mixed_precision == "fp16":
         raise TrainerSetupError(
-            "`fp16=True`: FSDP version 2 has no gradient scaler for sharded gradients; set `bf16=True` instead."
+            "`fp16=True`: there is no gradient scaler for gradients of which each process holds a part; set "
+            "`bf16=True` instead."
         )
-    dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
-    return FSDP2Strategy(placement, args.device, settings, dtype)
+    return torch.bfloat16 if args.mixed_precision == "bf16" else None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-__all__ = ["RawModelParallelStrategy"]
+__all__ = ["RawModelParallelStrategy", "grid_of", "parallel_choices"]
 
 
 class RawModelParallelStrategy(ModelParallelStrategy):
@@ -55,3 +57,25 @@ class RawModelParallelStrategy(ModelParallelStrategy):
         assert self.lightning_module is not None, "called during an evaluation"
         with self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
+
+
+def grid_of(data: int, tensor: int, device: torch.device) -> DeviceMesh:
+    """Return the processes of a run as Lightning's strategy orders them, before there is a strategy.
+
+    Contract: its ``device_mesh`` is ``data_parallel`` by ``tensor_parallel``, the last of which are neighbours.
+    """
+    return init_device_mesh(device.type, (data, tensor), mesh_dim_names=("data_parallel", "tensor_parallel"))
+
+
+def parallel_choices(strategy: ModelParallelStrategy) -> tuple[Any, Any, list[str]]:
+    """Return the two sizes that a user chose, each a number or ``"auto"``, and what cannot be kept.
+
+    Contract: Lightning's ``ModelParallelStrategy`` keeps its arguments under their names with an underscore.
+    """
+    plain = ModelParallelStrategy()
+    instead = {
+        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of its `process_group_backend`",
+        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of its `timeout`",
+    }
+    problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
+    return strategy._data_parallel_size, strategy._tensor_parallel_size, problems

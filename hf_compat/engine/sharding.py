@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from hf_compat.arguments.fsdp import FsdpSettings
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["reshard", "shard_model", "units_of"]
+__all__ = ["reshard", "shard_model", "take_from_first", "units_of"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Modules that are never called, so nothing could gather their parameters in time."""

@@ -16,6 +16,7 @@ from hf_compat.engine.fsdp1 import fsdp1_strategy
 from hf_compat.engine.fsdp2 import fsdp2_strategy
 from hf_compat.engine.internals import RawModelDDPStrategy
 from hf_compat.engine.model_strategy import ModelStrategy
+from hf_compat.engine.tensor_parallel import tensor_parallel_strategy
 from hf_compat.model_facts import is_pretrained_model
 
 __all__ = ["STRATEGIES", "DDPStrategy", "StayingStrategy", "ddp_settings", "device_keywords"]
@@ -116,6 +117,7 @@ STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
     "fsdp1": fsdp1_strategy,
     "fsdp2": fsdp2_strategy,
     "deepspeed": _deepspeed,
+    "tensor parallel": tensor_parallel_strategy,
 }
 """``Placement.strategy`` to a function that builds the strategy of one run from placement, arguments and model."""
 

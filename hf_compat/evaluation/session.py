@@ -123,7 +123,8 @@ class EvaluationSession:
         self._batch_size: int | None = args.eval_batch_size
         self._stream: MetricStream | None = None
         if is_metric(host.compute_metrics):
-            self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.process_index)
+            host.accelerator.synchronise_metric(host.compute_metrics)
+            self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.data_process)
         self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
         self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
         self._losses, self._predictions, self._labels, self._inputs = (
@@ -168,7 +169,7 @@ class EvaluationSession:
             logits = self._preprocess(logits, labels)
         if logits is not None and labels is not None:
             # Only several processes repeat samples; what one draws is all real.
-            is_shared_last = self.batches.end_of_dataloader and host.accelerator.num_processes > 1
+            is_shared_last = self.batches.end_of_dataloader and host.accelerator.data_processes > 1
             stream.update(logits, labels, remainder=self.batches.remainder if is_shared_last else -1)
         return logits
 

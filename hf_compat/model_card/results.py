@@ -82,11 +82,17 @@ def _optimizer(args: Any) -> str:
     return f"Use {name} with {betas} and epsilon={args.adam_epsilon} and optimizer_args={extra}"
 
 
-def hyperparameters(args: Any, semantics: Semantics) -> dict[str, Any]:
-    """Return what the run was set to, by the names that cards have for it; what asks for nothing is left out."""
+def hyperparameters(args: Any, semantics: Semantics, data_processes: int) -> dict[str, Any]:
+    """Return what the run was set to, by the names that cards have for it; what asks for nothing is left out.
+
+    Args:
+        args: The training arguments.
+        semantics: Whose names.
+        data_processes: Processes that saw different batches.
+    """
     devices, accumulated = args.world_size, args.gradient_accumulation_steps
     train, evaluated = args.train_batch_size, args.eval_batch_size
-    total = train * devices * accumulated
+    total = train * data_processes * accumulated
     ratio = 0.0 if semantics.warmup_below_one_is_ratio else args.warmup_ratio
     rows: tuple[tuple[str, Any, bool], ...] = (
         ("learning_rate", args.learning_rate, True),
@@ -97,7 +103,7 @@ def hyperparameters(args: Any, semantics: Semantics) -> dict[str, Any]:
         ("num_devices", devices, devices > 1),
         ("gradient_accumulation_steps", accumulated, accumulated > 1),
         ("total_train_batch_size", total, total != train),
-        ("total_eval_batch_size", evaluated * devices, devices > 1),
+        ("total_eval_batch_size", evaluated * data_processes, devices > 1),
         ("optimizer", _optimizer(args), bool(args.optim)),
         ("lr_scheduler_type", getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type), True),
         ("lr_scheduler_warmup_ratio", ratio, bool(ratio)),

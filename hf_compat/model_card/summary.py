@@ -104,7 +104,7 @@ class TrainingSummary:
             library_name=None if config is None else "transformers",
             eval_results=final_results(history),
             eval_lines=evaluation_rows(history) if has_trained else None,
-            hyperparameters=hyperparameters(trainer.args, trainer.semantics),
+            hyperparameters=hyperparameters(trainer.args, trainer.semantics, trainer.accelerator.data_processes),
             **known,
         )
 

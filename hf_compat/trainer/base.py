@@ -194,9 +194,10 @@ class TrainerBase:
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
         args = self.args
-        plugin = args.deepspeed_plugin
-        self.accelerator = Accelerator(args.device, args.launch, args.accelerator_config, args.data_seed, plugin)
+        config, sharing, plugin = args.accelerator_config, self._placement, args.deepspeed_plugin
+        self.accelerator = Accelerator(args.device, args.launch, config, args.data_seed, plugin, sharing)
         self.is_deepspeed_enabled = plugin is not None
+        self.is_tp_enabled = sharing.tensor_parallel > 1
         self._reset_gather_function()
 
     def _reset_gather_function(self) -> None:

@@ -118,7 +118,7 @@ class DataMethods(TrainerBase):
             settings["drop_last"] = args.dataloader_drop_last
             if is_training:
                 settings["worker_init_fn"] = partial(
-                    seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
+                    seed_worker, num_workers=args.dataloader_num_workers, rank=self.accelerator.data_process
                 )
         if self._preemption is not None and args.dataloader_num_workers > 0:
             signals, seed = self._preemption.signals(), settings.get("worker_init_fn")

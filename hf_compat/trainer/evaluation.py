@@ -106,7 +106,7 @@ class EvaluationMethods(StepMethods):
 
     def _add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
         start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _READYING_TIMES)
-        steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.args.world_size))
+        steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.accelerator.data_processes))
         output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 
     def evaluation_loop(

@@ -26,8 +26,8 @@ class PlanningMethods(FlowMethods):
     """How long a run is, the noise of its embeddings, and where it differs from the run it goes on from."""
 
     def get_tp_size(self) -> int:
-        """Return over how many processes each matrix of the model is split: 1."""
-        return 1
+        """Return over how many processes each matrix of the model is split."""
+        return self._placement.tensor_parallel
 
     def get_cp_size(self) -> int:
         """Return over how many processes each sequence is split by its context: 1."""
@@ -39,7 +39,7 @@ class PlanningMethods(FlowMethods):
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the samples that one update step sees, over all devices and the window."""
-        return int(self._train_batch_size * args.gradient_accumulation_steps * args.world_size)
+        return int(self._train_batch_size * args.gradient_accumulation_steps * self.accelerator.data_processes)
 
     def set_initial_training_values(
         self, args: Any, dataloader: Any, total_train_batch_size: int | None = None
@@ -74,8 +74,8 @@ class PlanningMethods(FlowMethods):
         sampler = getattr(train_dataloader, "batch_sampler", None)
         if isinstance(sampler, BatchShard) and not sampler.is_even:
             raise DataError(
-                f"`accelerator_config`: even_batches=False leaves some of {self.args.world_size} processes with one of "
-                f"{sampler.total_length} batches less, for whose gradients the others would wait forever. Set "
+                f"`accelerator_config`: even_batches=False leaves some of {sampler.num_processes} processes with one "
+                f"of {sampler.total_length} batches less, for whose gradients the others would wait forever. Set "
                 "`dataloader_drop_last=True`, or leave batches even for training."
             )
         args, by_batches = self.args, self.semantics.plans_by_batches

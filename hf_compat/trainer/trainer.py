@@ -36,6 +36,7 @@ from hf_compat.engine.runner import (
     keyword_problems,
     split_callbacks,
 )
+from hf_compat.engine.splitting import check_plan
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.memory import TrainerMemoryTracker
@@ -248,6 +249,8 @@ class Trainer(SharingMethods):
                 f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
                 "Choose one with a head for the task, such as an `AutoModelFor...`."
             )
+        if self.is_tp_enabled:
+            check_plan(model, self.get_tp_size())
         self.place_model_on_device = self._places_model()
         if self.place_model_on_device and self._placement.start is None:  # processes started later move it to theirs
             self._move_model_to_device(model, self.args.device)
