@@ -181,12 +181,12 @@ def own_plan(folder: Path) -> Seen:
 
 def resumed(folder: Path) -> Seen:
     """A run that stops after a checkpoint and goes on, beside one that does not stop."""
-    fields: Seen = {"save_strategy": "steps", "save_steps": 4}
+    fields: Seen = {"save_strategy": "steps", "save_steps": 3}
     trainer = trainer_for(folder, llama(attention_dropout=0.1), **fields)
     trainer.train()
     whole = seen_of(trainer)
     trainer = trainer_for(folder, llama(attention_dropout=0.1, initializer_range=0.5), **fields)
-    trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-4"))
+    trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
     return {"whole": whole, "resumed": seen_of(trainer)}
 
 
