@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,15 @@ class Watching(Trainer):
         return super().compute_loss(model, inputs, *args, **kwargs)
 
 
-def trainer_for(folder: Path, words: str = "full_shard", config: Any = None, callbacks: Any = (), **fields: Any) -> Any:
+def trainer_for(
+    folder: Path,
+    words: str = "full_shard",
+    config: Any = None,
+    callbacks: Any = (),
+    lightning: Any = None,
+    build: Callable[[], Any] = llama,
+    **fields: Any,
+) -> Any:
     """Return a Trainer whose windows hold the same samples with one process and with several."""
     settings: dict[str, Any] = {
         "use_cpu": True,
@@ -98,16 +107,18 @@ def trainer_for(folder: Path, words: str = "full_shard", config: Any = None, cal
         "save_strategy": "no",
         "average_tokens_across_devices": True,
     }
-    if world() > 1:
+    if world() > 1 and words:
         layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "version": 1}
         settings |= {"fsdp": words, "fsdp_config": layers | (config or {})}
+    args = TrainingArguments(str(folder / "output"), **(settings | fields))
     return Watching(
-        llama(),
-        TrainingArguments(str(folder / "output"), **(settings | fields)),
+        build(),
+        args,
         data_collator=helpers.PadCollator(),
         train_dataset=helpers.ListDataset(helpers.token_rows(GLOBAL_BATCH * BATCHES)),  # the last window is short
         eval_dataset=helpers.ListDataset(helpers.token_rows(8, seed=1)),
         callbacks=list(callbacks),
+        lightning=lightning,
     )
 
 
@@ -167,7 +178,7 @@ def flat(folder: Path) -> Seen:
 
 
 def steady(folder: Path) -> Seen:
-    return trained(folder)
+    return trained(folder, save_strategy="steps", save_steps=3)
 
 
 def no_decay(folder: Path) -> Seen:
@@ -191,6 +202,76 @@ def _resumed(folder: Path, **config: Any) -> Seen:
     return {"whole": whole, "resumed": seen_of(trainer)}
 
 
+def launched(folder: Path) -> Seen:
+    """What the launcher's variables alone ask for."""
+    trainer = trainer_for(folder, "")
+    trainer.train()
+    return seen_of(trainer) | {"placed": trainer._placement.fsdp}
+
+
+def by_lightning(folder: Path) -> Seen:
+    """What Lightning's strategy asks for."""
+    from lightning.pytorch.strategies import FSDPStrategy
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    strategy = FSDPStrategy(auto_wrap_policy={LlamaDecoderLayer}, sharding_strategy="SHARD_GRAD_OP")
+    trainer = trainer_for(folder, "", lightning={"strategy": strategy} if world() > 1 else None)
+    trainer.train()
+    return seen_of(trainer)
+
+
+def resume_elsewhere(folder: Path) -> Seen:
+    """Under FSDP, a checkpoint of one process without it; without, the one of FSDP, whole or in parts."""
+    fields = {"save_strategy": "steps", "save_steps": 3}
+    trainer = trainer_for(folder, "full_shard", {"state_dict_type": "SHARDED_STATE_DICT"}, **fields)
+    trainer.train(resume_from_checkpoint=os.environ["CHECKPOINT"])
+    return seen_of(trainer)
+
+
+def loaded_once(folder: Path) -> Seen:
+    """A pretrained model whose weights process 0 alone read."""
+    from transformers import LlamaForCausalLM
+
+    read = {}
+
+    def load() -> Any:
+        if os.environ["RANK"] == "0":
+            llama().save_pretrained(folder / "start")
+        torch.distributed.barrier()
+        model = LlamaForCausalLM.from_pretrained(folder / "start")
+        weight = model.model.layers[0].mlp.up_proj.weight
+        read["up"] = not weight.is_meta and torch.equal(weight, llama().model.layers[0].mlp.up_proj.weight)
+        return model
+
+    trainer = trainer_for(folder, "full_shard", {"cpu_ram_efficient_loading": True}, build=load)
+    trainer.train()
+    return seen_of(trainer) | {"read": read["up"]}
+
+
+def generated(folder: Path) -> Seen:
+    """An encoder-decoder model that generates while it is evaluated."""
+    from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments
+
+    torch.manual_seed(0)
+    trainer = Seq2SeqTrainer(
+        helpers.t5(),
+        Seq2SeqTrainingArguments(
+            str(folder / "output"),
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            per_device_eval_batch_size=GLOBAL_BATCH // world(),
+            predict_with_generate=True,
+            generation_max_length=6,
+            fsdp="full_shard" if world() > 1 else "",
+            fsdp_config={"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "version": 1} if world() > 1 else None,
+        ),
+        data_collator=helpers.PadCollator(),
+        eval_dataset=helpers.ListDataset(helpers.token_rows(8, seed=1)),
+    )
+    return {"predictions": trainer.predict(trainer.eval_dataset).predictions}
+
+
 def resume_whole(folder: Path) -> Seen:
     return _resumed(folder)
 
@@ -203,7 +284,7 @@ def resume_sharded(folder: Path) -> Seen:
     return _resumed(folder, state_dict_type="SHARDED_STATE_DICT")
 
 
-ALONE = {body.__name__: body for body in (everything, best_and_twice, steady, no_decay, bf16)}
+ALONE = {body.__name__: body for body in (everything, best_and_twice, steady, no_decay, bf16, generated)}
 """Run without FSDP too."""
 SEVERAL = {
     body.__name__: body
@@ -218,9 +299,16 @@ SEVERAL = {
         recomputed,
         resume_whole,
         resume_flat,
+        by_lightning,
+        generated,
+        loaded_once,
         resume_sharded,
     )
 }
+
+
+OTHERS = {body.__name__: body for body in (launched, resume_elsewhere)}
+"""Started by themselves."""
 
 
 def run(name: str, folder: Path) -> None:
@@ -229,7 +317,7 @@ def run(name: str, folder: Path) -> None:
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     try:
-        torch.save((ALONE | SEVERAL)[name](place), folder / f"{name}.{rank}")
+        torch.save((ALONE | SEVERAL | OTHERS)[name](place), folder / f"{name}.{rank}")
     except Exception:
         (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
         raise

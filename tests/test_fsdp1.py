@@ -1,10 +1,14 @@
 """FSDP version 1 on two processes: the numbers of one process, from a model of which each holds a part."""
 
+import sys
+from importlib import metadata
+
 import fsdp1_script
 import helpers
 import pytest
 import torch
-from distributed import HERE, torchrun
+from distributed import HERE, finish, free_port, start, torchrun
+from packaging.version import Version
 
 TOLERANCE = 1e-5
 QUICK = ("everything", "best_and_twice", "resume_whole", "resume_sharded")
@@ -78,6 +82,8 @@ def test_numbers_of_one_process(together, alone, name):
         pytest.param("hybrid", "steady", id="copies of parts"),
         pytest.param("flat", "no_decay", id="flat parameters"),
         pytest.param("recomputed", "steady", id="activations computed again"),
+        pytest.param("by_lightning", "steady", id="an instance of Lightning's strategy"),
+        pytest.param("loaded_once", "steady", id="weights read by process 0 alone"),
     ],
 )
 def test_numbers_of_every_sharding(thorough, alone, name, same_as):
@@ -161,3 +167,48 @@ def test_bf16(thorough, alone):
     found, expected = seen(thorough, "bf16"), seen(alone, "bf16")
     assert {weight.dtype for weight in found["weights"].values()} == {torch.float32}
     check(found, expected, tolerance=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Version(metadata.version("transformers")) >= Version("5"), reason="every process reads all there")
+def test_weights_are_read_by_process_0_alone(thorough):
+    """The other process's model came without the weights that it trained."""
+    assert [seen(thorough, "loaded_once", rank)["read"] for rank in (0, 1)] == [True, False]
+
+
+@pytest.mark.slow
+def test_generation(thorough, alone):
+    """A model generates with gathered weights what it generates whole."""
+    assert (seen(thorough, "generated")["predictions"] == seen(alone, "generated")["predictions"]).all()
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path, alone):
+    """``accelerate launch --use_fsdp`` shards a script that says nothing of it, as its options ask."""
+    options = ["--use_fsdp", "--fsdp_version=1", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"]
+    machine = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *machine, f"--main_process_port={free_port()}"]
+    ended = finish([start([*launcher, *options, HERE / "fsdp1_script.py", tmp_path, "launched"])], timeout=200)[0]
+    assert ended.code == 0, ended.output
+    check_as_one_process(tmp_path, alone, "launched", "steady")
+    placed = seen(tmp_path, "launched")["placed"]
+    assert (placed.version, placed.sharding, placed.wrapping) == (1, "full_shard", "transformer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["resume_whole", "resume_sharded"])
+def test_checkpoints_for_one_process(together, tmp_path, monkeypatch, written):
+    """One process without FSDP goes on from a checkpoint of FSDP, whole or in parts."""
+    monkeypatch.setenv("CHECKPOINT", str(together / written / "output" / "checkpoint-3"))
+    fsdp1_script.run("resume_elsewhere", tmp_path)
+    resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(together, written)["whole"]
+    check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})
+
+
+@pytest.mark.slow
+def test_checkpoint_of_one_process(tmp_path, alone, monkeypatch):
+    """Under FSDP a run goes on from a checkpoint of one process."""
+    monkeypatch.setenv("CHECKPOINT", str(alone / "steady" / "output" / "checkpoint-3"))
+    launched(tmp_path, ["resume_elsewhere"])
+    resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(alone, "steady")
+    check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})

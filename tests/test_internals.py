@@ -2,15 +2,22 @@
 
 import inspect
 import signal
+from functools import partial
 
 import lightning.pytorch as pl
+import pytest
 from lightning.fabric.strategies.launchers import subprocess_script
 from lightning.pytorch.loops import _EvaluationLoop, _TrainingEpochLoop
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+from torch import nn
+from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
-from hf_compat.engine import internals
+from hf_compat.arguments.fsdp import FsdpSettings
+from hf_compat.engine import internals, internals_fsdp
 
 
 def test_progress_counters_exist():
@@ -87,3 +94,71 @@ def test_the_epoch_loop_asks_for_signals_in_one_method():
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     internals.without_signal_broadcast(trainer)
     assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
+
+
+def test_fsdp_is_set_up_through_what_we_override():
+    """Lightning's FSDP wraps in ``setup``, asks for its optimizer there, and refuses only its own class."""
+    source = inspect.getsource(FSDPStrategy.setup)
+    assert source.index("_setup_model(") < source.index("setup_optimizers(trainer)")
+    assert "type(self._strategy_flag) is FSDPStrategy" in inspect.getsource(_AcceleratorConnector)
+    assert "creates_processes_externally" in inspect.getsource(FSDPStrategy._configure_launcher)
+    assert internals_fsdp.RawModelFSDPStrategy.precision_plugin is Strategy.precision_plugin
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        pytest.param({}, {"sharding": "full_shard"}, id="none"),
+        pytest.param(
+            {"auto_wrap_policy": {nn.Linear}, "activation_checkpointing_policy": {nn.Linear}},
+            {"wrapping": "transformer", "layer_classes": ("Linear",), "activation_checkpointing": True},
+            id="layers",
+        ),
+        pytest.param(
+            {"auto_wrap_policy": partial(size_based_auto_wrap_policy, min_num_params=7)},
+            {"wrapping": "size", "min_num_params": 7},
+            id="size",
+        ),
+        pytest.param(
+            {
+                "sharding_strategy": ShardingStrategy._HYBRID_SHARD_ZERO2,
+                "auto_wrap_policy": {nn.Linear},
+                "backward_prefetch": BackwardPrefetch.BACKWARD_POST,
+                "use_orig_params": False,
+                "state_dict_type": "sharded",
+                "cpu_offload": True,
+            },
+            {
+                "sharding": "hybrid_shard_zero2",
+                "wrapping": "transformer",
+                "layer_classes": ("Linear",),
+                "backward_prefetch": "backward_post",
+                "use_orig_params": False,
+                "state_dict_type": "sharded",
+                "cpu_offload": True,
+            },
+            id="all others",
+        ),
+    ],
+)
+def test_choices_for_fsdp_are_read(chosen, expected):
+    """What a user told ``FSDPStrategy`` is found where it keeps it."""
+    assert internals_fsdp.fsdp_choices(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "named"),
+    [
+        pytest.param({"process_group_backend": "gloo"}, "`process_group_backend`", id="a backend"),
+        pytest.param({"mixed_precision": MixedPrecision()}, "`mixed_precision`", id="a precision"),
+        pytest.param({"ignored_states": []}, "`ignored_states`", id="another keyword of torch's"),
+        pytest.param({"auto_wrap_policy": lambda **_: True}, "`auto_wrap_policy`", id="a policy of one's own"),
+        pytest.param(
+            {"activation_checkpointing_policy": {nn.Linear}}, "`activation_checkpointing_policy`", id="layers"
+        ),
+    ],
+)
+def test_choices_for_fsdp_that_cannot_be_kept(chosen, named):
+    """Each is named."""
+    [problem] = internals_fsdp.fsdp_choices(FSDPStrategy(**chosen))[1]
+    assert named in problem

@@ -6,7 +6,7 @@ import torch
 from helpers import ListDataset, PlainModel, vector_rows
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
@@ -166,7 +166,10 @@ def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, 
 @pytest.mark.parametrize(
     ("keyword", "value", "advice"),
     [
-        pytest.param("strategy", "fsdp", "'fsdp'.*not supported yet.*'ddp'", id="a strategy by name"),
+        pytest.param("strategy", "dp", "'dp'.*not supported yet.*'ddp'", id="a strategy by name"),
+        pytest.param("strategy", "fsdp", "`fsdp` shards.*only this one", id="shards for one process"),
+        pytest.param("strategy", "fsdp_cpu_offload", "offloading to the host needs a GPU", id="offloading on a CPU"),
+        pytest.param("strategy", FSDPStrategy(timeout=None), "leave its `timeout` out", id="a timeout of its own"),
         pytest.param("strategy", SingleDeviceStrategy("cpu"), "SingleDeviceStrategy.*not supported", id="an instance"),
         pytest.param("strategy", DDPStrategy(process_group_backend="gloo"), "ddp_backend", id="a backend of its own"),
         pytest.param("devices", [0, 1], "CUDA_VISIBLE_DEVICES", id="devices one by one"),
