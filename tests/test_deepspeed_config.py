@@ -18,6 +18,7 @@ from helpers import PlainModel, gpt2
 
 from hf_compat import HfDeepSpeedConfig, TrainingArguments
 from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.processes import leave_processes
 from hf_compat.arguments.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
 
@@ -172,12 +173,18 @@ def arguments(folder, **given):
     return TrainingArguments(str(folder), use_cpu=True, **given)
 
 
+SET_UP = {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
+"""What arguments under ZeRO-3 set for the process."""
+
+
 @pytest.fixture(autouse=True)
-def no_config_is_left():
-    """Whatever a test does, transformers knows of no config afterwards."""
+def nothing_is_left(monkeypatch):
+    """Whatever a test does, transformers knows of no config afterwards, and there is no process group."""
+    for name, value in SET_UP.items():
+        monkeypatch.setenv(name, value)
     yield
     integration.unset_hf_deepspeed_config()
-    gc.collect()
+    leave_processes()
 
 
 def upstreams(config, args):
@@ -464,19 +471,22 @@ def test_launchers_may_leave_models_whole(tmp_path, monkeypatch):
 
 
 LOADING = """
+import os
 import sys
 import torch
-import deepspeed
 from hf_compat import TrainingArguments
-
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled, for a minute
 
 folder = sys.argv[1]
 config = {"zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
           "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": "auto"}}
-args = TrainingArguments(folder + "/out", use_cpu=True, deepspeed=config, bf16=True)
+for _ in range(2):
+    args = TrainingArguments(folder + "/out", use_cpu=True, deepspeed=config, bf16=True)
+    assert (args.world_size, args.process_index, args.local_process_index) == (1, 0, 0)
+    assert os.environ["DS_ACCELERATOR"] == "cpu" and os.environ["LOCAL_RANK"] == "0"
+    assert torch.distributed.get_world_size() == 1
 from transformers import GPT2LMHeadModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+import deepspeed
 
 saved = torch.load(folder + "/weights.pt")
 model = GPT2LMHeadModel.from_pretrained(folder)
@@ -485,24 +495,23 @@ for name, weight in model.named_parameters():
     assert weight.ds_tensor.dtype == torch.bfloat16, name
     with deepspeed.zero.GatheredParameters([weight]):
         assert torch.equal(weight.float(), saved[name].bfloat16().float()), name
+assert "deepspeed_shm_comm_op" not in sys.modules
 unset_hf_deepspeed_config()
 whole = GPT2LMHeadModel.from_pretrained(folder)
 assert all(not hasattr(weight, "ds_shape") and weight.numel() for weight in whole.parameters())
-torch.distributed.destroy_process_group()
 print("partitioned", len(saved))
 """
 
 
-def test_pretrained_models_are_partitioned_while_they_are_loaded(tmp_path, monkeypatch):
-    """Under ZeRO-3 ``from_pretrained`` keeps partitions with the saved values; without, a later one keeps it whole."""
+def test_a_lone_process_partitions_models_while_it_loads_them(tmp_path, monkeypatch):
+    """Under ZeRO-3 a script that nothing launched loads partitions with the saved values; told not to, whole models."""
     import torch
 
     model = gpt2()
     model.save_pretrained(tmp_path)
     torch.save(dict(model.named_parameters()), tmp_path / "weights.pt")
-    lone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    for name, value in {**lone, "DS_ACCELERATOR": "cpu"}.items():
-        monkeypatch.setenv(name, value)
+    for name in SET_UP:
+        monkeypatch.delenv(name)
     done = subprocess.run(
         [sys.executable, "-c", LOADING, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
     )

@@ -10,6 +10,7 @@ from typing import Any
 from hf_compat.arguments.deepspeed_config import read_config
 from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed_plugin import LAUNCHED, DeepSpeedPlugin, fill_from_launcher, launched_config
+from hf_compat.arguments.deepspeed_setup import import_deepspeed, tell_process
 from hf_compat.arguments.hardware import is_yes
 from hf_compat.arguments.problems import Problem
 from hf_compat.arguments.semantics import Semantics
@@ -77,6 +78,7 @@ def use_deepspeed(args: Any) -> tuple[HfTrainerDeepSpeedConfig | None, DeepSpeed
     config.complete(args)
     plugin = DeepSpeedPlugin(config)
     plugin.set_deepspeed_weakref()
-    if config.is_zero3():
-        _ = args.device  # partitions are made by all processes together
+    if config.is_zero3():  # partitions are made by all processes together, and maybe before there is a Trainer
+        import_deepspeed(args.device)
+        tell_process(args.launch, args.device)
     return config, plugin

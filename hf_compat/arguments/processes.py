@@ -22,7 +22,7 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Processes", "library_logger"]
+__all__ = ["Processes", "leave_processes", "library_logger"]
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ def _process_group() -> Any | None:
     return torch.distributed
 
 
-def _leave_processes() -> None:
+def leave_processes() -> None:
+    """End the process group, if there is one."""
     group = _process_group()
     if group is not None:
         group.destroy_process_group()
@@ -118,7 +119,7 @@ class Processes(AllFields):
                 f"which is {backend}: {error}"
             ) from error
         if backend == "nccl":  # it would hold the interpreter up
-            atexit.register(_leave_processes)
+            atexit.register(leave_processes)
 
     @property
     def device(self) -> torch.device:
