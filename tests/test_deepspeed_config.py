@@ -17,6 +17,7 @@ import pytest
 from helpers import PlainModel, gpt2
 
 from hf_compat import HfDeepSpeedConfig, TrainingArguments
+from hf_compat.arguments import from_transformers
 from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.processes import leave_processes
 from hf_compat.arguments.semantics import resolve_semantics
@@ -437,6 +438,37 @@ def test_arguments_are_copied_and_pickled(tmp_path):
         assert other.hf_deepspeed_config is other.deepspeed_plugin.hf_ds_config
         assert other.deepspeed_plugin.deepspeed_config["optimizer"]["params"]["lr"] == 0.5
         assert other.deepspeed_plugin.deepspeed_config["steps_per_print"] == math.inf
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_transformers_own_arguments(zero, tmp_path, monkeypatch):
+    """Arguments of transformers give the config that ours give; theirs stays as it is, and a path is read again."""
+    import transformers
+
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(changed(ALL_AUTO, zero_optimization__stage=zero)))
+    monkeypatch.delenv("LOCAL_RANK")  # accelerate would look for a group
+    theirs = transformers.TrainingArguments(str(tmp_path), use_cpu=True, deepspeed=str(path), **ARGUMENTS)
+    before = copy.deepcopy(theirs.hf_deepspeed_config.config)
+    converted = from_transformers(theirs)
+    mine, plugin, keys = ours(converted)
+    assert integration.is_deepspeed_zero3_enabled() == (zero == 3)
+    assert keys == []
+    assert mine.config == ours(arguments(tmp_path, deepspeed=str(path), **ARGUMENTS))[0].config
+    assert (plugin.zero_stage, converted.deepspeed) == (zero, str(path))
+    assert theirs.hf_deepspeed_config.config == before
+
+
+def test_launchers_say_the_precision(tmp_path, monkeypatch):
+    """``accelerate launch --mixed_precision bf16`` makes the config bf16, as accelerate's own plugin does."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    config = changed(ALL_AUTO, zero_optimization__stage=2)
+    mine, _, keys = ours(arguments(tmp_path, deepspeed=config))
+    theirs = deepspeed_plugins.DeepSpeedPlugin(hf_ds_config=config)
+    theirs.set_mixed_precision("bf16")
+    assert keys == []
+    for section in ("bf16", "fp16"):
+        assert mine.config[section]["enabled"] == theirs.deepspeed_config[section]["enabled"] == (section == "bf16")
 
 
 # What transformers is told
