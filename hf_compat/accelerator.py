@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat import collectives
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.deepspeed_plugin import DeepSpeedPlugin
 from hf_compat.arguments.launch import Launch
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.preparing import Sharing, prepare_dataloader
@@ -48,7 +49,8 @@ class Accelerator(ProcessState):
         launch: Which process of how many this is.
         config: How loaders are shared out; its settings are readable here too.
         data_seed: Seed of the order of samples; None takes torch's initial seed.
-        deepspeed_plugin: What a run under DeepSpeed is asked about, None for any other.
+        deepspeed_plugin: What is asked of DeepSpeed; None without it.
+        is_fsdp: Whether several processes each hold a part of the model, by FSDP.
         sharing: Over which processes batches are shared out. Default: all.
 
     Attributes:
@@ -68,11 +70,13 @@ class Accelerator(ProcessState):
         launch: Launch,
         config: AcceleratorConfig,
         data_seed: int | None = None,
-        deepspeed_plugin: Any = None,
+        *,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
+        is_fsdp: bool = False,
         sharing: DataProcesses | None = None,
     ) -> None:
-        super().__init__(device, launch, deepspeed_plugin)
-        self.state = ProcessState(device, launch, deepspeed_plugin)
+        super().__init__(device, launch, deepspeed_plugin, is_fsdp)
+        self.state = ProcessState(device, launch, deepspeed_plugin, is_fsdp)
         self.data_processes = launch.size if sharing is None else sharing.data_processes
         self.data_process = launch.rank if sharing is None else sharing.data_process
         self._data_group = None if sharing is None else sharing.data_group

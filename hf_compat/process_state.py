@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hf_compat import collectives
+from hf_compat.arguments.deepspeed_plugin import DeepSpeedPlugin
 from hf_compat.arguments.launch import Launch
 
 __all__ = ["DistributedType", "ProcessState"]
@@ -23,6 +24,7 @@ class DistributedType(StrEnum):
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
     DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
 
 
 class ProcessState:
@@ -31,23 +33,33 @@ class ProcessState:
     Args:
         device: Its device.
         launch: Which one it is of how many.
-        deepspeed_plugin: What a run under DeepSpeed is asked about, None for any other.
+        deepspeed_plugin: What is asked of DeepSpeed; None without it.
+        is_fsdp: Whether several processes each hold a part of the model, by FSDP.
     """
 
-    def __init__(self, device: torch.device, launch: Launch, deepspeed_plugin: Any = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        launch: Launch,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
+        is_fsdp: bool = False,
+    ) -> None:
         self.device = device
-        self.deepspeed_plugin = deepspeed_plugin
         self.num_processes = launch.size
         self.process_index = launch.rank
         self.local_process_index = launch.local_rank
+        self.deepspeed_plugin = deepspeed_plugin
+        self._is_fsdp = is_fsdp
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How several processes share the run."""
+        """How several processes share the run; DeepSpeed's engine is at work in a single one too."""
         if self.deepspeed_plugin is not None:
             return DistributedType.DEEPSPEED
         if self.num_processes == 1:
             return DistributedType.NO
+        if self._is_fsdp:
+            return DistributedType.FSDP
         return DistributedType.MULTI_CPU if self.device.type == "cpu" else DistributedType.MULTI_GPU
 
     @property

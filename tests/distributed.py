@@ -85,14 +85,6 @@ def finish(processes: Sequence[subprocess.Popen[str]], *, timeout: float) -> lis
     return ended
 
 
-def free_port() -> int:
-    """Return a port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def torchrun(script: Path, *words: Any, processes: int = 2, timeout: float = 120, **variables: str) -> Ended:
     """Run ``script`` in ``processes`` processes of one node."""
     command = [*TORCHRUN, f"--nproc-per-node={processes}", script, *words]

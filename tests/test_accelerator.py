@@ -5,6 +5,11 @@ import torch
 from helpers import ListDataset, PlainModel, vector_rows
 
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.accelerator import Accelerator
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed_plugin import DeepSpeedPlugin
+from hf_compat.arguments.launch import Launch
 
 
 class WithScalar(PlainModel):
@@ -79,3 +84,35 @@ def test_settings_of_the_loaders_are_readable(tmp_path):
     accelerator = Trainer(PlainModel(), args).accelerator
     assert {name: getattr(accelerator, name) for name in config} == config
     assert accelerator.split_batches is False
+
+
+DISTRIBUTED_TYPES = {
+    "one process": (1, "cpu", {}, "NO"),
+    "one process, sharded over itself": (1, "cuda", {"is_fsdp": True}, "NO"),
+    "several on the CPU": (2, "cpu", {}, "MULTI_CPU"),
+    "several GPUs": (2, "cuda", {}, "MULTI_GPU"),
+    "FSDP": (2, "cuda", {"is_fsdp": True}, "FSDP"),
+    "DeepSpeed, one process": (1, "cpu", {"deepspeed": 2}, "DEEPSPEED"),
+    "DeepSpeed, several": (2, "cuda", {"deepspeed": 3}, "DEEPSPEED"),
+}
+"""Processes, device, what shards the model, and the name of accelerate's member."""
+
+
+@pytest.mark.parametrize("case", DISTRIBUTED_TYPES)
+def test_kinds_of_processes_have_accelerates_names(case):
+    """``distributed_type`` equals accelerate's member, and ``state.deepspeed_plugin`` answers for DeepSpeed."""
+    size, device, asked, name = DISTRIBUTED_TYPES[case]
+    stage = asked.get("deepspeed")
+    config = {"zero_optimization": {"stage": stage}}
+    plugin = None if stage is None else DeepSpeedPlugin(HfTrainerDeepSpeedConfig(config))
+    accelerator = Accelerator(
+        torch.device(device),
+        Launch(size=size, local_size=size),
+        AcceleratorConfig(),
+        deepspeed_plugin=plugin,
+        is_fsdp=asked.get("is_fsdp", False),
+    )
+    theirs = pytest.importorskip("accelerate").DistributedType[name]
+    assert accelerator.distributed_type == accelerator.state.distributed_type == theirs
+    assert accelerator.state.deepspeed_plugin is accelerator.deepspeed_plugin is plugin
+    assert getattr(accelerator.state.deepspeed_plugin, "zero_stage", None) == stage

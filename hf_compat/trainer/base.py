@@ -194,10 +194,17 @@ class TrainerBase:
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
         args = self.args
-        config, sharing, plugin = args.accelerator_config, self._placement, args.deepspeed_plugin
-        self.accelerator = Accelerator(args.device, args.launch, config, args.data_seed, plugin, sharing)
-        self.is_deepspeed_enabled = plugin is not None
-        self.is_tp_enabled = sharing.tensor_parallel > 1
+        self.accelerator = Accelerator(
+            args.device,
+            args.launch,
+            args.accelerator_config,
+            args.data_seed,
+            deepspeed_plugin=args.deepspeed_plugin,
+            is_fsdp=self._placement.fsdp is not None,
+            sharing=self._placement,
+        )
+        self.is_deepspeed_enabled = args.deepspeed_plugin is not None
+        self.is_tp_enabled = self._placement.tensor_parallel > 1
         self._reset_gather_function()
 
     def _reset_gather_function(self) -> None:
