@@ -35,6 +35,10 @@ def _parser() -> argparse.ArgumentParser:
     checkpoints.add_argument("--verify", action="store_true", help="read every file; exit with 1 if one is damaged")
     checkpoints.add_argument("--json", action="store_true", help="print a JSON list, sizes in bytes")
     checkpoints.set_defaults(run=_checkpoints)
+    whole = commands.add_parser("consolidate", help="make sharded weights whole", description=_CONSOLIDATE)
+    whole.add_argument("folder", metavar="DIR", help="a checkpoint with sharded weights")
+    whole.add_argument("--output", metavar="DIR2", help="a new folder for the model; DIR itself by default")
+    whole.set_defaults(run=_consolidate)
     explain = commands.add_parser("explain", help="say what becomes of training arguments", description=_EXPLAIN)
     explain.add_argument("--all", action="store_true", help="explain every field there is")
     shape = explain.add_mutually_exclusive_group()
@@ -49,6 +53,13 @@ _CHECKPOINTS = (
     "List checkpoints with their update step, epoch, metric (the best value so far of metric_for_best_model, else the "
     "last eval_loss), size, and whether they are complete. `best` is what the newest one names as the best of the run, "
     "`newest` is what resume_from_checkpoint=True goes on from."
+)
+
+
+_CONSOLIDATE = (
+    "Write model.safetensors, for from_pretrained to read, from the weights that the processes of an FSDP run wrote "
+    "together (pytorch_model_fsdp_0), one tensor at a time, without a GPU. Weights that are whole already stay as they "
+    "are."
 )
 
 
@@ -68,6 +79,16 @@ def _checkpoints(options: argparse.Namespace) -> int:
     else:
         print(as_table(found) if found else f"There is no checkpoint in `{options.folder}`.")
     return int(options.verify and any(item.problems for item in found))
+
+
+def _consolidate(options: argparse.Namespace) -> int:
+    from hf_compat.tools.consolidate import consolidate, is_whole
+
+    if options.output is None and is_whole(options.folder):
+        print(f"The weights in `{options.folder}` are whole already.")
+        return 0
+    print(*consolidate(options.folder, options.output), sep="\n")
+    return 0
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -20,9 +21,9 @@ from hf_compat.checkpoint.dtensors import placed_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.errors import CheckpointError
-from hf_compat.model_facts import is_peft_model
+from hf_compat.model_facts import is_peft_model, is_pretrained_model
 
-__all__ = ["load_weights", "save_weights"]
+__all__ = ["load_weights", "save_configuration", "save_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,18 @@ def save_weights(
             f"{', '.join(opaque)}. Make them tensors (`register_buffer`), or leave them out."
         )
     save_file(_without_aliases(state), Path(folder, names.SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+
+
+def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
+    """Write what ``from_pretrained`` needs to know of one of transformers' models whose weights are written otherwise."""
+    if is_pretrained_model(model):
+        config = copy.deepcopy(model.config)
+        # The class of a sharded model is made of this one.
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        config.dtype = str(model.dtype).removeprefix("torch.")
+        config.save_pretrained(folder)
+        if getattr(model, "generation_config", None) is not None and model.can_generate():
+            model.generation_config.save_pretrained(folder)
 
 
 def _saves_itself(model: nn.Module) -> bool:

@@ -86,11 +86,9 @@ class SavingMethods(PushingMethods):
         self._save_beside_weights(folder)
 
     def _save_beside_weights(self, folder: Path, *, with_config: bool = False) -> None:
-        """Write processing class and arguments into ``folder``, and the configurations that come with weights."""
-        if with_config:  # as transformers writes it: with weights, none here, whose file then goes
-            weights.save_weights(self.accelerator.unwrap_model(self.model), folder, state_dict={})
-            for name in (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME):
-                (folder / name).unlink(missing_ok=True)
+        """Write processing class and arguments into ``folder``, and the model's configuration if nothing else does."""
+        if with_config:
+            weights.save_configuration(self.accelerator.unwrap_model(self.model), folder)
         processing_class = self.processing_class
         if processing_class is None:
             processing_class = getattr(self.data_collator, "tokenizer", None)

@@ -1,0 +1,217 @@
+"""From the weights that several processes wrote together to files that ``from_pretrained`` reads."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from hf_compat.checkpoint import names, publish, sharded
+from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.tensor_files import Entry, write_tensors
+from hf_compat.checkpoint.weight_files import weight_files
+from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.files import read_json_object
+
+__all__ = ["consolidate", "is_whole"]
+
+_LIMIT = 5_000_000_000
+_STATES = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME, names.SCALER_NAME, names.TRAINER_STATE_NAME)
+_OF_A_RUN = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.WHOLE_OPTIMIZER_NAME)
+
+
+def is_whole(folder: str | os.PathLike[str]) -> bool:
+    """Return whether ``folder`` holds weights that ``from_pretrained`` reads as they are."""
+    return Path(folder).is_dir() and bool(weight_files(Path(folder)))
+
+
+def consolidate(
+    folder: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, *, limit: int = _LIMIT
+) -> list[Path]:
+    """Write whole weights from a checkpoint's sharded ones; no process group and no GPU are needed.
+
+    In memory are one tensor at a time and the part of it being read, whatever the model's size: at most twice the
+    largest tensor. Nothing has its final name before all is on the disk.
+
+    Args:
+        folder: A checkpoint with sharded weights, which stay.
+        output: A new folder for the weights, and for what ``save_model`` writes beside them. Default: ``folder``.
+        limit: Bytes of tensors in one file; what exceeds them goes into several, with an index.
+
+    Returns:
+        The files with the weights.
+
+    Raises:
+        CheckpointError: If there are no sharded weights, they cannot be read, or weights would be overwritten.
+        CheckpointWriteError: If the files cannot be written.
+    """
+    source = Path(folder)
+    together = _sharded_weights(source)
+    target = source if output is None else Path(output)
+    if output is None and is_whole(source):
+        raise CheckpointError(f"`{source}` holds whole weights already; they are not overwritten.")
+    if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"`{target}` is there and not empty: name a new folder.")
+    shards = _Shards(together)
+    files = _divided(_without_aliases(shards, source), limit)
+    try:
+        return _write_in_place(files, shards, source) if output is None else _write_anew(files, shards, source, target)
+    except OSError as error:
+        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. Nothing in it has changed.") from error
+
+
+def _sharded_weights(folder: Path) -> Path:
+    """Return the folder with the parts in the checkpoint ``folder``; an error says what else it is."""
+    if not folder.is_dir():
+        raise CheckpointError(f"`{folder}`: there is no such checkpoint folder.")
+    together = sharded.sharded_weights(folder)
+    if together is not None:
+        return together
+    checkpoints = list_checkpoints(folder)
+    if is_whole(folder):
+        advice = "its weights are whole already"
+    elif (folder / "zero_to_fp32.py").is_file() or any(folder.glob("global_step*/")):
+        advice = f"DeepSpeed wrote it: run `python {folder / 'zero_to_fp32.py'} {folder} OUTPUT`"
+    elif checkpoints:
+        advice = f"name one of the checkpoints in it, such as `{checkpoints[-1].path}`"
+    else:
+        advice = "name a checkpoint that FSDP wrote with `state_dict_type='SHARDED_STATE_DICT'`"
+    raise CheckpointError(f"`{folder}` has no sharded weights, `{names.SHARDED_WEIGHTS_NAME}`: {advice}.")
+
+
+class _Shards:
+    """The tensors in a folder of sharded weights, read one at a time.
+
+    Attributes:
+        entries: What they are, in the model's order.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._metadata: Metadata = sharded.read_metadata(folder)
+        self.entries: list[Entry] = []
+        for path, kept in sharded.contents(self._metadata).items():
+            if not (len(path) == 2 and path[0] == "model" and isinstance(kept, TensorStorageMetadata)):
+                raise CheckpointError(
+                    f"`{folder}` holds `{'.'.join(map(str, path))}`, which is no tensor of a model's: "
+                    f"`{names.SAFE_WEIGHTS_NAME}` cannot hold it."
+                )
+            self.entries.append(Entry(path[1], kept.properties.dtype, tuple(kept.size)))
+
+    def read(self, entry: Entry) -> Tensor:
+        """Return a tensor, put together of its parts."""
+        whole = torch.empty(entry.shape, dtype=entry.dtype)
+        sharded.load({"model": {entry.name: whole}}, self._folder, self._metadata)
+        return whole
+
+
+def _without_aliases(shards: _Shards, folder: Path) -> list[Entry]:
+    """Return the entries but those that a model of this configuration ties to an earlier one, and that equal it."""
+    by_name = {entry.name: entry for entry in shards.entries}
+    kept = []
+    first = _tied_names(folder)
+    for entry in shards.entries:
+        other = by_name.get(first.get(entry.name, entry.name), entry)
+        if other is entry or not torch.equal(shards.read(entry), shards.read(other)):
+            kept.append(entry)
+    return kept
+
+
+def _tied_names(folder: Path) -> dict[str, str]:
+    """Return each name in transformers' model of ``folder`` that is another one's tensor, and the first such name.
+
+    Without transformers, or for a class that is not its own, there are none: every tensor is written then.
+    """
+    config = folder / "config.json"
+    if not config.is_file() or importlib.util.find_spec("transformers") is None:
+        return {}
+    import transformers
+
+    architectures = read_json_object(config).get("architectures") or [""]
+    model_class = getattr(transformers, str(architectures[0]), None)
+    if model_class is None:
+        return {}
+    with torch.device("meta"):
+        model = model_class(model_class.config_class.from_pretrained(folder))
+    first: dict[int, str] = {}
+    state: Mapping[str, Any] = model.state_dict(keep_vars=True)
+    tied = {name: first.setdefault(id(value), name) for name, value in state.items()}
+    return {name: other for name, other in tied.items() if name != other}
+
+
+def _divided(entries: Sequence[Entry], limit: int) -> dict[str, list[Entry]]:
+    """Return the entries by the name of the file that they go into, of at most ``limit`` bytes or one tensor each."""
+    groups: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if groups[-1] and size + entry.size > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.size
+    if len(groups) == 1:
+        return {names.SAFE_WEIGHTS_NAME: groups[0]}
+    stem, _, suffix = names.SAFE_WEIGHTS_NAME.partition(".")
+    return {f"{stem}-{number:05}-of-{len(groups):05}.{suffix}": group for number, group in enumerate(groups, 1)}
+
+
+def _write(files: Mapping[str, Sequence[Entry]], shards: _Shards, folder: Path) -> list[Path]:
+    """Write the files into ``folder``; return them, the index, if there is one, last."""
+    for name, entries in files.items():
+        write_tensors(folder / name, entries, shards.read)
+    paths = [folder / name for name in files]
+    if len(files) > 1:
+        total = sum(entry.size for entries in files.values() for entry in entries)
+        index = {
+            "metadata": {"total_size": total},
+            "weight_map": {entry.name: name for name, entries in files.items() for entry in entries},
+        }
+        paths.append(folder / names.SAFE_WEIGHTS_INDEX_NAME)
+        paths[-1].write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return paths
+
+
+def _write_in_place(files: Mapping[str, Sequence[Entry]], shards: _Shards, folder: Path) -> list[Path]:
+    publish.clean_orphans(folder)
+    staged = publish.begin(folder / names.SAFE_WEIGHTS_NAME)
+    try:
+        written = _write(files, shards, staged)
+        for path in written:
+            if (folder / path.name).exists():
+                raise CheckpointError(f"`{folder / path.name}` is there already; it is not overwritten.")
+        # The index comes last: without it the others are no weights.
+        return [path.rename(folder / path.name) for path in written]
+    finally:
+        publish.abandon(staged)
+
+
+def _write_anew(files: Mapping[str, Sequence[Entry]], shards: _Shards, source: Path, target: Path) -> list[Path]:
+    publish.clean_orphans(target.parent)
+    staged = publish.begin(target)
+    try:
+        written = _write(files, shards, staged)
+        for path in _beside_weights(source):
+            shutil.copy2(path, staged)
+        if target.is_dir():
+            target.rmdir()
+        staged.rename(target)
+    except BaseException:
+        publish.abandon(staged)
+        raise
+    return [target / path.name for path in written]
+
+
+def _beside_weights(folder: Path) -> Iterator[Path]:
+    """Yield the files of a checkpoint that belong to its model, not to the run."""
+    for path in folder.iterdir():
+        is_random_state = path.name.startswith("rng_state")
+        if path.is_file() and path.name not in _OF_A_RUN and not is_random_state and not path.name.startswith("."):
+            yield path
