@@ -22,7 +22,8 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments
 GLOBAL_BATCH = 4
 SGD = {"optim": "sgd", "learning_rate": 0.1}
 """A key's bias in GPT-2 has no gradient but rounding errors, which Adam would make as large as any."""
-LAYERS = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "state_dict_type": "FULL_STATE_DICT"}
+FULL = {"state_dict_type": "FULL_STATE_DICT"}
+LAYERS = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **FULL}
 SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
 Seen = dict[str, Any]
 
@@ -31,10 +32,10 @@ def world() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def llama() -> Any:
+def llama(seed: int = 0) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=helpers.VOCABULARY,
@@ -197,13 +198,13 @@ SEVERAL = {name: body for name, body in ONE_PROCESS.items() if name != "gpt2_one
 }
 
 
-def run(name: str, folder: Path) -> None:
-    """Run scenario ``name`` and write what was seen."""
+def run(name: str, folder: Path, body: Callable[[Path], Seen]) -> None:
+    """Run the scenario ``name`` and write what was seen."""
     rank = os.environ.get("RANK", "0")
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     try:
-        torch.save((ONE_PROCESS | SEVERAL)[name](place), folder / f"{name}.{rank}")
+        torch.save(body(place), folder / f"{name}.{rank}")
     except Exception:
         (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
         raise
@@ -212,5 +213,8 @@ def run(name: str, folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for word in sys.argv[2:] or SEVERAL:
-        run(word, Path(sys.argv[1]))
+    from fsdp2_saving import SAVING  # which imports this module
+
+    scenarios = SEVERAL | SAVING
+    for word in sys.argv[2:] or scenarios:
+        run(word, Path(sys.argv[1]), scenarios[word])

@@ -1,10 +1,15 @@
 """FSDP version 2 on two processes: the numbers of one process, from parameters of which each holds a part."""
 
+import shutil
+
 import fsdp2_script
 import helpers
 import pytest
 import torch
 from distributed import HERE, torchrun
+from safetensors.torch import load_file
+
+from hf_compat.tools.consolidate import consolidate
 
 TOLERANCE = 1e-5
 
@@ -27,8 +32,8 @@ def together(tmp_path_factory):
 def alone(tmp_path_factory):
     """Return the folder of what one process without FSDP saw."""
     folder = tmp_path_factory.mktemp("alone")
-    for name in fsdp2_script.ONE_PROCESS:
-        fsdp2_script.run(name, folder)
+    for name, body in fsdp2_script.ONE_PROCESS.items():
+        fsdp2_script.run(name, folder, body)
     return folder
 
 
@@ -102,3 +107,74 @@ def test_saved_model_is_read_by_from_pretrained(together):
 def test_activations_are_computed_twice(together):
     """With activation checkpointing each layer runs once more for each batch of the training."""
     assert seen(together, "gpt2_computed_again")["passes"] == 2 * 7
+
+
+def whole_weights(checkpoint, folder):
+    """Return the weights in a checkpoint, made whole in ``folder`` if they are not."""
+    sharded = (checkpoint / "pytorch_model_fsdp_0").is_dir()
+    return load_file(consolidate(checkpoint, folder)[0] if sharded else checkpoint / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["resumed_full", "resumed_sharded"])
+def test_a_resumed_run_is_the_uninterrupted_one(together, tmp_path, name):
+    """Gone on with in the middle of an epoch, with dropout, all losses and weights are equal to the last bit.
+
+    Whole and sharded checkpoints hold the same, and the best one is loaded at the end.
+    """
+    found = seen(together, name)
+    assert found["rest"]["logs"][:-1] == found["whole"]["logs"][:-1]  # the last is of this run's steps alone
+    expected = load_file(together / "resumed_full" / "whole" / "output" / "checkpoint-8" / "model.safetensors")
+    for part in ("whole", "rest"):
+        output = together / name / part / "output"
+        last = whole_weights(output / "checkpoint-8", tmp_path / part)
+        assert sorted(last) == sorted(expected)
+        assert all(torch.equal(last[key], value) for key, value in expected.items())
+        best = together / name / ("whole" if found["best"] == "checkpoint-3" else part) / "output" / found["best"]
+        kept = whole_weights(best, tmp_path / f"best of {part}")
+        assert all(torch.equal(found[part]["weights"][key], value) for key, value in kept.items())
+    assert found["best"] != "checkpoint-8"
+
+
+@pytest.mark.parametrize("name", ["resumed_full", "resumed_sharded"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_accelerate_reads_what_is_written(together, name, rank):
+    """The functions by which transformers resumes under FSDP give model and optimizer the same states as ours."""
+    found = seen(together, name, rank)
+    (weights, ours), (other, theirs) = found["ours"], found["accelerate's"]
+    assert all(torch.equal(value, other[key]) for key, value in weights.items())
+    assert ours["state"].keys() == theirs["state"].keys() != set()
+    for number, entry in ours["state"].items():
+        assert all(torch.equal(value, theirs["state"][number][key]) for key, value in entry.items())
+    assert [group["lr"] for group in ours["param_groups"]] == [group["lr"] for group in theirs["param_groups"]]
+
+
+def test_one_process_goes_on_from_shards(together, tmp_path):
+    """A process without FSDP takes weights and the optimizer's state from what two wrote, to the same end."""
+    found = seen(together, "sharded_for_one")
+    trainer = fsdp2_script.trainer_for(tmp_path, fsdp2_script.llama(1))
+    trainer.train(resume_from_checkpoint=str(together / "sharded_for_one" / "output" / "checkpoint-3"))
+    one = fsdp2_script.seen_of(trainer)
+    check({**one, "logs": one["logs"][:-1]}, {**found, "logs": found["logs"][:-1]})
+
+
+def test_consolidated_weights_are_the_full_save(together, tmp_path):
+    """Of the last checkpoint's shards ``consolidate`` makes what ``save_model`` gathers, bit for bit."""
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "copy"
+    shutil.copytree(together / "sharded_for_one" / "output" / "checkpoint-8", folder)
+    consolidate(folder)
+    found = AutoModelForCausalLM.from_pretrained(folder)
+    expected = load_file(together / "sharded_for_one" / "model" / "model.safetensors")
+    assert load_file(folder / "model.safetensors").keys() == expected.keys()
+    assert all(torch.equal(found.state_dict()[key], value) for key, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["loaded_by_first", "made_by_first"])
+def test_process_0_gives_the_others_their_weights(together, name):
+    """Where process 0 alone read a model, or the others' has only shapes, all train its weights."""
+    found, expected = seen(together, name), seen(together, "sharded_for_one")
+    assert found["logs"][:4] == expected["logs"][:4]
+    assert seen(together, name, rank=1)["logs"] == found["logs"]
+    if name == "loaded_by_first":
+        assert [seen(together, name, rank)["is_read"] for rank in (0, 1)] == [True, False]

@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 from lightning.fabric.strategies.launchers import subprocess_script
 from lightning.pytorch.loops import _EvaluationLoop, _TrainingEpochLoop
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy, model_parallel
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
@@ -162,3 +162,24 @@ def test_choices_for_fsdp_that_cannot_be_kept(chosen, named):
     """Each is named."""
     [problem] = internals_fsdp.fsdp_choices(FSDPStrategy(**chosen))[1]
     assert named in problem
+
+
+def test_model_parallel_strategy_is_set_up_through_what_we_override():
+    """Lightning's strategy of DTensor models makes its mesh with the environment; one method starts processes."""
+    source = inspect.getsource(ModelParallelStrategy.setup_environment)
+    assert "self._setup_distributed()" in source
+    assert "_device_mesh" in source
+    assert "self._launcher" in inspect.getsource(ModelParallelStrategy._configure_launcher)
+    setup = inspect.getsource(ModelParallelStrategy.setup)
+    for call_made in ("accelerator.setup(trainer)", "setup_optimizers(trainer)", "setup_precision_plugin()"):
+        assert f"self.{call_made}" in setup
+    mesh = inspect.getsource(model_parallel._setup_device_mesh)
+    assert '"data_parallel", "tensor_parallel"' in mesh
+
+
+def test_steps_call_the_module_where_it_is_the_model():
+    """A strategy's steps go through ``self.model`` if that is not the LightningModule, as a sharded model is not."""
+    for name in ("training_step", "validation_step", "test_step"):
+        source = inspect.getsource(getattr(Strategy, name))
+        assert "if self.model != self.lightning_module" in source
+        assert "_step_context()" in source

@@ -23,6 +23,7 @@ __all__ = [
     "TRAINING_ARGS_NAME",
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
+    "WHOLE_FSDP_WEIGHTS_NAME",
     "WHOLE_OPTIMIZER_NAME",
     "checkpoint_name",
     "rng_state_name",
@@ -45,6 +46,8 @@ TRAINING_ARGS_NAME = "training_args.bin"
 
 WHOLE_OPTIMIZER_NAME = "optimizer.bin"
 """The optimizer's state of an FSDP run by the names of parameters, as accelerate writes it."""
+WHOLE_FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
+"""The same weights as in the files beside it, in the only place where transformers looks to resume an FSDP run."""
 SHARDED_WEIGHTS_NAME = "pytorch_model_fsdp_0"
 """A folder of torch.distributed.checkpoint, as accelerate calls it; so is the next."""
 SHARDED_OPTIMIZER_NAME = "optimizer_0"

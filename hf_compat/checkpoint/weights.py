@@ -75,7 +75,7 @@ def save_weights(
 
 
 def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
-    """Write what ``from_pretrained`` needs to know of one of transformers' models whose weights are written otherwise."""
+    """Write what ``from_pretrained`` needs to know of a model of transformers' beside weights in another form."""
     if is_pretrained_model(model):
         config = copy.deepcopy(model.config)
         # The class of a sharded model is made of this one.

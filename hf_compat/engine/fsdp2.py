@@ -108,16 +108,21 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         sharded.save({"model": model.state_dict()}, Path(folder, names.SHARDED_WEIGHTS_NAME))
 
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state, whole or this process's part of it, as accelerate does."""
+        """Write the optimizer's state, whole or this process's part of it, as accelerate does.
+
+        Where checkpoints are whole, transformers resumes from weights that it keeps beside the optimizer's state.
+        """
         module: Any = self.lightning_module
         reshard(module.model)
         state = optimizer_states.by_name(optimizer, module.model)
         if self.saves_shards:
             sharded.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
             return
-        whole = dtensors.whole(state, keeps=self._launch.rank == 0)
+        whole = {names.WHOLE_OPTIMIZER_NAME: dtensors.whole(state, keeps=self._launch.rank == 0)}
+        whole[names.WHOLE_FSDP_WEIGHTS_NAME] = self.whole_state(module.model)
         if writes is not None and self._launch.rank == 0:
-            writes(torch.save, writes.snapshot(whole), Path(folder, names.WHOLE_OPTIMIZER_NAME))
+            for name, content in whole.items():
+                writes(torch.save, writes.snapshot(content), Path(folder, name))
 
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
         """Give the optimizer its part of the state in ``folder``, whole or sharded, by whichever strategy."""

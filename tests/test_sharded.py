@@ -1,0 +1,132 @@
+"""What several processes wrote is read without trusting it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hf_compat.checkpoint import names, optimizer_states, sharded, weights
+from hf_compat.errors import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Harmful:
+    """A pickle of this makes a folder when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def trained(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a layer and its optimizer after an update step."""
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A checkpoint with sharded weights and optimizer, and the optimizer's state as whole checkpoints have it."""
+    model, optimizer = trained()
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    state = optimizer_states.by_name(optimizer, model)
+    sharded.save({"model": model.state_dict()}, folder / names.SHARDED_WEIGHTS_NAME)
+    sharded.save({"optimizer": state}, folder / names.SHARDED_OPTIMIZER_NAME)
+    return folder
+
+
+def load(checkpoint: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Go on from ``checkpoint`` with another model and optimizer."""
+    model, optimizer = trained(1)
+    weights.load_weights(model, checkpoint)
+    optimizer_states.load(optimizer, model, checkpoint)
+    return model, optimizer
+
+
+def test_states_come_back(checkpoint):
+    """Weights and the optimizer's state are read as they were written, whichever form the latter has."""
+    model, optimizer = trained()
+    for form in ("sharded", "whole"):
+        if form == "whole":
+            torch.save(optimizer_states.by_name(optimizer, model), checkpoint / names.WHOLE_OPTIMIZER_NAME)
+        found, its_optimizer = load(checkpoint)
+        assert torch.equal(found.weight, model.weight)
+        for entry, other in zip(optimizer.state.values(), its_optimizer.state.values(), strict=True):
+            assert all(torch.equal(entry[key], other[key]) for key in entry)
+        assert its_optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+def in_metadata(part: str):
+    def spoil(checkpoint: Path, payload: bytes) -> None:
+        (checkpoint / part / ".metadata").write_bytes(payload)
+
+    return spoil
+
+
+def in_shards(part: str):
+    def spoil(checkpoint: Path, payload: bytes) -> None:
+        metadata = sharded.read_metadata(checkpoint / part)
+        for info in metadata.storage_data.values():
+            assert len(payload) < info.length
+            path = checkpoint / part / info.relative_path
+            content = bytearray(path.read_bytes())
+            content[info.offset : info.offset + len(payload)] = payload
+            path.write_bytes(content)
+
+    return spoil
+
+
+def in_file(name: str):
+    def spoil(checkpoint: Path, payload: bytes) -> None:
+        (checkpoint / name).write_bytes(payload)
+
+    return spoil
+
+
+@pytest.mark.parametrize("legacy", [pytest.param(False, id="pickle"), pytest.param(True, id="torch's old format")])
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        pytest.param(in_metadata("pytorch_model_fsdp_0"), "pytorch_model_fsdp_0/.metadata", id="contents of weights"),
+        pytest.param(in_metadata("optimizer_0"), "optimizer_0/.metadata", id="contents of the optimizer"),
+        pytest.param(in_shards("pytorch_model_fsdp_0"), "pytorch_model_fsdp_0", id="weights"),
+        pytest.param(in_shards("optimizer_0"), "optimizer_0", id="optimizer"),
+        pytest.param(in_file("optimizer.bin"), "optimizer.bin", id="whole optimizer"),
+    ],
+)
+def test_code_is_refused(checkpoint, tmp_path, spoil, named, legacy):
+    """A file that would run code when unpickled is refused by name, and nothing of it runs."""
+    harm = tmp_path / "harm"
+    payload = pickle.dumps(Harmful(harm), protocol=2)
+    if legacy:
+        torch.save(Harmful(harm), tmp_path / "old", _use_new_zipfile_serialization=False)
+        payload = (tmp_path / "old").read_bytes()
+    spoil(checkpoint, payload)
+    with pytest.raises(CheckpointError) as refused:
+        load(checkpoint)
+    assert f"{named}`" in str(refused.value)
+    assert not harm.exists()
+
+
+def test_paths_stay_in_their_folder(checkpoint):
+    """A list of contents that leads elsewhere, or to a file that is not there, is refused."""
+    folder = checkpoint / names.SHARDED_WEIGHTS_NAME
+    content = (folder / ".metadata").read_bytes()
+    name = sharded.read_metadata(folder).storage_data.popitem()[1].relative_path
+    for other, told in (("../" + name[3:], "outside its folder"), ("x" * len(name), "lacks the file")):
+        (folder / ".metadata").write_bytes(content.replace(name.encode(), other.encode()))
+        with pytest.raises(CheckpointError, match=told):
+            sharded.read_metadata(folder)
