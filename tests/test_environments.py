@@ -138,11 +138,19 @@ def variables(monkeypatch):
     return chosen
 
 
-def test_start_of_a_sharded_run():
-    """Processes that are gone after ``train`` hand a whole model back, which those of a sharded run do not have."""
-    args = arguments(fsdp="full_shard")
-    with pytest.raises(TrainerSetupError, match=r"'ddp_spawn'.*`fsdp` or `deepspeed` gives each a part"):
-        place_run(args, {"strategy": "ddp_spawn", "devices": 2})
+@pytest.mark.parametrize(
+    ("fields", "strategy", "named"),
+    [
+        pytest.param({"fsdp": "full_shard"}, "ddp_spawn", "`fsdp`", id="start of a sharded run"),
+        pytest.param({"fsdp": "full_shard"}, DDPStrategy(), "`fsdp`", id="an instance of DDP beside fsdp"),
+        pytest.param({"parallelism_config": {"tp_size": 2}}, "ddp", "`parallelism_config`", id="ddp beside a grid"),
+        pytest.param({"parallelism_config": {"tp_size": 2}}, "fsdp", "`parallelism_config`", id="fsdp beside a grid"),
+    ],
+)
+def test_strategy_contradicts_a_field(fields, strategy, named):
+    """The keyword ``strategy`` and the arguments name two ways to use several processes."""
+    with pytest.raises(TrainerSetupError, match=f"'strategy': .* contradicts {named}: drop one of them"):
+        place_run(arguments(**fields), {"strategy": strategy, "devices": 2})
 
 
 def test_cluster_environment_says_who_this_is(variables):

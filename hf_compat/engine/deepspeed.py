@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hf_compat.arguments.deepspeed_setup import import_deepspeed, tell_process
 from hf_compat.arguments.launch import Launch
 from hf_compat.checkpoint.background import Writes
 from hf_compat.checkpoint.deepspeed_files import check_files
-from hf_compat.engine.deepspeed_setup import import_deepspeed, optimizer_on_host, told_its_process
+from hf_compat.engine.deepspeed_optimizers import optimizer_on_host
 from hf_compat.engine.environments import LaunchedEnvironment, Placement
 from hf_compat.engine.internals import RawModelDeepSpeedStrategy
 from hf_compat.engine.model_strategy import ModelStrategy
@@ -130,11 +131,11 @@ def build_engine(
         given["optimizer"] = optimizer
     elif parameters is not None:
         given["model_parameters"] = parameters
-    with told_its_process(launch, device):
-        try:
-            engine, *_ = deepspeed.initialize(args=Namespace(device_rank=index), model=model, config=config, **given)
-        except (AssertionError, ValueError) as error:
-            raise TrainerSetupError(f"`deepspeed`: DeepSpeed refuses its config for this run: {error}") from error
+    tell_process(launch, device)
+    try:
+        engine, *_ = deepspeed.initialize(args=Namespace(device_rank=index), model=model, config=config, **given)
+    except (AssertionError, ValueError) as error:
+        raise TrainerSetupError(f"`deepspeed`: DeepSpeed refuses its config for this run: {error}") from error
     return engine
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed_setup import import_deepspeed
 from hf_compat.checkpoint.background import is_wanted
 from hf_compat.engine.deepspeed import EngineOptimizer, EngineScheduler, build_engine, ready_optimizer
-from hf_compat.engine.deepspeed_setup import import_deepspeed
 from hf_compat.engine.precision import FullPrecision
 from hf_compat.nested import map_nested
 from hf_compat.optim.settings import plain_name
