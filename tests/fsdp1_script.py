@@ -95,9 +95,9 @@ def trainer_for(
         "disable_tqdm": True,
         "report_to": "none",
         "dataloader_pin_memory": False,
-        "per_device_train_batch_size": GLOBAL_BATCH // world(),
+        "per_device_train_batch_size": 2,  # a resumed run takes the checkpoint's in some releases
         "per_device_eval_batch_size": GLOBAL_BATCH // world(),
-        "gradient_accumulation_steps": 2,
+        "gradient_accumulation_steps": GLOBAL_BATCH // world(),
         "num_train_epochs": 2,
         "logging_steps": 1,
         "learning_rate": 1e-2,
@@ -328,3 +328,4 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for word in sys.argv[2:]:
         run(word, Path(sys.argv[1]))
+    torch.distributed.destroy_process_group()  # with its threads running, a process may not end well
