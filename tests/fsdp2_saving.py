@@ -9,9 +9,9 @@ from typing import Any
 
 import helpers
 import torch
-from fsdp2_script import FULL, LAYERS, SHARDED, Seen, llama, seen_of, trainer_for
+from fsdp2_script import FULL, LAYERS, SHARDED, Seen, llama, seen_of, trainer_for, world
 
-from hf_compat import TrainingArguments, collectives
+from hf_compat import HFCompatError, TrainingArguments, collectives
 from hf_compat.checkpoint import dtensors
 
 SAVES = {
@@ -103,8 +103,8 @@ def loaded_by_first(folder: Path) -> Seen:
     model = AutoModelForCausalLM.from_pretrained(folder / "pretrained")
     for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
         os.environ.pop(name)
-    is_read = bool(model.lm_head.weight.any())
-    trainer = trainer_for(folder, model, num_train_epochs=1)
+    is_read = torch.equal(model.lm_head.weight, llama().lm_head.weight)
+    trainer = trainer_for(folder, model)
     trainer.train()
     return seen_of(trainer) | {"is_read": is_read}
 
@@ -113,9 +113,49 @@ def made_by_first(folder: Path) -> Seen:
     """Process 0 alone has a model that is more than its shapes."""
     with torch.device("cpu" if collectives.process_number() == 0 else "meta"):
         model = llama()
-    trainer = trainer_for(folder, model, num_train_epochs=1)
+    trainer = trainer_for(folder, model)
     trainer.train()
     return seen_of(trainer)
+
+
+def adapted(seed: int = 0) -> Any:
+    """Return a model with an adapter, in one of whose matrices all is drawn from ``seed``."""
+    from peft import LoraConfig, get_peft_model
+
+    model = llama()
+    torch.manual_seed(seed)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+
+
+def adapter(folder: Path) -> Seen:
+    """An adapter's training, alone or on two processes; and there one that goes on from its first checkpoint."""
+    saves = {"save_strategy": "steps", "save_steps": 3}
+    trainer = trainer_for(folder / "whole", adapted(), **saves)
+    trainer.train()
+    seen = seen_of(trainer)
+    if world() > 1:
+        trainer = trainer_for(folder / "rest", adapted(1), **saves)
+        trainer.train(resume_from_checkpoint=str(folder / "whole" / "output" / "checkpoint-3"))
+        seen["rest"] = seen_of(trainer)
+    return seen
+
+
+def refused(folder: Path) -> Seen:
+    """What a Trainer says of what it cannot do under FSDP."""
+    told = {}
+    model = helpers.PlainModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for name, keywords in {
+        "optimizers": {"optimizers": (optimizer, None)},
+        "even_batches": {"accelerator_config": {"even_batches": False}},
+        "save_async": {"save_async": True},
+        "peft": {"model": adapted(), "fsdp": SHARDED},
+    }.items():
+        try:
+            trainer_for(folder, **{"model": model} | keywords).train()
+        except HFCompatError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    return {"told": told}
 
 
 SAVING = {
@@ -124,4 +164,6 @@ SAVING = {
     "sharded_for_one": sharded_for_one,
     "loaded_by_first": loaded_by_first,
     "made_by_first": made_by_first,
+    "adapter": adapter,
+    "refused": refused,
 }

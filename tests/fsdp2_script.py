@@ -84,7 +84,14 @@ class CountsReductions(TrainerCallback):
 
 
 def trainer_for(
-    folder: Path, model: Any, fsdp: Seen | None = None, *, words: Any = True, callbacks: Any = (), **fields: Any
+    folder: Path,
+    model: Any,
+    fsdp: Seen | None = None,
+    *,
+    words: Any = True,
+    callbacks: Any = (),
+    optimizers: Any = (None, None),
+    **fields: Any,
 ) -> Trainer:
     """Return a Trainer whose windows hold the same samples with one process and with several."""
     settings = {
@@ -115,6 +122,7 @@ def trainer_for(
         train_dataset=helpers.ListDataset(rows(28)),  # seven batches: the last window of an epoch is short
         eval_dataset=helpers.ListDataset(rows(8, seed=1)),
         callbacks=list(callbacks),
+        optimizers=optimizers,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-__all__ = ["placed_like", "whole"]
+__all__ = ["placed_like", "placing", "whole"]
 
 
 def whole(value: Any, *, keeps: bool) -> Any:
@@ -60,3 +61,18 @@ def placed_like(target: Any, values: Tensor) -> Tensor:
     placements = target.placements if same else [Replicate()] * target.device_mesh.ndim
     values = values.to(target.device_mesh.device_type)
     return distribute_tensor(values, target.device_mesh, placements, src_data_rank=None)
+
+
+@contextmanager
+def placing(model: nn.Module) -> Iterator[None]:
+    """Have ``model.load_state_dict``, whoever calls it, take whole values for parameters that are DTensors."""
+
+    def place(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
+        targets = module.state_dict()
+        state.update({name: placed_like(targets.get(name), value) for name, value in state.items()})
+
+    hook = model.register_load_state_dict_pre_hook(place)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from hf_compat.checkpoint import dtensors, names, sharded
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
+from hf_compat.model_facts import is_peft_model
 
-__all__ = ["by_name", "fitting", "is_there", "load", "read_shards", "read_whole"]
+__all__ = ["by_name", "fitting", "is_there", "load", "read_shards", "read_whole", "weights_for_resuming"]
 
 _WRAPPER = "_fsdp_wrapped_module."
 """Part of the names of parameters under torch's ``FullyShardedDataParallel``, and of no name in a checkpoint."""
@@ -32,6 +33,15 @@ def is_there(folder: Path) -> bool:
 def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
     """Return ``optimizer.state_dict()`` with the names of ``model``'s parameters in place of their numbers."""
     return _renamed(optimizer.state_dict(), dict(enumerate(_parameter_names(optimizer, model))))
+
+
+def weights_for_resuming(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of ``model``'s whole ``state`` by which transformers resumes: of a peft model what is trained."""
+    if not is_peft_model(model):
+        return state
+    named = model.named_parameters(remove_duplicate=False)
+    trained = {name.replace(_WRAPPER, "") for name, parameter in named if parameter.requires_grad}
+    return {name: value for name, value in state.items() if name in trained}
 
 
 def _parameter_names(optimizer: Any, model: nn.Module) -> list[str]:

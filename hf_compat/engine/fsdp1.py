@@ -134,14 +134,21 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         sharded.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME))
 
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state, whole or this process's part of it, as accelerate does."""
+        """Write the optimizer's state, whole or this process's part of it, as accelerate does.
+
+        Where checkpoints are whole, transformers resumes from weights that it keeps beside the optimizer's state.
+        """
         root: Any = self.model
         with self._states(root, whole=not self.saves_shards, first_alone=True):
             state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
         if self.saves_shards:
             sharded.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
-        elif writes is not None and self._launch.rank == 0:
-            writes(torch.save, writes.snapshot(state), Path(folder, names.WHOLE_OPTIMIZER_NAME))
+            return
+        model = unwrap_model(root)
+        resumable = optimizer_states.weights_for_resuming(model, self.whole_state(model))
+        if writes is not None and self._launch.rank == 0:
+            for name, content in ((names.WHOLE_OPTIMIZER_NAME, state), (names.WHOLE_FSDP_WEIGHTS_NAME, resumable)):
+                writes(torch.save, writes.snapshot(content), Path(folder, name))
 
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
         """Give the optimizer its part of the state in ``folder``, whole or sharded, by whichever strategy."""

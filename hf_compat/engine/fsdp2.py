@@ -101,7 +101,8 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Give this process's part of ``model`` the weights of a checkpoint, whole or sharded."""
         reshard(model)
-        return weights.load_weights(model, folder, trains_on=trains_on)
+        with dtensors.placing(model):  # peft's own loading knows nothing of DTensors
+            return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_shards(self, model: nn.Module, folder: str) -> None:
         """Write this process's part of ``model`` into ``folder``."""
@@ -119,7 +120,8 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
             sharded.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
             return
         whole = {names.WHOLE_OPTIMIZER_NAME: dtensors.whole(state, keeps=self._launch.rank == 0)}
-        whole[names.WHOLE_FSDP_WEIGHTS_NAME] = self.whole_state(module.model)
+        resumable = optimizer_states.weights_for_resuming(module.model, self.whole_state(module.model))
+        whole[names.WHOLE_FSDP_WEIGHTS_NAME] = resumable
         if writes is not None and self._launch.rank == 0:
             for name, content in whole.items():
                 writes(torch.save, writes.snapshot(content), Path(folder, name))

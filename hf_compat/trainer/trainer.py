@@ -48,6 +48,7 @@ from hf_compat.optim.settings import plain_name
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerControl, TrainerState, is_exportable
+from hf_compat.trainer.fsdp_limits import fsdp_limits
 from hf_compat.trainer.overriding import refuse_overrides_never_called
 from hf_compat.trainer.sharing import SharingMethods
 
@@ -183,6 +184,7 @@ class Trainer(SharingMethods):
     def _setup_problems(self) -> list[str]:
         args, problems = self.args, keyword_problems(self._lightning_keywords)
         problems += background_problems(args, self._placement.strategy)
+        problems += fsdp_limits(args, self._placement.fsdp, self.model)
         problems += precision_problems(args.mixed_precision, given_plugins(self._lightning_keywords))
         if args.world_size > 1 and args.auto_find_batch_size:
             problems.append(
