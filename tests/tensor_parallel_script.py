@@ -164,8 +164,10 @@ def everything(folder: Path) -> Seen:
     seen = seen_of(trainer)
     predicted = trainer.predict(trainer.eval_dataset)
     trainer.save_model(str(folder / "model"))
+    again = trainer_for(folder, trainer.model).evaluate()  # another Trainer, of the model as it is
     facts = (trainer.is_tp_enabled, trainer.get_tp_size(), trainer.get_total_train_batch_size(trainer.args))
     seen |= {"before": before["eval_loss"], "rows": len(predicted.predictions), "logits": predicted.predictions}
+    seen |= {"after": seen["logs"][-2]["eval_loss"], "again": again["eval_loss"]}
     return seen | {"facts": facts}
 
 

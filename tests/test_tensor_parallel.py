@@ -7,7 +7,7 @@ import torch
 from distributed import HERE, torchrun
 from torch import nn
 
-from hf_compat import TrainingArguments
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
 from hf_compat.engine.environments import place_run
 from hf_compat.engine.splitting import check_plan
@@ -89,6 +89,7 @@ def test_both_see_the_same_batches(together, alone):
     assert found["facts"] == (True, 2, 8)
     assert found["rows"] == expected["rows"] == 7
     assert found["before"] == pytest.approx(expected["before"], rel=TOLERANCE)
+    assert found["again"] == found["after"]
     assert found["logits"] == pytest.approx(expected["logits"], rel=1e-4, abs=1e-5)
 
 
@@ -108,6 +109,28 @@ def test_a_resumed_run_is_the_same_run(together):
     assert found["resumed"]["logs"][-3:-1] == found["whole"]["logs"][-3:-1]
     for name, weight in found["whole"]["weights"].items():
         assert torch.equal(found["resumed"]["weights"][name], weight), name
+
+
+@pytest.mark.slow
+def test_two_dimensions(alone, tmp_path):
+    """Of four processes two see other batches and shard what two hold; the numbers stay those of one process."""
+    found, expected = seen(launched(tmp_path, "everything", processes=4), "everything"), seen(alone, "everything")
+    for line, other in zip(found["logs"], expected["logs"], strict=True):
+        # An evaluation averages over batches, which are smaller here.
+        names = [name for name in other if name != "eval_loss"]
+        assert {name: line[name] for name in names} == pytest.approx({name: other[name] for name in names}, rel=1e-5)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+    assert (found["facts"], found["rows"]) == ((True, 2, 8), 7)
+    assert len(found["split"]) == len(expected["weights"])
+
+
+def test_a_model_split_by_others_is_refused(tmp_path):
+    """Its processes would be given different batches, or it would be split once more."""
+    model = tensor_parallel_script.Plain()
+    model._tp_size = 2  # as ``from_pretrained(tp_plan="auto")`` leaves it
+    with pytest.raises(ModelError, match=r"split or sharded already.*parallelism_config"):
+        Trainer(model, TrainingArguments(str(tmp_path), use_cpu=True))
 
 
 CONFIGS = [

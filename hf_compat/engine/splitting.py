@@ -55,17 +55,20 @@ def is_split(model: nn.Module) -> bool:
 
 
 def check_plan(model: nn.Module, size: int) -> None:
-    """Refuse a ``model`` that cannot be split over ``size`` processes.
+    """Refuse a ``model`` that cannot be split over ``size`` processes; one that a Trainer has split so is right.
 
     Raises:
-        ModelError: If it has no plan, one that names what it has not or what is not carried out, or odd sizes.
+        ModelError: If it has no plan, one that names what it has not or what is not carried out, or odd sizes; or if
+            it is split already by anyone else.
     """
     name = type(model).__name__
-    if is_split(model):
+    if (getattr(model, "_tp_size", None) or 1) > 1 or (size > 1 and is_split(model) and not _is_ours(model, size)):
         raise ModelError(
-            f"`model`: {name} is split already, by `from_pretrained(tp_plan=...)` perhaps. Load it without: the "
-            "Trainer splits it by the same plan, as `parallelism_config` or `lightning`'s `strategy` says."
+            f"`model`: {name} is split or sharded already, by `from_pretrained(tp_plan=...)` perhaps. Load it without: "
+            "the Trainer splits it by the same plan if `parallelism_config={'tp_size': ...}` is set."
         )
+    if size == 1 or is_split(model):
+        return
     chosen = _chosen(model)
     if not chosen:
         raise ModelError(
@@ -92,6 +95,12 @@ def split_model(model: nn.Module, mesh: DeviceMesh) -> None:
     check_plan(model, mesh.size())
     plan: dict[str, Any] = {name: STYLES[style]() for name, (_, style) in _chosen(model).items()}
     parallelize_module(model, mesh, plan, src_data_rank=None)
+
+
+def _is_ours(model: nn.Module, size: int) -> bool:
+    meshes = {item.device_mesh for item in model.parameters() if isinstance(item, DTensor)}
+    grids = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False)) for mesh in meshes]
+    return any(grid.get("tensor_parallel") == size for grid in grids)
 
 
 def _plan_of(model: Any) -> dict[str, str]:

@@ -251,8 +251,7 @@ class Trainer(SharingMethods):
                 f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
                 "Choose one with a head for the task, such as an `AutoModelFor...`."
             )
-        if self.is_tp_enabled:
-            check_plan(model, self.get_tp_size())
+        check_plan(model, self.get_tp_size())
         self.place_model_on_device = self._places_model()
         if self.place_model_on_device and self._placement.start is None:  # processes started later move it to theirs
             self._move_model_to_device(model, self.args.device)
