@@ -45,5 +45,4 @@ def tell_process(launch: Launch, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-        if backend == "nccl":  # it would hold the interpreter up
-            atexit.register(leave_processes)
+        atexit.register(leave_processes)

@@ -118,8 +118,7 @@ class Processes(AllFields):
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with `ddp_backend={self.ddp_backend!r}`, "
                 f"which is {backend}: {error}"
             ) from error
-        if backend == "nccl":  # it would hold the interpreter up
-            atexit.register(leave_processes)
+        atexit.register(leave_processes)  # NCCL would hold the interpreter up, threads of gloo can abort it
 
     @property
     def device(self) -> torch.device:
