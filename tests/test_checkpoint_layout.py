@@ -51,6 +51,7 @@ def test_names_are_upstreams():
         "SHARDED_CONTENTS_NAME": ".metadata",
         "SHARDED_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}_0",
         "SHARDED_WEIGHTS_NAME": f"{accelerate_constants.FSDP_MODEL_NAME}_0",
+        "WHOLE_FSDP_WEIGHTS_NAME": f"{accelerate_constants.FSDP_MODEL_NAME}.bin",
         "WHOLE_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}.bin",
     }
     assert {name: getattr(names, name) for name in sharded} == sharded
