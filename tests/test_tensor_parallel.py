@@ -190,6 +190,7 @@ def strategy(data, tensor, **others):
         pytest.param({}, strategy("auto", "auto"), "is FSDP", id="one process"),
         pytest.param({}, strategy(1, 2, process_group_backend="gloo"), "ddp_backend", id="backend"),
         pytest.param({"parallelism_config": {"tp_size": 4}}, strategy(1, 2), "otherwise", id="contradiction"),
+        pytest.param({"parallelism_config": {"tp_size": 2}}, {"strategy": "ddp"}, "drop one", id="DDP"),
     ],
 )
 def test_processes_that_do_not_fit(fields, keywords, text, tmp_path):
