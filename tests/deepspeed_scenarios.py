@@ -60,6 +60,22 @@ def zero_3(kit: Kit) -> None:
     trained(kit, config(3))
 
 
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+"""Needs an optimizer of DeepSpeed's in C++, which it builds for two minutes, once on a machine."""
+
+
+@shared
+def optimizer_is_offloaded(kit: Kit) -> None:
+    trained(kit, config(2, zero_optimization=OFFLOADED))
+
+
+@shared
+def parameters_are_offloaded(kit: Kit) -> None:
+    """The config's optimizer is DeepSpeed's own too, without ``torch_adam``."""
+    sections = {"optimizer": {"type": "AdamW", "params": {"lr": AUTO, "weight_decay": AUTO}}}
+    trained(kit, config(3, zero_optimization={**OFFLOADED, "offload_param": {"device": "cpu"}}, **sections))
+
+
 TORCH_ADAM = {
     "type": "AdamW",
     "params": {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO, "torch_adam": True},

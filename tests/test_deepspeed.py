@@ -159,6 +159,14 @@ def test_scenario_thoroughly(finished_thoroughly, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["optimizer_is_offloaded", "parameters_are_offloaded"])
+def test_offloading(tmp_path, name):
+    """States and parameters in host memory, updated by DeepSpeed's own optimizer there."""
+    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"])
+    check(tmp_path, name)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("library", ["upstream-ours", "ours-upstream"])
 def test_checkpoints_of_zero_2_are_handed_over(finished_thoroughly, library):
     """Either library goes on from the checkpoint of the other as from its own."""
