@@ -183,6 +183,8 @@ def nothing_is_left(monkeypatch):
     """Whatever a test does, transformers knows of no config afterwards, and there is no process group."""
     for name, value in SET_UP.items():
         monkeypatch.setenv(name, value)
+    # transformers 4.57 tells accelerate, and all arguments made after, that DeepSpeed is used.
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "false")
     yield
     integration.unset_hf_deepspeed_config()
     leave_processes()
