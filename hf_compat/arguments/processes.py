@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -45,6 +46,13 @@ def leave_processes() -> None:
     group = _process_group()
     if group is not None:
         group.destroy_process_group()
+
+
+def _leave_at_exit() -> None:
+    # Threads of gloo let go of the last operation's tensors a moment after it is done, and need the interpreter for
+    # that: one that is ending by then takes them down, and the process aborts.
+    time.sleep(0.05)
+    leave_processes()
 
 
 def _gpu_index(local_rank: int) -> int:
@@ -118,7 +126,7 @@ class Processes(AllFields):
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with `ddp_backend={self.ddp_backend!r}`, "
                 f"which is {backend}: {error}"
             ) from error
-        atexit.register(leave_processes)  # NCCL would hold the interpreter up, threads of gloo can abort it
+        atexit.register(_leave_at_exit)  # NCCL would hold the interpreter up
 
     @property
     def device(self) -> torch.device:

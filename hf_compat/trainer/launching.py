@@ -33,6 +33,7 @@ from hf_compat.arguments.hardware import cuda_is_initialized
 from hf_compat.arguments.launch import OWN_MARK
 from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
 from hf_compat.engine.environments import Start, place_started
+from hf_compat.engine.model_strategy import ModelStrategy
 from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
@@ -87,6 +88,7 @@ def train_in_processes(trainer: TrainerBase, start: Start, run: Callable[[Any], 
             "train first, or choose the strategy 'ddp_spawn'."
         )
     trainer.lightning_trainer = trainer.lightning_module = None
+    trainer.accelerator.attach(None, ModelStrategy())  # an evaluation's strategy holds the module that was evaluated
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:
