@@ -23,7 +23,7 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Processes", "leave_processes", "library_logger"]
+__all__ = ["Processes", "leave_processes", "let_operations_end", "library_logger"]
 
 _logger = logging.getLogger(__name__)
 
@@ -48,10 +48,18 @@ def leave_processes() -> None:
         group.destroy_process_group()
 
 
+def let_operations_end() -> None:
+    """Give the threads of gloo a moment; to be called before this process forks, or ends, in a run of several.
+
+    They let go of an operation's tensors shortly after it is done, and need the interpreter for that. A fork in that
+    moment leaves its lock taken in the child, which then waits for ever; at the end of the interpreter they abort it.
+    """
+    if _process_group() is not None:
+        time.sleep(0.05)
+
+
 def _leave_at_exit() -> None:
-    # Threads of gloo let go of the last operation's tensors a moment after it is done, and need the interpreter for
-    # that: one that is ending by then takes them down, and the process aborts.
-    time.sleep(0.05)
+    let_operations_end()
     leave_processes()
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from hf_compat import collectives
+from hf_compat.arguments.processes import let_operations_end
 from hf_compat.data.states import StatedBatch, StatingCollator, StreamStates, states_itself
 from hf_compat.evaluation.accumulate import find_batch_size
 from hf_compat.nested import rebuild
@@ -140,6 +141,8 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def plain_iterator(self) -> Iterator[Any]:
         """Return what a plain ``DataLoader`` iterates with; it draws once from the global generator."""
+        if self.num_workers > 0:  # processes may be forked for it
+            let_operations_end()
         return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
