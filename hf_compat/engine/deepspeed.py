@@ -159,11 +159,6 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         self.engine: Any = None
 
     @property
-    def root_device(self) -> torch.device:
-        """The device of this process, as the arguments chose it."""
-        return self._device
-
-    @property
     def step_was_skipped(self) -> bool:
         """Whether the last update step left the weights as they were, because a gradient was infinite."""
         return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
@@ -263,9 +258,3 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
             ) from error
         if path is None:
             raise CheckpointError(f"DeepSpeed found no checkpoint in `{folder}`.")
-
-    def teardown(self) -> None:
-        """End the run without touching the optimizers."""
-        kept, self.optimizers = self.optimizers, []
-        super().teardown()
-        self.optimizers = kept

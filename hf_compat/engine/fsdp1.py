@@ -57,11 +57,6 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         self._settings = settings
         self._dtype = dtype
 
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process, as the arguments chose it."""
-        return self._device
-
     def wrapped(self, model: Any) -> FullyShardedDataParallel:
         """Return ``model`` in its wrapper, the one that it has if there is one."""
         return self._wrapped(model).root
@@ -159,12 +154,6 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
             if saved is None:
                 saved = optimizer_states.read_shards(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
-
-    def teardown(self) -> None:
-        """End the run without touching the optimizers."""
-        kept, self.optimizers = self.optimizers, []
-        super().teardown()
-        self.optimizers = kept
 
 
 def fsdp1_strategy(placement: Placement, args: Any, model: nn.Module) -> FSDP1Strategy:

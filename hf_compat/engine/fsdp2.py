@@ -51,11 +51,6 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         self._settings = settings
         self._dtype = dtype
 
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process, as the arguments chose it."""
-        return self._device
-
     def shard(self, model: Any) -> None:
         """Shard ``model`` in place, unless it is already."""
         if not isinstance(model, FSDPModule):

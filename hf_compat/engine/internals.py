@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
@@ -26,6 +27,8 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 __all__ = [
     "RawModelDDPStrategy",
     "RawModelDeepSpeedStrategy",
+    "RawModelStrategy",
+    "StayingStrategy",
     "callback_states",
     "calling_strategy",
     "ddp_choices",
@@ -164,15 +167,62 @@ def without_notices() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class RawModelDDPStrategy(DDPStrategy):
-    """Lightning's DDP with the wrapper around the model inside the LightningModule, in processes that run already.
+class StayingStrategy(Strategy):
+    """Mixed into a strategy whose optimizers' state stays on the device when a run ends.
 
-    Contract: ``setup`` calls ``model_to_device`` and ``configure_ddp`` when fitting; ``self.model`` is what hooks on
-    gradients are registered on and what ``teardown`` unwraps; ``_configure_launcher`` makes what starts processes.
+    Lightning's own move it to the host, away from the parameters that the Trainer leaves where they are. Contract:
+    ``teardown`` moves what is in ``optimizers``.
     """
+
+    def teardown(self) -> None:
+        """End the run without touching the optimizers."""
+        kept, self.optimizers = self.optimizers, []
+        super().teardown()
+        self.optimizers = kept
+
+
+class RawModelStrategy(StayingStrategy):
+    """Mixed into a strategy for the model inside the LightningModule, in processes that run already.
+
+    Contract: where ``self.model`` is not the module, Lightning's steps are called through it; ``_configure_launcher``
+    makes what starts processes.
+    """
+
+    _device: torch.device
 
     def _configure_launcher(self) -> None:
         self._launcher = None
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process, as the arguments chose it."""
+        return self._device
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself: what wraps the model, or is done to it, is inside."""
+        assert self.lightning_module is not None, "called during a fit"
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        assert self.lightning_module is not None, "called during an evaluation"
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        assert self.lightning_module is not None, "called during an evaluation"
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)
+
+
+class RawModelDDPStrategy(RawModelStrategy, DDPStrategy):
+    """Lightning's DDP with the wrapper around the model inside the LightningModule, in processes that run already.
+
+    Contract: ``setup`` calls ``model_to_device`` and ``configure_ddp`` when fitting; ``self.model`` is what hooks on
+    gradients are registered on and what ``teardown`` unwraps.
+    """
 
     def wrap(self, model: Any) -> Any:
         """Return ``model`` with its gradients averaged over all processes."""
@@ -202,24 +252,6 @@ class RawModelDDPStrategy(DDPStrategy):
 
     def post_backward(self, closure_loss: Any) -> None:
         """Do nothing, for the same reason."""
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself: the wrapper is inside it."""
-        assert self.lightning_module is not None, "called during a fit"
-        with self.precision_plugin.train_step_context():
-            return self.lightning_module.training_step(*args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
 
 
 class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):

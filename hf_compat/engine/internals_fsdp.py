@@ -14,23 +14,21 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
 from hf_compat.arguments.fsdp import FsdpSettings
+from hf_compat.engine.internals import RawModelStrategy
 
 __all__ = ["RawModelFSDPStrategy", "fsdp_choices"]
 
 
-class RawModelFSDPStrategy(FSDPStrategy):
+class RawModelFSDPStrategy(RawModelStrategy, FSDPStrategy):
     """Lightning's FSDP with the wrapper around the model inside the LightningModule, in processes that run already.
 
     Contract: only the exact class is refused on a CPU; ``kwargs``, ``sharding_strategy``, ``cpu_offload`` and
     ``mixed_precision`` are what the wrapper is made with, in ``_setup_model``, which only ``setup`` calls;
-    ``setup_optimizers`` asks the module for its optimizer; ``_configure_launcher`` makes what starts processes.
+    ``setup_optimizers`` asks the module for its optimizer.
     """
 
     # Lightning's own takes its FSDPPrecision alone, which brings what the wrapper is told here anyway.
     precision_plugin = Strategy.precision_plugin  # type: ignore[assignment]
-
-    def _configure_launcher(self) -> None:
-        self._launcher = None
 
     def wrapped(self, model: Any) -> Any:
         """Return ``model`` in its wrapper, the one that it has if there is one."""
@@ -46,24 +44,6 @@ class RawModelFSDPStrategy(FSDPStrategy):
         if trainer.state.fn is TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself: the wrapper is inside it."""
-        assert self.lightning_module is not None, "called during a fit"
-        with self.precision_plugin.train_step_context():
-            return self.lightning_module.training_step(*args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
 
 
 def fsdp_choices(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:

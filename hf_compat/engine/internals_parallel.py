@@ -10,19 +10,17 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from hf_compat.engine.internals import RawModelStrategy
+
 __all__ = ["RawModelParallelStrategy", "grid_of", "parallel_choices"]
 
 
-class RawModelParallelStrategy(ModelParallelStrategy):
+class RawModelParallelStrategy(RawModelStrategy, ModelParallelStrategy):
     """Lightning's strategy for DTensor models, applied to the model inside the LightningModule, in running processes.
 
     Contract: ``setup_environment`` makes ``device_mesh``, of ``data_parallel`` and ``tensor_parallel``, in the process
-    group that is there; ``setup_optimizers`` asks the module for its optimizer; where ``self.model`` is not the module,
-    steps would be called through it; ``_configure_launcher`` makes what starts processes.
+    group that is there; ``setup_optimizers`` asks the module for its optimizer.
     """
-
-    def _configure_launcher(self) -> None:
-        self._launcher = None
 
     def shard(self, model: Any) -> None:
         """Shard ``model`` in place, unless it is already."""
@@ -39,24 +37,6 @@ class RawModelParallelStrategy(ModelParallelStrategy):
             module._take_wrapper(module.model)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself: the sharded model is inside it."""
-        assert self.lightning_module is not None, "called during a fit"
-        with self.precision_plugin.train_step_context():
-            return self.lightning_module.training_step(*args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
 
 
 def grid_of(data: int, tensor: int, device: torch.device) -> DeviceMesh:

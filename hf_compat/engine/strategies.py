@@ -14,25 +14,16 @@ from hf_compat.engine.deepspeed import DeepSpeedStrategy
 from hf_compat.engine.environments import LaunchedEnvironment, Placement
 from hf_compat.engine.fsdp1 import fsdp1_strategy
 from hf_compat.engine.fsdp2 import fsdp2_strategy
-from hf_compat.engine.internals import RawModelDDPStrategy
+from hf_compat.engine.internals import RawModelDDPStrategy, StayingStrategy
 from hf_compat.engine.model_strategy import ModelStrategy
 from hf_compat.engine.tensor_parallel import tensor_parallel_strategy
 from hf_compat.model_facts import is_pretrained_model
 
-__all__ = ["STRATEGIES", "DDPStrategy", "StayingStrategy", "ddp_settings", "device_keywords"]
+__all__ = ["STRATEGIES", "DDPStrategy", "OneDeviceStrategy", "ddp_settings", "device_keywords"]
 
 
-class StayingStrategy(ModelStrategy, SingleDeviceStrategy):
-    """One device on which the optimizer's state stays when a run ends.
-
-    Lightning's own moves it to the host, away from the parameters that the Trainer leaves on the device.
-    """
-
-    def teardown(self) -> None:
-        """End the run without touching the optimizers."""
-        kept, self.optimizers = self.optimizers, []
-        super().teardown()
-        self.optimizers = kept
+class OneDeviceStrategy(ModelStrategy, StayingStrategy, SingleDeviceStrategy):
+    """One device on which the optimizer's state stays when a run ends."""
 
 
 class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
@@ -54,20 +45,9 @@ class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
         self._device = device
         self._settings = settings
 
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process, as the arguments chose it."""
-        return self._device
-
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
         """Return ``model`` with gradients averaged over all processes, its weights those of process 0."""
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
-
-    def teardown(self) -> None:
-        """End the run without touching the optimizers."""
-        kept, self.optimizers = self.optimizers, []
-        super().teardown()
-        self.optimizers = kept
 
 
 _DDP_FIELDS = {
@@ -100,7 +80,7 @@ def _checkpoints_activations(model: Any) -> bool:
 
 
 def _one_device(placement: Placement, args: Any, model: nn.Module) -> Strategy:
-    return StayingStrategy(device=args.device)
+    return OneDeviceStrategy(device=args.device)
 
 
 def _ddp(placement: Placement, args: Any, model: nn.Module) -> Strategy:
