@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.version import __version__
+
 if TYPE_CHECKING:
     from hf_compat.arguments import (
         AcceleratorConfig,
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
         Seq2SeqTrainingArguments,
         TrainingArguments,
     )
-    from hf_compat.arguments.deepspeed_config import HfDeepSpeedConfig
+    from hf_compat.arguments.deepspeed.config import HfDeepSpeedConfig
     from hf_compat.arguments.enums import (
         DebugOption,
         EvaluationStrategy,
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
         SaveStrategy,
         SchedulerType,
     )
-    from hf_compat.arguments.ranks import is_main_process, total_processes_number
     from hf_compat.callbacks import (
         CallbackHandler,
         DefaultFlowCallback,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from hf_compat.data.collators import DataCollatorWithPadding, DefaultDataCollator, default_data_collator
     from hf_compat.data.columns import RemoveColumnsCollator
     from hf_compat.data.samplers import LengthGroupedSampler
+    from hf_compat.distributed.ranks import is_main_process, total_processes_number
     from hf_compat.engine.checkpoint_io import HFCheckpointIO
     from hf_compat.errors import HFCompatError, HFCompatWarning
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
@@ -81,7 +83,7 @@ _HOMES: dict[str, str] = {
     "HPSearchBackend": "hf_compat.arguments.enums",
     "HfArg": "hf_compat.arguments",
     "HfArgumentParser": "hf_compat.arguments",
-    "HfDeepSpeedConfig": "hf_compat.arguments.deepspeed_config",
+    "HfDeepSpeedConfig": "hf_compat.arguments.deepspeed.config",
     "HubStrategy": "hf_compat.arguments.enums",
     "IntervalStrategy": "hf_compat.arguments.enums",
     "LabelSmoother": "hf_compat.optim.losses",
@@ -111,15 +113,14 @@ _HOMES: dict[str, str] = {
     "enable_full_determinism": "hf_compat.seeding",
     "get_last_checkpoint": "hf_compat.checkpoint.layout",
     "has_length": "hf_compat.metrics",
-    "is_main_process": "hf_compat.arguments.ranks",
+    "is_main_process": "hf_compat.distributed.ranks",
     "number_of_arguments": "hf_compat.model_facts",
     "seed_worker": "hf_compat.seeding",
     "set_seed": "hf_compat.seeding",
     "speed_metrics": "hf_compat.metrics",
-    "total_processes_number": "hf_compat.arguments.ranks",
+    "total_processes_number": "hf_compat.distributed.ranks",
 }
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AcceleratorConfig",

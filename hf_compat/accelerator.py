@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from hf_compat import collectives
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.deepspeed_plugin import DeepSpeedPlugin
-from hf_compat.arguments.launch import Launch
+from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.preparing import Sharing, prepare_dataloader
-from hf_compat.engine.model_strategy import ModelStrategy
+from hf_compat.distributed import collectives
+from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.process_state import ProcessState
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.model_facts import unwrap_model
-from hf_compat.process_state import ProcessState
 
 if TYPE_CHECKING:
     from hf_compat.engine.module import HFModule
@@ -29,13 +29,13 @@ class DataProcesses(Protocol):
     """Over which processes batches are shared out; a ``Placement`` is one."""
 
     @property
-    def data_processes(self) -> int: ...
+    def data_parallel_size(self) -> int: ...
 
     @property
-    def data_process(self) -> int: ...
+    def data_parallel_rank(self) -> int: ...
 
     @property
-    def data_group(self) -> Any: ...
+    def data_parallel_group(self) -> Any: ...
 
 
 __all__ = ["Accelerator"]
@@ -54,8 +54,8 @@ class Accelerator(ProcessState):
         sharing: Over which processes batches are shared out. Default: all.
 
     Attributes:
-        data_processes: How many processes see different batches; the others repeat one of them.
-        data_process: The number of this one among them.
+        data_parallel_size: How many processes see different batches; the others repeat one of them.
+        data_parallel_rank: The number of this one among them.
         state: Facts of this process.
         strategy: What the strategy of the run under way, or of the last one, does with the model.
         sync_gradients: Whether the backward pass under way ends an update step.
@@ -77,9 +77,9 @@ class Accelerator(ProcessState):
     ) -> None:
         super().__init__(device, launch, deepspeed_plugin, is_fsdp)
         self.state = ProcessState(device, launch, deepspeed_plugin, is_fsdp)
-        self.data_processes = launch.size if sharing is None else sharing.data_processes
-        self.data_process = launch.rank if sharing is None else sharing.data_process
-        self._data_group = None if sharing is None else sharing.data_group
+        self.data_parallel_size = launch.world_size if sharing is None else sharing.data_parallel_size
+        self.data_parallel_rank = launch.rank if sharing is None else sharing.data_parallel_rank
+        self._data_parallel_group = None if sharing is None else sharing.data_parallel_group
         self.split_batches = config.split_batches
         self.dispatch_batches = config.dispatch_batches
         self.even_batches = config.even_batches
@@ -161,9 +161,9 @@ class Accelerator(ProcessState):
 
     def synchronise_metric(self, metric: Any) -> None:
         """Have a torchmetrics ``metric`` or collection merge each sample once."""
-        if self._data_group is not None:
+        if self._data_parallel_group is not None:
             for one in metric.values() if hasattr(metric, "values") else [metric]:
-                one.process_group = self._data_group
+                one.process_group = self._data_parallel_group
 
     def watch_evaluation(self, loader: Any) -> Any:
         """Let :meth:`gather_for_metrics` trim by ``loader``, by the train loader if None; return the one before."""
@@ -172,7 +172,7 @@ class Accelerator(ProcessState):
 
     def gather(self, tensors: Any) -> Any:
         """Return ``tensors`` of all processes, joined along the first axis; each of one shape on every process."""
-        return collectives.gather(tensors, self._data_group)
+        return collectives.gather(tensors, self._data_parallel_group)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
         """Return ``input_data`` of all processes; of the last batch only as many samples as the data set holds.
@@ -186,7 +186,7 @@ class Accelerator(ProcessState):
         """
         by_object = use_gather_object or not collectives.has_only_tensors(input_data)
         gather = collectives.gather_objects if by_object else collectives.gather
-        data = gather(input_data, self._data_group)
+        data = gather(input_data, self._data_parallel_group)
         loader = self._train_loader if self._eval_loader is None else self._eval_loader
         remainder = getattr(loader, "remainder", -1)
         if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
@@ -200,7 +200,7 @@ class Accelerator(ProcessState):
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Return ``tensor`` padded along ``dim`` to the longest of all processes."""
-        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, self._data_group)
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, self._data_parallel_group)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return ``tensor`` reduced over all processes: ``"sum"``, ``"mean"`` or ``"max"``.
@@ -210,7 +210,7 @@ class Accelerator(ProcessState):
             reduction: How.
             scale: For TPUs in accelerate; without effect elsewhere, there and here.
         """
-        return collectives.reduce(tensor, reduction, self._data_group)
+        return collectives.reduce(tensor, reduction, self._data_parallel_group)
 
     def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
         """Return ``tensor`` as process ``from_process`` has it."""
@@ -236,8 +236,8 @@ class Accelerator(ProcessState):
     ) -> PreparedDataLoader:
         """Return a loader of this process's batches, shuffled by seed and epoch."""
         sharing = Sharing(
-            processes=self.data_processes,
-            process=self.data_process,
+            processes=self.data_parallel_size,
+            process=self.data_parallel_rank,
             split=self.split_batches,
             even=self.even_batches,
             dispatch=self.dispatch_batches,
@@ -258,10 +258,10 @@ class Accelerator(ProcessState):
         if device_placement is not False:
             model.to(self.device)
         trains = not evaluation_mode and any(weight.requires_grad for weight in model.parameters())
-        if self.data_processes == 1 or not trains or isinstance(model, DistributedDataParallel):
+        if self.data_parallel_size == 1 or not trains or isinstance(model, DistributedDataParallel):
             return model
         devices = None if self.device.type == "cpu" else [self.device]
-        return DistributedDataParallel(model, device_ids=devices, process_group=self._data_group)
+        return DistributedDataParallel(model, device_ids=devices, process_group=self._data_parallel_group)
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return what evaluations call of the wrapped ``model``."""
@@ -273,7 +273,7 @@ class Accelerator(ProcessState):
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return ``model``'s whole state."""
-        return self.strategy.whole_state(self.unwrap_model(model)) if unwrap else model.state_dict()
+        return self.strategy.full_state_dict(self.unwrap_model(model)) if unwrap else model.state_dict()
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Return as many Nones as ``objects``."""

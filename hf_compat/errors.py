@@ -17,7 +17,7 @@
     ├── LaunchError (RuntimeError)             a process, started by a Trainer, that ended without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
     ├── BatchSizeError (RuntimeError)          no batch size for which memory is enough
-    ├── NotCarriedOutError (NotImplementedError)  a method of transformers' that is not there yet
+    ├── NotSupportedError (NotImplementedError)  a method of transformers' that is not there yet
     └── MissingPackageError (ImportError)      an optional package that is not installed
 
 Each also derives from the built-in error that transformers raises in the same place, so that ``except ValueError`` in a
@@ -43,7 +43,7 @@ __all__ = [
     "LaunchError",
     "MissingPackageError",
     "ModelError",
-    "NotCarriedOutError",
+    "NotSupportedError",
     "ParserError",
     "SearchError",
     "TrainerSetupError",
@@ -138,8 +138,12 @@ class BatchSizeError(HFCompatError, RuntimeError):
     """Says for what memory was not enough however small the training batches."""
 
 
-class NotCarriedOutError(HFCompatError, NotImplementedError):
-    """Says which method is not carried out yet, and what to do meanwhile."""
+class NotSupportedError(HFCompatError, NotImplementedError):
+    """Says which method or choice is not supported, and what to use instead."""
+
+
+NotCarriedOutError = NotSupportedError
+"""The name before 0.2."""
 
 
 class MissingPackageError(HFCompatError, ImportError):

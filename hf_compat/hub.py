@@ -17,10 +17,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hf_compat
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.publish import HIDDEN_FOLDERS
 from hf_compat.errors import HubError
+from hf_compat.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
@@ -68,7 +68,7 @@ def hub_api() -> HfApi:
     """Return a client of the Hub; its uploads in the background run one after the other."""
     from huggingface_hub import HfApi  # comes with datasets; loading it takes a while
 
-    return HfApi(library_name="hf_compat", library_version=hf_compat.__version__)
+    return HfApi(library_name="hf_compat", library_version=__version__)
 
 
 @contextmanager

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["map_nested", "rebuild"]
+import numpy as np
+from torch import Tensor
+
+__all__ = ["find_batch_size", "map_nested", "rebuild"]
 
 
 def rebuild(like: Any, items: Any) -> Any:
@@ -20,3 +23,14 @@ def map_nested(change: Callable[[Any], Any], data: Any) -> Any:
     if isinstance(data, Mapping):
         return type(data)({key: map_nested(change, item) for key, item in data.items()})  # type: ignore[call-arg]
     return change(data)
+
+
+def find_batch_size(tensors: Any) -> int | None:
+    """Return the length of the first tensor or array with a first dimension in ``tensors``, None if there is none."""
+    if isinstance(tensors, Tensor | np.ndarray):
+        return int(tensors.shape[0]) if tensors.ndim else None
+    if isinstance(tensors, Mapping):
+        tensors = tensors.values()
+    elif not isinstance(tensors, list | tuple):
+        return None
+    return next((size for size in map(find_batch_size, tensors) if size is not None), None)

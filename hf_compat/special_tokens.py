@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from hf_compat.arguments.semantics import Semantics
+from hf_compat.arguments.releases.semantics import Semantics
 
 __all__ = ["align_special_tokens"]
 

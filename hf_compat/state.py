@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from hf_compat.arguments.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
 from hf_compat.files import read_json_object, write_text
 

@@ -11,8 +11,9 @@ import helpers
 import torch
 from fsdp2_script import FULL, LAYERS, SHARDED, Seen, llama, seen_of, trainer_for, world
 
-from hf_compat import HFCompatError, TrainingArguments, collectives
+from hf_compat import HFCompatError, TrainingArguments
 from hf_compat.checkpoint import dtensors
+from hf_compat.distributed import collectives
 
 SAVES = {
     "save_strategy": "steps",
@@ -97,7 +98,7 @@ def loaded_by_first(folder: Path) -> Seen:
 
     config = {**LAYERS, "cpu_ram_efficient_loading": True}
     TrainingArguments(str(folder), use_cpu=True, report_to="none", fsdp=True, fsdp_config=config)
-    if collectives.process_number() == 0:
+    if collectives.get_rank() == 0:
         llama().save_pretrained(folder / "pretrained")
     collectives.barrier()
     model = AutoModelForCausalLM.from_pretrained(folder / "pretrained")
@@ -111,7 +112,7 @@ def loaded_by_first(folder: Path) -> Seen:
 
 def made_by_first(folder: Path) -> Seen:
     """Process 0 alone has a model that is more than its shapes."""
-    with torch.device("cpu" if collectives.process_number() == 0 else "meta"):
+    with torch.device("cpu" if collectives.get_rank() == 0 else "meta"):
         model = llama()
     trainer = trainer_for(folder, model)
     trainer.train()

@@ -15,7 +15,7 @@ import torch
 from helpers import ListDataset, PlainModel, vector_rows
 
 from hf_compat import HfArgumentParser, Trainer, TrainingArguments
-from hf_compat.arguments.launch import Launch
+from hf_compat.distributed.launch import Launch
 from hf_compat.engine.environments import LaunchedEnvironment
 
 

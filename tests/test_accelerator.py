@@ -7,9 +7,9 @@ from helpers import ListDataset, PlainModel, vector_rows
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.accelerator import Accelerator
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.deepspeed_plugin import DeepSpeedPlugin
-from hf_compat.arguments.launch import Launch
+from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+from hf_compat.distributed.launch import Launch
 
 
 class WithScalar(PlainModel):
@@ -107,7 +107,7 @@ def test_kinds_of_processes_have_accelerates_names(case):
     plugin = None if stage is None else DeepSpeedPlugin(HfTrainerDeepSpeedConfig(config))
     accelerator = Accelerator(
         torch.device(device),
-        Launch(size=size, local_size=size),
+        Launch(world_size=size, local_world_size=size),
         AcceleratorConfig(),
         deepspeed_plugin=plugin,
         is_fsdp=asked.get("is_fsdp", False),

@@ -15,9 +15,9 @@ from crash_script import Model, Rows
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.arguments.launch import Launch
 from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Writes, background_problems, to_host
 from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
 
 TIMES = ("training_args.bin", "lightning.json")
@@ -269,7 +269,7 @@ def test_writes_and_saver():
 def test_what_excludes_it(strategy, fields, nodes, told):
     """Models in parts, and a save on each of several nodes, are refused with an error that names the field."""
     args = SimpleNamespace(**{"save_async": True, "save_on_each_node": False, **fields})
-    args.launch = Launch(size=2 * nodes, local_size=2)
+    args.launch = Launch(world_size=2 * nodes, local_world_size=2)
     problems = background_problems(args, strategy)
     assert len(problems) == len(told)
     assert all(text in problem and "`save_async=True`" in problem for text, problem in zip(told, problems, strict=True))

@@ -14,7 +14,7 @@ from distributed import clean_environment
 from safetensors.torch import load_file
 
 from hf_compat import cli
-from hf_compat.checkpoint import names, sharded, weights
+from hf_compat.checkpoint import distributed_files, names, weights
 from hf_compat.checkpoint.tensor_files import Entry, write_tensors
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.consolidate import consolidate
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def written(folder: Path, state: dict) -> Path:
     """Write sharded weights from one process; return the checkpoint."""
     folder.mkdir(parents=True)
-    sharded.save({"model": state}, folder / names.SHARDED_WEIGHTS_NAME)
+    distributed_files.save({"model": state}, folder / names.SHARDED_WEIGHTS_NAME)
     return folder
 
 
@@ -146,7 +146,7 @@ def deepspeed(folder):
 
 def other_state(folder):
     shutil.rmtree(folder / names.SHARDED_WEIGHTS_NAME)
-    sharded.save({"model": {"a": torch.zeros(1), "extra": "text"}}, folder / names.SHARDED_WEIGHTS_NAME)
+    distributed_files.save({"model": {"a": torch.zeros(1), "extra": "text"}}, folder / names.SHARDED_WEIGHTS_NAME)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from helpers import PlainModel, gpt2
 
 from hf_compat import HfDeepSpeedConfig, TrainingArguments
 from hf_compat.arguments import from_transformers
-from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.processes import leave_processes
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.distributed.processes import leave_processes
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
 
 integration = pytest.importorskip("transformers.integrations.deepspeed")

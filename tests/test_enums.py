@@ -8,7 +8,7 @@ import pytest
 
 from hf_compat.arguments import enums
 from hf_compat.arguments.enums import ExplicitEnum, IntervalStrategy, OptimizerNames
-from hf_compat.arguments.fields_reporting import LOG_LEVELS
+from hf_compat.arguments.fields.reporting import LOG_LEVELS
 
 FACTS = json.loads((Path(__file__).parent / "data" / "training_arguments.json").read_text(encoding="utf-8"))
 KINDS = [getattr(enums, name) for name in enums.__all__ if name != "ExplicitEnum"]

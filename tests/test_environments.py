@@ -8,10 +8,10 @@ from lightning.fabric.plugins.environments import ClusterEnvironment, LightningE
 from lightning.pytorch.strategies import DDPStrategy
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.launch import Launch
+from hf_compat.distributed.launch import Launch
 from hf_compat.engine.clusters import take_cluster_environment
 from hf_compat.engine.environments import LaunchedEnvironment, Placement, Start, place_run
-from hf_compat.engine.strategies import STRATEGIES, ddp_settings
+from hf_compat.engine.strategies.kinds import STRATEGIES, ddp_settings
 from hf_compat.errors import TrainerSetupError
 
 
@@ -212,7 +212,7 @@ def test_processes_that_never_come(monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     args = arguments(ddp_timeout=1)
-    with pytest.raises(TrainerSetupError, match=rf"Process 1 of 2 \(torchrun\).*127.0.0.1:{port}.*gloo"):
+    with pytest.raises(TrainerSetupError, match=rf"Rank 1 of 2 \(torchrun\).*127.0.0.1:{port}.*gloo"):
         _ = args.device
 
 

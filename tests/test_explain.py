@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.arguments import FIELD_RULES
-from hf_compat.arguments.accounts import ACCOUNTS
+from hf_compat.arguments.fields.accounts import ACCOUNTS
 from hf_compat.cli import main
 from hf_compat.tools.explain import as_markdown, explain_all, explain_fields
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments import FIELD_RULES, checks, training_arguments
+from hf_compat.arguments import FIELD_RULES, training_arguments
+from hf_compat.arguments.checking import checks
 
 RELEASE_5 = "5.23.0"
 SAVES = {"save_strategy": "steps", "save_steps": 1}

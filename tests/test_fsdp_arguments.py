@@ -9,7 +9,7 @@ import torch
 from packaging.version import Version
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.fsdp import LOADING_VARIABLE, USE_VARIABLE, FsdpSettings, read_fsdp
+from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE, USE_VARIABLE, FsdpSettings, read_fsdp
 from hf_compat.errors import ArgumentsError
 
 transformers = pytest.importorskip("transformers")

@@ -16,14 +16,14 @@ from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
-from hf_compat.arguments.fsdp import FsdpSettings
-from hf_compat.engine import internals, internals_fsdp
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.engine.internals import fsdp, loops, strategies
 
 
 def test_progress_counters_exist():
     """The fit loop counts epochs, batches and manual optimizer steps where ``fast_forward`` sets them."""
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", max_steps=9)
-    internals.fast_forward(trainer, epochs=2, windows=7, update_steps=7)
+    loops.fast_forward(trainer, epochs=2, windows=7, update_steps=7)
     assert trainer.current_epoch == 2
     loop = trainer.fit_loop.epoch_loop
     assert loop.manual_optimization.optim_step_progress.total.completed == 7
@@ -47,7 +47,7 @@ def test_connector_keeps_what_a_validation_changes():
 def test_callback_states_are_kept_by_state_key():
     """Callback states go through the two functions that Lightning's own checkpoints use."""
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", callbacks=[])
-    assert isinstance(internals.callback_states(trainer), dict)
+    assert isinstance(loops.callback_states(trainer), dict)
     assert "callback_states" in inspect.getsource(call._call_callbacks_load_state_dict)
 
 
@@ -55,7 +55,7 @@ def test_signal_handlers_come_from_the_connector():
     """Lightning installs handlers in one method of its signal connector; ours installs none."""
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     assert "_signal_connector.register_signal_handlers()" in inspect.getsource(pl.Trainer._run)
-    internals.leave_signals_alone(trainer)
+    loops.leave_signals_alone(trainer)
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1)}
     trainer._signal_connector.register_signal_handlers()
     assert {signum: signal.getsignal(signum) for signum in before} == before
@@ -67,7 +67,7 @@ def test_strategies_call_the_checkpoint_io():
     """A strategy hands checkpoints to its ``CheckpointIO`` itself, so that it can be found among the callers."""
     for method in (Strategy.save_checkpoint, Strategy.load_checkpoint):
         assert "self.checkpoint_io." in inspect.getsource(method)
-    assert internals.calling_strategy() is None
+    assert strategies.calling_strategy() is None
 
 
 def test_ddp_is_set_up_through_what_we_override():
@@ -77,7 +77,7 @@ def test_ddp_is_set_up_through_what_we_override():
     assert "self.configure_ddp()" in source
     assert "launcher" in inspect.getsource(DDPStrategy._configure_launcher)
     assert hasattr(DDPStrategy, "_register_ddp_hooks")
-    assert internals.ddp_choices(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
+    assert strategies.ddp_choices(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
 
 
 def test_processes_are_started_by_the_launcher_of_scripts():
@@ -92,7 +92,7 @@ def test_the_epoch_loop_asks_for_signals_in_one_method():
     """Each batch of a run on several processes asks process 0 whether to stop, in the method that is switched off."""
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    internals.without_signal_broadcast(trainer)
+    loops.without_signal_broadcast(trainer)
     assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
 
 
@@ -102,7 +102,7 @@ def test_fsdp_is_set_up_through_what_we_override():
     assert source.index("_setup_model(") < source.index("setup_optimizers(trainer)")
     assert "type(self._strategy_flag) is FSDPStrategy" in inspect.getsource(_AcceleratorConnector)
     assert "creates_processes_externally" in inspect.getsource(FSDPStrategy._configure_launcher)
-    assert internals_fsdp.RawModelFSDPStrategy.precision_plugin is Strategy.precision_plugin
+    assert fsdp.RawModelFSDPStrategy.precision_plugin is Strategy.precision_plugin
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_fsdp_is_set_up_through_what_we_override():
 )
 def test_choices_for_fsdp_are_read(chosen, expected):
     """What a user told ``FSDPStrategy`` is found where it keeps it."""
-    assert internals_fsdp.fsdp_choices(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
+    assert fsdp.fsdp_choices(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_choices_for_fsdp_are_read(chosen, expected):
 )
 def test_choices_for_fsdp_that_cannot_be_kept(chosen, named):
     """Each is named."""
-    [problem] = internals_fsdp.fsdp_choices(FSDPStrategy(**chosen))[1]
+    [problem] = fsdp.fsdp_choices(FSDPStrategy(**chosen))[1]
     assert named in problem
 
 

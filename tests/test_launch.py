@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_compat.arguments.launch import OWN_MARK, Launch, read_launch
+from hf_compat.distributed.launch import OWN_MARK, Launch, read_launch
 from hf_compat.errors import TrainerSetupError
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
@@ -77,7 +77,7 @@ def test_lsf(tmp_path):
 def test_nodes():
     """Nodes follow from the processes on each."""
     launch = read_launch(TORCHRUN | MASTER)
-    assert (launch.nodes, launch.node_rank) == (2, 1)
+    assert (launch.num_nodes, launch.node_rank) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ PREFIX = "hf_compat."
 MOST_LINES = 400
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
-    ("arguments", "files", "memory", "nested", "overflow"),
-    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card", "collectives"),
-    ("evaluation", "optim", "process_state"),
+    ("errors", "version"),
+    ("files", "nested", "memory", "overflow", "overriding", "log_files", "distributed"),
+    ("arguments",),
+    ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
+    ("evaluation", "optim"),
     ("data", "checkpoint", "hub"),
     ("accelerator", "engine", "tuning"),
     ("trainer",),

@@ -6,7 +6,7 @@ import warnings
 import pytest
 
 from hf_compat.errors import TrainerSetupError
-from hf_compat.trainer.log_files import ENVIRONMENT_VARIABLE, write_log_file
+from hf_compat.log_files import ENVIRONMENT_VARIABLE, write_log_file
 
 LOGGERS = ("hf_compat", "transformers", "lightning.pytorch", "lightning.fabric", "py.warnings")
 

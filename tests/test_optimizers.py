@@ -16,7 +16,7 @@ from transformers.training_args import OptimizerNames
 
 from hf_compat import Trainer as HFCompatTrainer
 from hf_compat import TrainingArguments
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError, MissingPackageError, UnsupportedArgumentsError
 from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.low_rank import target_weights

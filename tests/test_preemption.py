@@ -15,7 +15,8 @@ import pytest
 from crash_script import STEPS
 from test_crash import FINISHED, Server, assert_tidy, newest, outcome, steps
 
-from hf_compat.trainer.preemption import Preemption, agreed, begin_worker, requeue
+from hf_compat.data.workers import begin_worker
+from hf_compat.trainer.preemption import Preemption, agreed, requeue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.checkpoint.layout import list_checkpoints
-from hf_compat.data.states import StreamStates
+from hf_compat.data.stream_states import StreamStates
 from hf_compat.errors import CheckpointError
 
 

@@ -15,7 +15,7 @@ from packaging.version import Version
 from transformers import Trainer
 from transformers import trainer_utils as upstream
 
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.rotation import Ledger, by_age, rotate, victims

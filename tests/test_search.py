@@ -16,9 +16,9 @@ from transformers import trainer_utils
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments, default_compute_objective, default_hp_space_optuna
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.errors import ArgumentsError, NotCarriedOutError, SearchError
+from hf_compat.errors import ArgumentsError, NotSupportedError, SearchError
 from hf_compat.tuning.values import apply_values
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -94,8 +94,8 @@ def test_values_that_no_run_could_use_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"backend": "wandb"}, NotCarriedOutError, "`backend='wandb'` is not carried out: use 'optuna' or 'ray'"),
-        ({"backend": "sigopt"}, NotCarriedOutError, "`backend='sigopt'` is not carried out"),
+        ({"backend": "wandb"}, NotSupportedError, "`backend='wandb'` is not carried out: use 'optuna' or 'ray'"),
+        ({"backend": "sigopt"}, NotSupportedError, "`backend='sigopt'` is not carried out"),
         ({"backend": "hyperopt"}, ValueError, "'hyperopt' is no HPSearchBackend: choose one of 'optuna'"),
         ({"n_jobs": 2}, SearchError, "`n_jobs=2`.*the same `storage`"),
         ({"backend": "ray", "direction": ["minimize", "maximize"]}, SearchError, "Ray Tune takes one objective"),

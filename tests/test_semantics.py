@@ -8,8 +8,8 @@ from helpers import ListDataset, PadCollator, PlainModel, bert_classifier, gpt2,
 from packaging.version import Version
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.arguments import semantics
-from hf_compat.arguments.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases import semantics
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
 

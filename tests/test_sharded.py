@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_compat.checkpoint import names, optimizer_states, sharded, weights
+from hf_compat.checkpoint import distributed_files, names, optimizer_states, weights
 from hf_compat.errors import CheckpointError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -43,8 +43,8 @@ def checkpoint(tmp_path):
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()
     state = optimizer_states.by_name(optimizer, model)
-    sharded.save({"model": model.state_dict()}, folder / names.SHARDED_WEIGHTS_NAME)
-    sharded.save({"optimizer": state}, folder / names.SHARDED_OPTIMIZER_NAME)
+    distributed_files.save({"model": model.state_dict()}, folder / names.SHARDED_WEIGHTS_NAME)
+    distributed_files.save({"optimizer": state}, folder / names.SHARDED_OPTIMIZER_NAME)
     return folder
 
 
@@ -78,7 +78,7 @@ def in_metadata(part: str):
 
 def in_shards(part: str):
     def spoil(checkpoint: Path, payload: bytes) -> None:
-        metadata = sharded.read_metadata(checkpoint / part)
+        metadata = distributed_files.read_metadata(checkpoint / part)
         for info in metadata.storage_data.values():
             assert len(payload) < info.length
             path = checkpoint / part / info.relative_path
@@ -125,8 +125,8 @@ def test_paths_stay_in_their_folder(checkpoint):
     """A list of contents that leads elsewhere, or to a file that is not there, is refused."""
     folder = checkpoint / names.SHARDED_WEIGHTS_NAME
     content = (folder / ".metadata").read_bytes()
-    name = sharded.read_metadata(folder).storage_data.popitem()[1].relative_path
+    name = distributed_files.read_metadata(folder).storage_data.popitem()[1].relative_path
     for other, told in (("../" + name[3:], "outside its folder"), ("x" * len(name), "lacks the file")):
         (folder / ".metadata").write_bytes(content.replace(name.encode(), other.encode()))
         with pytest.raises(CheckpointError, match=told):
-            sharded.read_metadata(folder)
+            distributed_files.read_metadata(folder)

@@ -7,7 +7,7 @@ from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard
 from helpers import SizedStream
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from hf_compat.data.shards import BatchShard, StreamShard
+from hf_compat.data.rank_batches import BatchShard, StreamShard
 from hf_compat.errors import DataError
 
 CASES = list(itertools.product(range(15), (1, 2, 4), (False, True), (1, 2, 3)))

@@ -9,7 +9,7 @@ from helpers import gpt2
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.state_files import load_state_file, save_state_file
+from hf_compat.checkpoint.state_dict_files import load_state_file, save_state_file
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 

@@ -10,7 +10,7 @@ from torch import nn
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
 from hf_compat.engine.environments import place_run
-from hf_compat.engine.splitting import check_plan
+from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ArgumentsError, ModelError, TrainerSetupError, UnsupportedArgumentsError
 
 TOLERANCE = 1e-5

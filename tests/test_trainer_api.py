@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 import hf_compat
 from hf_compat import Seq2SeqTrainer, Trainer
 from hf_compat.errors import TrainerSetupError
+from hf_compat.overriding import NEVER_CALLED
 from hf_compat.trainer import OVERRIDABLE
-from hf_compat.trainer.overriding import NEVER_CALLED
 
 transformers = pytest.importorskip("transformers")
 

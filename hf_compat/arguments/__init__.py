@@ -1,7 +1,6 @@
 """What a run is asked to do: ``TrainingArguments``, its enums, the rules of its fields, and upstream's releases."""
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.convert import from_transformers
 from hf_compat.arguments.enums import (
     DebugOption,
     EvaluationStrategy,
@@ -15,9 +14,10 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields import FIELD_RULES, FieldRule
+from hf_compat.arguments.fields.rules import FIELD_RULES, FieldRule
 from hf_compat.arguments.parser import HfArg, HfArgumentParser
-from hf_compat.arguments.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases.convert import from_transformers
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
 from hf_compat.arguments.training_arguments import TrainingArguments
 

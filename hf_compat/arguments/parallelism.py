@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
-from hf_compat.arguments.problems import Problem, raise_all
+from hf_compat.arguments.checking.problems import Problem, raise_all
 
 __all__ = ["ParallelSizes", "parallelism_problems", "read_parallelism"]
 

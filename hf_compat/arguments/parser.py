@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hf_compat.arguments.field_types import options_of
-from hf_compat.arguments.unknown import nearest_names
+from hf_compat.arguments.fields.types import options_of
+from hf_compat.arguments.fields.unknown import nearest_names
 from hf_compat.errors import ParserError, UnresolvedTypesError
 
 __all__ = ["HfArg", "HfArgumentParser", "read_fields"]

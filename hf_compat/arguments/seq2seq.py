@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_compat.arguments.options import option
+from hf_compat.arguments.fields.options import option
 from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["Seq2SeqTrainingArguments"]

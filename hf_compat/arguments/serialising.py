@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.processes import Processes
+from hf_compat.arguments.process_facts import ProcessFacts
 
 __all__ = ["Serialising"]
 
@@ -49,7 +49,7 @@ def _with_named_dtypes(settings: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-class Serialising(Processes):
+class Serialising(ProcessFacts):
     """The ways to write the arguments down. Tokens are masked in all of them."""
 
     def to_dict(self) -> dict[str, Any]:

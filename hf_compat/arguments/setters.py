@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Self
 
-from hf_compat.arguments.aliases import carry_checkpointing, carry_warmup_ratio
+from hf_compat.arguments.checking.problems import Problem, raise_all
+from hf_compat.arguments.checking.reporters import tracker_names
 from hf_compat.arguments.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from hf_compat.arguments.fields import unsupported_problems
-from hf_compat.arguments.problems import Problem, raise_all
-from hf_compat.arguments.reporters import tracker_names
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.fields.aliases import carry_checkpointing, carry_warmup_ratio
+from hf_compat.arguments.fields.rules import unsupported_problems
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.serialising import Serialising
 
 __all__ = ["Setters"]

@@ -6,16 +6,16 @@ import math
 import os
 from dataclasses import dataclass
 
-from hf_compat.arguments.checks import PRECISION_VARIABLE, find_problems
-from hf_compat.arguments.deepspeed import use_deepspeed
-from hf_compat.arguments.fsdp import announce_loading, read_fsdp
-from hf_compat.arguments.hardware import gpu_lacks_tf32, set_tf32
-from hf_compat.arguments.problems import raise_all
-from hf_compat.arguments.resolving import resolve
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.checking.checks import PRECISION_VARIABLE, find_problems
+from hf_compat.arguments.checking.problems import raise_all
+from hf_compat.arguments.checking.resolving import resolve
+from hf_compat.arguments.deepspeed.asked import use_deepspeed
+from hf_compat.arguments.fields.unknown import RefusesUnknown
+from hf_compat.arguments.fsdp.settings import announce_loading, read_fsdp
+from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.setters import Setters
-from hf_compat.arguments.unknown import RefusesUnknown
-from hf_compat.arguments.versions import SINCE
+from hf_compat.distributed.devices import gpu_lacks_tf32, set_tf32
 
 __all__ = ["TrainingArguments"]
 

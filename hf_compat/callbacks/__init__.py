@@ -1,11 +1,11 @@
 """Callbacks of a run: their base class, the handler that calls them, and the built-in ones."""
 
-from hf_compat.callbacks.base import TrainerCallback, is_kind_of
+from hf_compat.callbacks.default_flow import DefaultFlowCallback
 from hf_compat.callbacks.early_stopping import EarlyStoppingCallback
-from hf_compat.callbacks.flow import DefaultFlowCallback
 from hf_compat.callbacks.handler import CallbackHandler
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
 from hf_compat.callbacks.progress import PrinterCallback, ProgressCallback
+from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
 
 __all__ = [
     "CallbackHandler",

@@ -6,7 +6,7 @@ import logging
 import operator
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.callbacks.base import TrainerCallback
+from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.errors import ArgumentsError
 from hf_compat.state import ExportableState, TrainerControl, TrainerState
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_compat.callbacks.base import TrainerCallback, is_kind_of
-from hf_compat.callbacks.flow import DefaultFlowCallback
+from hf_compat.callbacks.default_flow import DefaultFlowCallback
+from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.callbacks.base import TrainerCallback
 from hf_compat.callbacks.notebook_bars import NotebookProgressBar, NotebookTrainingTracker, show, table
+from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.metrics import has_length
 from hf_compat.state import TrainerControl, TrainerState
 

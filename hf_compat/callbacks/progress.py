@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.callbacks.base import TrainerCallback
+from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.metrics import has_length
 from hf_compat.state import TrainerControl, TrainerState
 

@@ -43,8 +43,10 @@ def background_problems(args: Any, strategy: str) -> list[str]:
         problems.append(
             f"{asked}: a model that is spread over the processes, by {strategy}, is only saved at once; drop it."
         )
-    if args.save_on_each_node and args.launch.nodes > 1:
-        problems.append(f"{asked} excludes `save_on_each_node=True` with {args.launch.nodes} nodes: set one of them.")
+    if args.save_on_each_node and args.launch.num_nodes > 1:
+        problems.append(
+            f"{asked} excludes `save_on_each_node=True` with {args.launch.num_nodes} nodes: set one of them."
+        )
     return problems
 
 

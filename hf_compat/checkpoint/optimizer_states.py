@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from hf_compat.checkpoint import dtensors, names, sharded
+from hf_compat.checkpoint import distributed_files, dtensors, names
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
@@ -25,7 +25,7 @@ _FILES = (names.OPTIMIZER_NAME, names.WHOLE_OPTIMIZER_NAME)
 
 def is_there(folder: Path) -> bool:
     """Return whether the checkpoint ``folder`` holds the state of an optimizer, whole or sharded."""
-    return any((folder / name).is_file() for name in _FILES) or sharded.is_sharded(
+    return any((folder / name).is_file() for name in _FILES) or distributed_files.is_sharded(
         folder / names.SHARDED_OPTIMIZER_NAME
     )
 
@@ -124,10 +124,10 @@ def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: If it cannot be read.
     """
-    metadata = sharded.read_metadata(folder)
+    metadata = distributed_files.read_metadata(folder)
     state: dict[str, Any] = {}
     groups: dict[int, dict[str, Any]] = {}
-    for path, entry in sharded.contents(metadata).items():
+    for path, entry in distributed_files.contents(metadata).items():
         match path:
             case ("optimizer", "state", name, key) if isinstance(entry, TensorStorageMetadata):
                 state.setdefault(name, {})[key] = _room_for(entry, parameters.get(name))
@@ -136,7 +136,7 @@ def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
             case ("optimizer", "param_groups", int(number), key):
                 groups.setdefault(number, {})[key] = None
     read = {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
-    sharded.load({"optimizer": read}, folder, metadata)
+    distributed_files.load({"optimizer": read}, folder, metadata)
     return read
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hf_compat.checkpoint import names, sharded
+from hf_compat.checkpoint import distributed_files, names
 from hf_compat.checkpoint.dtensors import placed_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
@@ -142,9 +142,9 @@ def load_weights(
     if is_peft_model(model) and (adapters or adapter_file(path) is not None):
         _load_adapters(model, path, adapters, trains_on=trains_on)
         return [], []
-    together = sharded.sharded_weights(path)
+    together = distributed_files.sharded_weights(path)
     if together is not None:
-        return sharded.load_model(model, together)
+        return distributed_files.load_model(model, together)
     raise CheckpointError(
         f"Can't find a valid checkpoint at `{path}`: it holds no weights for {type(model).__name__}, neither "
         f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, whole or in shards with an index."

@@ -12,7 +12,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import DataError
 
 __all__ = ["DataCollatorWithPadding", "DefaultDataCollator", "default_collator_for", "default_data_collator"]

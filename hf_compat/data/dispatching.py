@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_compat import collectives
 from hf_compat.data.loader import PreparedDataLoader, move_to_device
-from hf_compat.data.states import StatedBatch, StreamStates
+from hf_compat.data.stream_states import StatedBatch, StreamStates
+from hf_compat.distributed import collectives
 from hf_compat.errors import DataError
-from hf_compat.evaluation.accumulate import find_batch_size
-from hf_compat.nested import map_nested, rebuild
+from hf_compat.nested import find_batch_size, map_nested, rebuild
 
 __all__ = ["DispatchingDataLoader"]
 
@@ -52,7 +51,7 @@ class DispatchingDataLoader(PreparedDataLoader):
     def note_states(self, start: StreamStates | None = None) -> None:
         """Fill ``stream_states``, on process 0 alone, from the next pass on, if the data set can say where it is."""
         super().note_states(start)
-        if collectives.process_number() != 0:
+        if collectives.get_rank() != 0:
             self.stream_states = None
 
     def __len__(self) -> int:
@@ -97,7 +96,7 @@ class DispatchingDataLoader(PreparedDataLoader):
 
     def _read(self, batches: Iterator[Any]) -> Any:
         """Return what the main process reads for one round, None at the end and on the others."""
-        if collectives.process_number() != 0:
+        if collectives.get_rank() != 0:
             return None
         count = 1 if self.split else self.processes
         read = [batch for _, batch in zip(range(count), batches, strict=False)]
@@ -131,7 +130,7 @@ class DispatchingDataLoader(PreparedDataLoader):
 
     def _share(self, batch: Any) -> Any:
         """Return the main process's ``batch`` on every process, on its device; None at the end."""
-        is_main = collectives.process_number() == 0
+        is_main = collectives.get_rank() == 0
         layout = None if batch is None else collectives.map_tensors(_Layout, batch)
         layout = collectives.broadcast_object(layout)
         if layout is None:

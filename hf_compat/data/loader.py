@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from hf_compat import collectives
-from hf_compat.arguments.processes import let_operations_end
-from hf_compat.data.states import StatedBatch, StatingCollator, StreamStates, states_itself
-from hf_compat.evaluation.accumulate import find_batch_size
-from hf_compat.nested import rebuild
+from hf_compat.data.stream_states import StatedBatch, StatingCollator, StreamStates, states_itself
+from hf_compat.distributed import collectives
+from hf_compat.distributed.processes import let_operations_end
+from hf_compat.nested import find_batch_size, rebuild
 
 __all__ = ["PreparedDataLoader", "loader_batching", "loader_settings", "move_to_device"]
 

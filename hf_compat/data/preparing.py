@@ -10,8 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
+from hf_compat.data.rank_batches import BatchShard, StreamShard, check_split
 from hf_compat.data.samplers import SeedableRandomSampler
-from hf_compat.data.shards import BatchShard, StreamShard, check_split
 
 __all__ = ["Sharing", "prepare_dataloader"]
 

@@ -10,9 +10,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
+from hf_compat.data.rank_batches import BatchShard, StreamShard
 from hf_compat.data.samplers import SeedableRandomSampler
-from hf_compat.data.shards import BatchShard, StreamShard
-from hf_compat.data.states import ResumedWorker, StreamStates, resumed_stream, states_itself
+from hf_compat.data.stream_states import ResumedWorker, StreamStates, resumed_stream, states_itself
 
 __all__ = ["resume_stream", "skip_batches", "skip_samples"]
 

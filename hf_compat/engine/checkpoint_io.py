@@ -20,7 +20,7 @@ from torch import nn
 from hf_compat.checkpoint import names, publish, rng, weights
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.unpickle import is_trusted, load_trusted
-from hf_compat.engine.internals import calling_strategy
+from hf_compat.engine.internals.strategies import calling_strategy
 from hf_compat.errors import CheckpointError, HFCompatWarning, TrainerSetupError
 from hf_compat.state import TrainerState
 

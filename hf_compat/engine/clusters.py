@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-from hf_compat.arguments.launch import Launch
+from hf_compat.distributed.launch import Launch
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["take_cluster_environment"]
@@ -40,11 +40,15 @@ def take_cluster_environment(args: Any, keywords: Mapping[str, Any]) -> None:
         return  # in a job, but not in one of its tasks: what it says of requeueing counts
     shown = f"`lightning={{'plugins': [{type(environment).__name__}()]}}`"
     if type(environment) is LightningEnvironment or not environment.creates_processes_externally:
-        how = f"{launch.launcher} has started {launch.size}" if launch.launcher else "it is not the one that does so"
+        how = (
+            f"{launch.launcher} has started {launch.world_size}"
+            if launch.launcher
+            else "it is not the one that does so"
+        )
         raise TrainerSetupError(f"{shown} leaves it to Lightning to start processes, but {how}: leave it out.")
-    told = _launch_of(environment, int(keywords.get("num_nodes", launch.nodes)))
+    told = _launch_of(environment, int(keywords.get("num_nodes", launch.num_nodes)))
     if launch.launcher is None:
-        if told.size > 1:
+        if told.world_size > 1:
             _write_variables(told)
             args.choose_device_again()
     elif _facts(told) != _facts(launch):
@@ -57,10 +61,10 @@ def _launch_of(environment: ClusterEnvironment, nodes: int) -> Launch:
     size = environment.world_size()
     return Launch(
         launcher=type(environment).__name__,
-        size=size,
+        world_size=size,
         rank=environment.global_rank(),
         local_rank=environment.local_rank(),
-        local_size=max(size // nodes, 1),
+        local_world_size=max(size // nodes, 1),
         address=environment.main_address,
         port=environment.main_port,
     )
@@ -68,7 +72,7 @@ def _launch_of(environment: ClusterEnvironment, nodes: int) -> Launch:
 
 def _facts(launch: Launch) -> dict[str, Any]:
     return {
-        "world size": launch.size,
+        "world size": launch.world_size,
         "rank": launch.rank,
         "local rank": launch.local_rank,
         "address": launch.address,
@@ -78,10 +82,10 @@ def _facts(launch: Launch) -> dict[str, Any]:
 
 def _write_variables(launch: Launch) -> None:
     values = {
-        "WORLD_SIZE": launch.size,
+        "WORLD_SIZE": launch.world_size,
         "RANK": launch.rank,
         "LOCAL_RANK": launch.local_rank,
-        "LOCAL_WORLD_SIZE": launch.local_size,
+        "LOCAL_WORLD_SIZE": launch.local_world_size,
         "MASTER_ADDR": launch.address,
         "MASTER_PORT": launch.port,
     }

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from hf_compat.arguments.fsdp import FsdpSettings
-from hf_compat.arguments.hardware import cuda_is_initialized
-from hf_compat.arguments.launch import OWN_MARK, Launch
-from hf_compat.engine.choice import read_choice, read_grid, shown_strategy
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.distributed.devices import cuda_is_initialized
+from hf_compat.distributed.launch import OWN_MARK, Launch
 from hf_compat.engine.clusters import take_cluster_environment
-from hf_compat.engine.internals import start_processes
-from hf_compat.engine.internals_parallel import grid_of
+from hf_compat.engine.internals.parallel import grid_of
+from hf_compat.engine.internals.subprocesses import start_processes
+from hf_compat.engine.strategies.choice import read_choice, read_grid, shown_strategy
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "Start", "place_run", "place_started"]
@@ -59,16 +59,16 @@ class Placement:
     """What ``train`` starts first; everything else takes place in this process."""
     tensor_parallel: int = 1
     """Neighbouring processes that see the same batches, each with a part of every matrix."""
-    data_group: Any = None
+    data_parallel_group: Any = None
     """The torch process group of those that see different batches; None for all."""
 
     @property
-    def data_processes(self) -> int:
+    def data_parallel_size(self) -> int:
         """How many see different batches."""
-        return self.launch.size // self.tensor_parallel
+        return self.launch.world_size // self.tensor_parallel
 
     @property
-    def data_process(self) -> int:
+    def data_parallel_rank(self) -> int:
         """The number of this one among those that see different batches."""
         return self.launch.rank // self.tensor_parallel
 
@@ -106,7 +106,7 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     def world_size(self) -> int:
         """Return the number of processes."""
-        return self._launch.size
+        return self._launch.world_size
 
     def set_world_size(self, size: int) -> None:
         """Do nothing: the launcher has decided."""
@@ -146,7 +146,7 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
     _check_elsewhere()
     _check_accelerator(args, keywords.get("accelerator", "auto"))
     launch = args.launch
-    wanted_nodes = int(keywords.get("num_nodes", launch.nodes))
+    wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
     wanted = _device_count(keywords.get("devices", "auto"), args, launch)
     if choice.start_method != "popen":
         _check_start(choice.start_method, strategy, launch, wanted_nodes, args)
@@ -156,17 +156,19 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
     if launch.launcher is None and wanted * wanted_nodes > 1:
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
         launch = args.launch
-    if (wanted, wanted_nodes) != (launch.local_size, launch.nodes):
+    if (wanted, wanted_nodes) != (launch.local_world_size, launch.num_nodes):
         raise TrainerSetupError(
             f"`lightning` asks for {wanted} devices on each of {wanted_nodes} nodes, but {launch.launcher} started "
-            f"{launch.local_size} processes on each of {launch.nodes} (LOCAL_WORLD_SIZE, WORLD_SIZE): leave `devices` "
-            "and `num_nodes` out, or start as many processes."
+            f"{launch.local_world_size} processes on each of {launch.num_nodes} (LOCAL_WORLD_SIZE, WORLD_SIZE): leave "
+            "`devices` and `num_nodes` out, or start as many processes."
         )
     args.join_processes(args.device)
     grid = read_grid(args, strategy, choice.fsdp, launch)
     if grid is not None:
         group = grid_of(grid.data, grid.tensor, args.device)["data_parallel"].get_group()
-        return Placement(launch, "tensor parallel", True, choice.fsdp, tensor_parallel=grid.tensor, data_group=group)
+        return Placement(
+            launch, "tensor parallel", True, choice.fsdp, tensor_parallel=grid.tensor, data_parallel_group=group
+        )
     name = _strategy_name(args, choice.fsdp, launch)
     return Placement(launch, name, name in _SHARDING, choice.fsdp, choice.settings, choice.hooks)
 
@@ -175,8 +177,8 @@ def _strategy_name(args: Any, fsdp: FsdpSettings | None, launch: Launch) -> str:
     if args.hf_deepspeed_config is not None:
         return "deepspeed"
     if fsdp is None:
-        return "one device" if launch.size == 1 else "ddp"
-    if launch.size == 1:
+        return "one device" if launch.world_size == 1 else "ddp"
+    if launch.world_size == 1:
         raise TrainerSetupError(
             "`fsdp` shards a model over several processes, and there is only this one: start more, with `torchrun` or "
             "`lightning={'devices': ...}`, or drop it."
@@ -196,8 +198,8 @@ def _check_start(method: str, strategy: Any, launch: Launch, nodes: int, args: A
     shown = f"{shown_strategy(strategy)} starts processes by {method!r}"
     if launch.launcher is not None:
         raise TrainerSetupError(
-            f"{shown}, but {launch.launcher} has started {launch.size}: leave `strategy` out, or start the script "
-            "with plain `python`."
+            f"{shown}, but {launch.launcher} has started {launch.world_size}: leave `strategy` out, or start the "
+            "script with plain `python`."
         )
     if nodes > 1:
         raise TrainerSetupError(f"{shown}, on this node alone, not on {nodes}: start the script with `torchrun`.")
@@ -233,9 +235,9 @@ def _device_count(devices: Any, args: Any, launch: Launch) -> int:
         TrainerSetupError: If it names devices one by one, or is no number.
     """
     if devices == "auto":
-        return launch.local_size
+        return launch.local_world_size
     if devices in (-1, "-1"):
-        return torch.cuda.device_count() if args.device.type == "cuda" else launch.local_size
+        return torch.cuda.device_count() if args.device.type == "cuda" else launch.local_world_size
     if isinstance(devices, int | str) and not isinstance(devices, bool) and str(devices).isdigit() and int(devices):
         return int(devices)
     raise TrainerSetupError(

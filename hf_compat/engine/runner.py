@@ -17,7 +17,7 @@ from torch import nn
 from hf_compat.engine.bridge import BridgeCallback
 from hf_compat.engine.environments import Placement
 from hf_compat.engine.host import EvaluationSession, Host
-from hf_compat.engine.internals import (
+from hf_compat.engine.internals.loops import (
     fast_forward,
     is_fitting,
     leave_signals_alone,
@@ -26,7 +26,7 @@ from hf_compat.engine.internals import (
     without_signal_broadcast,
 )
 from hf_compat.engine.module import HFModule
-from hf_compat.engine.strategies import device_keywords
+from hf_compat.engine.strategies.kinds import device_keywords
 
 __all__ = [
     "OWNED_KEYWORDS",

@@ -17,7 +17,7 @@ from torch import Tensor
 from hf_compat.errors import DataError
 from hf_compat.nested import map_nested, rebuild
 
-__all__ = ["EvalAccumulator", "find_batch_size", "nested_detach", "nested_numpify"]
+__all__ = ["EvalAccumulator", "nested_detach", "nested_numpify"]
 
 PADDING = -100
 
@@ -42,17 +42,6 @@ def _to_array(leaf: Any) -> np.ndarray[Any, Any]:
     host = leaf.cpu()
     array: np.ndarray[Any, Any] = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
     return array
-
-
-def find_batch_size(tensors: Any) -> int | None:
-    """Return the length of the first tensor or array with a first dimension in ``tensors``, None if there is none."""
-    if isinstance(tensors, Tensor | np.ndarray):
-        return int(tensors.shape[0]) if tensors.ndim else None
-    if isinstance(tensors, Mapping):
-        tensors = tensors.values()
-    elif not isinstance(tensors, list | tuple):
-        return None
-    return next((size for size in map(find_batch_size, tensors) if size is not None), None)
 
 
 def _join(batches: list[Any], padding: int) -> Any:

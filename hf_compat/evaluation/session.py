@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hf_compat.arguments.semantics import Semantics
-from hf_compat.evaluation.accumulate import EvalAccumulator, find_batch_size
+from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.evaluation.accumulate import EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
 from hf_compat.evaluation.stream import MetricStream, is_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
+from hf_compat.nested import find_batch_size
 
 __all__ = ["EvaluationSession"]
 
@@ -124,7 +125,7 @@ class EvaluationSession:
         self._stream: MetricStream | None = None
         if is_metric(host.compute_metrics):
             host.accelerator.synchronise_metric(host.compute_metrics)
-            self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.data_process)
+            self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.data_parallel_rank)
         self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
         self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
         self._losses, self._predictions, self._labels, self._inputs = (
@@ -169,7 +170,7 @@ class EvaluationSession:
             logits = self._preprocess(logits, labels)
         if logits is not None and labels is not None:
             # Only several processes repeat samples; what one draws is all real.
-            is_shared_last = self.batches.end_of_dataloader and host.accelerator.data_processes > 1
+            is_shared_last = self.batches.end_of_dataloader and host.accelerator.data_parallel_size > 1
             stream.update(logits, labels, remainder=self.batches.remainder if is_shared_last else -1)
         return logits
 

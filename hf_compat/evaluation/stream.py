@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.evaluation.accumulate import find_batch_size
-from hf_compat.nested import map_nested
+from hf_compat.nested import find_batch_size, map_nested
 
 __all__ = ["MetricStream", "is_metric"]
 

@@ -9,8 +9,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.model_card.results import evaluation_rows, final_results, hyperparameters, rounded, table
+from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.model_card.eval_results import evaluation_rows, final_results, hyperparameters, rounded, table
 from hf_compat.model_card.tasks import metric_tags, task_of, task_titles
 
 __all__ = ["TrainingSummary", "as_list"]
@@ -104,7 +104,7 @@ class TrainingSummary:
             library_name=None if config is None else "transformers",
             eval_results=final_results(history),
             eval_lines=evaluation_rows(history) if has_trained else None,
-            hyperparameters=hyperparameters(trainer.args, trainer.semantics, trainer.accelerator.data_processes),
+            hyperparameters=hyperparameters(trainer.args, trainer.semantics, trainer.accelerator.data_parallel_size),
             **known,
         )
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from hf_compat.arguments.semantics import Semantics
+from hf_compat.arguments.releases.semantics import Semantics
 
 __all__ = ["METRICS", "TASKS", "Task", "metric_tags", "task_of", "task_titles"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hf_compat.arguments.semantics import Semantics
+from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
 from hf_compat.optim.layerwise import LayerwiseOptimizer
 from hf_compat.optim.settings import Built, OptimizerRequest, plain_name

@@ -11,7 +11,7 @@ import torch
 from packaging.version import Version
 from torch import nn
 
-from hf_compat.arguments.semantics import Semantics, resolve_semantics
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError
 from hf_compat.optim import external, in_backward, low_rank
 from hf_compat.optim.adafactor import Adafactor

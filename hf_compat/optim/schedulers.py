@@ -14,7 +14,7 @@ from packaging.version import Version
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from hf_compat.arguments.semantics import OLDEST_RELEASE, Semantics, resolve_semantics
+from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError
 from hf_compat.optim import curves
 from hf_compat.optim.greedy import GreedyLR

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from hf_compat.arguments.semantics import Semantics
+from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.errors import require_package
 
 __all__ = ["Built", "OptimizerRequest", "OptimizerSettings", "plain_name"]

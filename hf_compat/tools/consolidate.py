@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from hf_compat.checkpoint import names, publish, sharded
+from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.tensor_files import Entry, write_tensors
 from hf_compat.checkpoint.weight_files import weight_files
@@ -72,7 +72,7 @@ def _sharded_weights(folder: Path) -> Path:
     """Return the folder with the parts in the checkpoint ``folder``; an error says what else it is."""
     if not folder.is_dir():
         raise CheckpointError(f"`{folder}`: there is no such checkpoint folder.")
-    together = sharded.sharded_weights(folder)
+    together = distributed_files.sharded_weights(folder)
     if together is not None:
         return together
     checkpoints = list_checkpoints(folder)
@@ -96,9 +96,9 @@ class _Shards:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._metadata: Metadata = sharded.read_metadata(folder)
+        self._metadata: Metadata = distributed_files.read_metadata(folder)
         self.entries: list[Entry] = []
-        for path, kept in sharded.contents(self._metadata).items():
+        for path, kept in distributed_files.contents(self._metadata).items():
             if not (len(path) == 2 and path[0] == "model" and isinstance(kept, TensorStorageMetadata)):
                 raise CheckpointError(
                     f"`{folder}` holds `{'.'.join(map(str, path))}`, which is no tensor of a model's: "
@@ -109,7 +109,7 @@ class _Shards:
     def read(self, entry: Entry) -> Tensor:
         """Return a tensor, put together of its parts."""
         whole = torch.empty(entry.shape, dtype=entry.dtype)
-        sharded.load({"model": {entry.name: whole}}, self._folder, self._metadata)
+        distributed_files.load({"model": {entry.name: whole}}, self._folder, self._metadata)
         return whole
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2SeqTrainingArguments
-from hf_compat.arguments.fields import DEFAULTS
+from hf_compat.arguments.fields.rules import DEFAULTS
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from hf_compat import metrics as metric_files
 from hf_compat.accelerator import Accelerator
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.semantics import Semantics
+from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.callbacks import CallbackHandler
+from hf_compat.log_files import write_log_file
 from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.plan import RunPlan
 from hf_compat.state import TrainerControl, TrainerState
-from hf_compat.trainer.log_files import write_log_file
 from hf_compat.tuning.backends import run_id
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
 
 from hf_compat.data import columns
 from hf_compat.data.samplers import LengthGroupedSampler, lengths_of
+from hf_compat.data.workers import begin_worker
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
+from hf_compat.overriding import call_as_defined
 from hf_compat.seeding import seed_worker
 from hf_compat.trainer.base import TrainerBase
-from hf_compat.trainer.overriding import call_as_defined
-from hf_compat.trainer.preemption import Preemption, begin_worker
+from hf_compat.trainer.preemption import Preemption
 
 __all__ = ["DataMethods"]
 
@@ -118,7 +119,7 @@ class DataMethods(TrainerBase):
             settings["drop_last"] = args.dataloader_drop_last
             if is_training:
                 settings["worker_init_fn"] = partial(
-                    seed_worker, num_workers=args.dataloader_num_workers, rank=self.accelerator.data_process
+                    seed_worker, num_workers=args.dataloader_num_workers, rank=self.accelerator.data_parallel_rank
                 )
         if self._preemption is not None and args.dataloader_num_workers > 0:
             signals, seed = self._preemption.signals(), settings.get("worker_init_fn")

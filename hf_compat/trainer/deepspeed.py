@@ -10,16 +10,21 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hf_compat.arguments.deepspeed_filling import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.deepspeed_setup import import_deepspeed
+from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.checkpoint.background import is_wanted
-from hf_compat.engine.deepspeed import EngineOptimizer, EngineScheduler, build_engine, ready_optimizer
+from hf_compat.distributed.deepspeed import import_deepspeed
 from hf_compat.engine.precision import FullPrecision
+from hf_compat.engine.strategies.deepspeed.strategy import (
+    EngineOptimizer,
+    EngineScheduler,
+    build_engine,
+    ready_optimizer,
+)
 from hf_compat.nested import map_nested
 from hf_compat.optim.settings import plain_name
+from hf_compat.overriding import call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.trainer.optimization import OptimizerMethods
-from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["DeepSpeedMethods"]
 

@@ -17,7 +17,7 @@ from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
-from hf_compat.trainer.overriding import call_as_defined
+from hf_compat.overriding import call_as_defined
 from hf_compat.trainer.steps import StepMethods
 
 __all__ = ["EvaluationMethods"]
@@ -106,7 +106,7 @@ class EvaluationMethods(StepMethods):
 
     def _add_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
         start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _READYING_TIMES)
-        steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.accelerator.data_processes))
+        steps = math.ceil(output.num_samples / (self.args.eval_batch_size * self.accelerator.data_parallel_size))
         output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 
     def evaluation_loop(

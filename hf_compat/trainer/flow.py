@@ -10,9 +10,9 @@ from hf_compat.data.windows import Window
 from hf_compat.errors import BatchSizeError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
+from hf_compat.overriding import call_as_defined
 from hf_compat.plan import DataPosition
 from hf_compat.trainer.batch_size import is_out_of_memory
-from hf_compat.trainer.overriding import call_as_defined
 from hf_compat.trainer.search import SearchMethods
 
 __all__ = ["FlowMethods"]

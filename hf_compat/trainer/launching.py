@@ -28,14 +28,14 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
-from hf_compat import collectives
-from hf_compat.arguments.hardware import cuda_is_initialized
-from hf_compat.arguments.launch import OWN_MARK
 from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
+from hf_compat.distributed import collectives
+from hf_compat.distributed.devices import cuda_is_initialized
+from hf_compat.distributed.launch import OWN_MARK
 from hf_compat.engine.environments import Start, place_started
-from hf_compat.engine.model_strategy import ModelStrategy
 from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.trainer.preemption import Preemption, exit_status
 

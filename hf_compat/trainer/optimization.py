@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hf_compat.arguments.semantics import resolve_semantics
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.external import keep_embeddings_in_32_bits
@@ -19,8 +19,8 @@ from hf_compat.optim.in_backward import leave_step_to_backward, notices
 from hf_compat.optim.optim_args import parse_optim_args
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import build_scheduler, unknown_scheduler_kwargs
+from hf_compat.overriding import call_as_defined
 from hf_compat.trainer.data import DataMethods
-from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["OptimizerMethods"]
 

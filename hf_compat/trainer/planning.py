@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.data.shards import BatchShard
+from hf_compat.data.rank_batches import BatchShard
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
+from hf_compat.overriding import call_as_defined
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerState
 from hf_compat.trainer.flow import FlowMethods
-from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["PlanningMethods"]
 
@@ -39,7 +39,7 @@ class PlanningMethods(FlowMethods):
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the samples that one update step sees, over all devices and the window."""
-        return int(self._train_batch_size * args.gradient_accumulation_steps * self.accelerator.data_processes)
+        return int(self._train_batch_size * args.gradient_accumulation_steps * self.accelerator.data_parallel_size)
 
     def set_initial_training_values(
         self, args: Any, dataloader: Any, total_train_batch_size: int | None = None

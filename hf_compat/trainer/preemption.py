@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed
 
-__all__ = ["Preemption", "agreed", "begin_worker", "exit_status", "requeue"]
+__all__ = ["Preemption", "agreed", "exit_status", "requeue"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,31 +89,6 @@ class Preemption:
             os.kill(os.getpid(), signum)
         elif not self.received:  # a second signal changes nothing, least of all a save under way
             self.received = signum
-
-
-def begin_worker(worker_id: int, signals: Sequence[int], then: Callable[[int], Any] | None) -> None:
-    """Have a worker process of a data loader outlive ``signals``, until the run has made the update step under way.
-
-    A scheduler signals all processes of a job, and without its workers a run could not come to the step's end. What
-    the run itself sends goes on ending the worker: so torch ends one that hangs. A worker whose run is no more ends by
-    itself.
-
-    Args:
-        worker_id: Number of the worker.
-        signals: What the run notes.
-        then: Called with the number.
-    """
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows: handlers are not told who sent a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        threading.Thread(target=_end_if_told_by_the_run, args=(signals,), daemon=True).start()
-    if then is not None:
-        then(worker_id)
-
-
-def _end_if_told_by_the_run(signals: Sequence[int]) -> None:
-    while signal.sigwaitinfo(signals).si_pid != os.getppid():
-        pass
-    os._exit(0)  # a hanging thread would not let an exception through
 
 
 def agreed(signum: int, timeout: timedelta | None = None) -> int:

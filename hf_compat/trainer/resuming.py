@@ -12,7 +12,7 @@ from hf_compat.checkpoint import names
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
-from hf_compat.data.states import StreamStates
+from hf_compat.data.stream_states import StreamStates
 from hf_compat.data.windows import Start
 from hf_compat.errors import CheckpointError
 from hf_compat.metrics import has_length

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.checkpoint import together
+from hf_compat.checkpoint import multi_process
 from hf_compat.checkpoint.background import is_wanted
 from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import CheckpointWriteError, TrainerSetupError
-from hf_compat.trainer.overriding import call_as_defined
+from hf_compat.overriding import call_as_defined
 from hf_compat.trainer.preemption import Preemption, agreed, exit_status, requeue
 from hf_compat.trainer.saving import SavingMethods
 
@@ -39,7 +39,11 @@ class SafekeepingMethods(SavingMethods):
         Raises:
             TrainerSetupError: On every process.
         """
-        if is_wanted(self.args) and self.args.launch.nodes > 1 and not together.is_shared(self.args.output_dir):
+        if (
+            is_wanted(self.args)
+            and self.args.launch.num_nodes > 1
+            and not multi_process.is_shared(self.args.output_dir)
+        ):
             raise TrainerSetupError(
                 f"`save_async={self.args.save_async}` (or HF_COMPAT_ASYNC_SAVE): `output_dir={self.args.output_dir!r}` "
                 "is not on a disk that all nodes share; drop the one, or choose another folder."
@@ -62,7 +66,7 @@ class SafekeepingMethods(SavingMethods):
         if not is_wanted(self.args):
             return
         try:
-            together.wait_for(self._saver)
+            multi_process.wait_for(self._saver)
         except CheckpointWriteError as error:
             self._give_up_checkpoint(error)
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_compat import collectives
-from hf_compat.checkpoint import names, rng, rotation, state_files, together, training_args, weights
+from hf_compat.checkpoint import multi_process, names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.checkpoint.unpickle import load_trusted
-from hf_compat.data.states import saved_states
-from hf_compat.engine.internals import callback_states, restore_callback_states
+from hf_compat.data.stream_states import saved_states
+from hf_compat.distributed import collectives
+from hf_compat.engine.internals.loops import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import is_exportable
@@ -58,8 +58,8 @@ class SavingMethods(PushingMethods):
         if self.is_deepspeed_enabled and self._deepspeed_settings.is_zero3():
             self._ready_engine()
         strategy = self.accelerator.strategy
-        if strategy.saves_shards and (_internal_call or not strategy.gathers_weights):
-            strategy.save_shards(self.accelerator.unwrap_model(self.model), folder)
+        if strategy.saves_sharded_weights and (_internal_call or not strategy.gathers_weights):
+            strategy.save_sharded_weights(self.accelerator.unwrap_model(self.model), folder)
             if self.args.should_save:
                 self._save_beside_weights(Path(folder), with_config=True)
         elif strategy.gathers_weights:
@@ -120,9 +120,9 @@ class SavingMethods(PushingMethods):
         later: list[Callable[[], Any]] = []
         in_background = is_wanted(self.args)
         if in_background:
-            together.wait_for(self._saver)
+            multi_process.wait_for(self._saver)
         with ExitStack() as stack:
-            staged = together.begin(
+            staged = multi_process.begin(
                 stack,
                 folder,
                 step=step,
@@ -130,7 +130,7 @@ class SavingMethods(PushingMethods):
                 launch=self.args.launch,
                 writes=self.args.should_save,
             )
-            with together.failing_together():  # published only once all have written
+            with multi_process.failing_together():  # published only once all have written
                 self._write_part(later, in_background, ("save_model", "_save"), str(staged), _internal_call=True)
                 self._note_best_checkpoint(run_dir)
                 if not self.args.save_only_model:
@@ -145,9 +145,9 @@ class SavingMethods(PushingMethods):
             if self.args.should_save:
                 self._saver.start(partial(self._publish, published, later, folder))
             if any(collectives.gather_objects([self._folder_is_looked_at()])):
-                together.wait_for(self._saver)
+                multi_process.wait_for(self._saver)
             return
-        with together.failing_together(), published:
+        with multi_process.failing_together(), published:
             pass
         self._after_publishing(folder)
 
@@ -206,13 +206,13 @@ class SavingMethods(PushingMethods):
         optimizer_writes = self._writes if self.args.should_save else None
         self.accelerator.strategy.save_optimizer(self.optimizer, output_dir, writes=optimizer_writes)
         if self.args.should_save and not self.accelerator.strategy.saves_scheduler:
-            state_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
+            state_dict_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write ``scaler.pt`` of an fp16 run."""
         if self.accelerator.scaler is not None and self.args.should_save:
             scaler = self.accelerator.scaler
-            state_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=self._writes)
+            state_dict_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=self._writes)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of the random generators of python, numpy and torch."""
@@ -315,18 +315,18 @@ class SavingMethods(PushingMethods):
         strategy = self.accelerator.strategy
         if self.is_deepspeed_enabled:  # the engine has its own part by now
             if not strategy.saves_scheduler:
-                state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+                state_dict_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
             return
         if strategy.has_optimizer(checkpoint) and Path(checkpoint, names.SCHEDULER_NAME).is_file():
             strategy.load_optimizer(self.optimizer, checkpoint)
-            state_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+            state_dict_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Give the gradient scaler of an fp16 run the state of ``checkpoint`` if it has one."""
         if checkpoint is None or self.accelerator.scaler is None:
             return
         if Path(checkpoint, names.SCALER_NAME).is_file():
-            state_files.load_state_file(self.accelerator.scaler, checkpoint, names.SCALER_NAME)
+            state_dict_files.load_state_file(self.accelerator.scaler, checkpoint, names.SCALER_NAME)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set the random generators to the states of ``checkpoint`` if it has them."""

@@ -59,7 +59,7 @@ class SearchMethods(SafekeepingMethods):
             The best trial; with several objectives, every trial that no other is better than in all of them.
 
         Raises:
-            NotCarriedOutError: If ``backend`` is not carried out.
+            NotSupportedError: If ``backend`` is not carried out.
             SearchError: If there is no ``model_init``, the library is not installed, or it cannot do what is asked.
         """
         chosen = choose_backend(backend)

@@ -13,8 +13,8 @@ from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, ModelError
 from hf_compat.model_facts import ignores_item_count, is_causal_lm
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
+from hf_compat.overriding import call_as_defined
 from hf_compat.trainer.deepspeed import DeepSpeedMethods
-from hf_compat.trainer.overriding import call_as_defined
 
 __all__ = ["StepMethods"]
 
@@ -156,7 +156,7 @@ class StepMethods(DeepSpeedMethods):
             loss = self._loss_of(outputs, inputs)
         by_count = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         if self.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
-            loss = loss * self.accelerator.data_processes  # the mean over processes will divide by it
+            loss = loss * self.accelerator.data_parallel_size  # the mean over processes will divide by it
         return (loss, outputs) if return_outputs else loss
 
     def _smoothed_loss(self, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:

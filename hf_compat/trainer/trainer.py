@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.convert import from_transformers
-from hf_compat.arguments.semantics import resolve_semantics
-from hf_compat.arguments.versions import SINCE
+from hf_compat.arguments.releases.convert import from_transformers
+from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks import (
     CallbackHandler,
     DefaultFlowCallback,
@@ -36,7 +36,8 @@ from hf_compat.engine.runner import (
     keyword_problems,
     split_callbacks,
 )
-from hf_compat.engine.splitting import check_plan
+from hf_compat.engine.strategies.fsdp.limits import fsdp_limits
+from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.memory import TrainerMemoryTracker
@@ -45,11 +46,10 @@ from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, shifts_lab
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.optim.settings import plain_name
+from hf_compat.overriding import refuse_overrides_never_called
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerControl, TrainerState, is_exportable
-from hf_compat.trainer.fsdp_limits import fsdp_limits
-from hf_compat.trainer.overriding import refuse_overrides_never_called
 from hf_compat.trainer.sharing import SharingMethods
 
 __all__ = ["Trainer"]

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_compat import collectives
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.completeness import incomplete_reason
@@ -23,6 +22,7 @@ from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.windows import Start, WindowLoader
+from hf_compat.distributed import collectives
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
 from hf_compat.errors import CheckpointError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.arguments.enums import HPSearchBackend
-from hf_compat.errors import NotCarriedOutError, SearchError
+from hf_compat.errors import NotSupportedError, SearchError
 from hf_compat.tuning import optuna_study, ray_tune
 from hf_compat.tuning.spaces import BestRun, default_hp_space_optuna, default_hp_space_ray
 
@@ -62,7 +62,7 @@ def choose_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
     """Return ``wanted``, or the first library that is installed.
 
     Raises:
-        NotCarriedOutError: If ``wanted`` is known but not carried out.
+        NotSupportedError: If ``wanted`` is known but not carried out.
         SearchError: If it, or any, is not installed.
         ValueError: If there is no such library.
     """
@@ -70,7 +70,7 @@ def choose_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
         return _first_installed()
     chosen = HPSearchBackend(wanted)
     if chosen not in BACKENDS:
-        raise NotCarriedOutError(
+        raise NotSupportedError(
             f"`backend={chosen.value!r}` is not carried out: use 'optuna' or 'ray'; a callback may log their trials."
         )
     if not _is_installed(BACKENDS[chosen].package):

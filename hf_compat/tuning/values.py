@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from hf_compat.arguments.checks import find_problems
-from hf_compat.arguments.problems import Problem, raise_all
-from hf_compat.arguments.semantics import Semantics
+from hf_compat.arguments.checking.checks import find_problems
+from hf_compat.arguments.checking.problems import Problem, raise_all
+from hf_compat.arguments.releases.semantics import Semantics
 
 __all__ = ["apply_values"]
 

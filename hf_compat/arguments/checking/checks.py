@@ -1,0 +1,259 @@
+"""What contradicts itself in one ``TrainingArguments``, and what no run could use; all of it is found."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from numbers import Integral, Real
+from typing import Any
+
+from hf_compat.arguments.checking.problems import Problem
+from hf_compat.arguments.deepspeed.asked import deepspeed_problems
+from hf_compat.arguments.fields.reporting import LOG_LEVELS
+from hf_compat.arguments.fields.rules import DEFAULTS, unsupported_problems
+from hf_compat.arguments.fields.running import SAMPLING_STRATEGIES
+from hf_compat.arguments.fsdp.settings import fsdp_problems
+from hf_compat.arguments.parallelism import parallelism_problems
+from hf_compat.arguments.process_facts import ProcessFacts
+from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.distributed.devices import (
+    cuda_is_available,
+    gpu_lacks_bf16,
+    gpu_lacks_tf32,
+    mps_is_available,
+    wants_cpu,
+)
+
+__all__ = ["PRECISION_VARIABLE", "find_problems"]
+
+PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
+"""What ``accelerate launch --mixed_precision`` sets: the precision of a run whose arguments name none."""
+
+Problems = Iterator[Problem]
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "learning_rate": (0, float("inf")),
+    "weight_decay": (0, float("inf")),
+    "adam_beta1": (0, 1),
+    "adam_beta2": (0, 1),
+    "adam_epsilon": (0, float("inf")),
+    "max_grad_norm": (0, float("inf")),
+    "label_smoothing_factor": (0, 1),
+    "warmup_steps": (0, float("inf")),
+}
+"""Number to the least and the largest value that optimizer, clipping, loss and schedule can use."""
+
+LEAST_COUNTS: dict[str, int] = {
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "dataloader_num_workers": 0,
+    "eval_accumulation_steps": 1,
+    "torch_empty_cache_steps": 1,
+    "past_index": -1,
+}
+"""Whole number to its least value; None is allowed where it is the default."""
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "include_num_input_tokens_seen": ("no", "all", "non_padding"),
+    "log_level": tuple(LOG_LEVELS),
+    "log_level_replica": tuple(LOG_LEVELS),
+    "on_save_error": ("raise", "warn"),
+    "train_sampling_strategy": SAMPLING_STRATEGIES,
+}
+
+NUMBERS = (
+    *BOUNDS,
+    *LEAST_COUNTS,
+    "eval_steps",
+    "logging_steps",
+    "max_steps",
+    "num_train_epochs",
+    "save_steps",
+    "seed",
+    "warmup_ratio",
+)
+"""Fields that the checks compare."""
+
+_MAY_BE_NONE = ("eval_accumulation_steps", "eval_steps", "max_grad_norm", "torch_empty_cache_steps", "warmup_ratio")
+_LARGEST_SEED = 2**32 - 1
+_RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the rounding of floats
+_ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
+
+
+def _numbers(args: ProcessFacts) -> Problems:
+    for name in NUMBERS:
+        value = getattr(args, name)
+        if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
+            yield Problem(name, value, "is no number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
+
+
+def _bounds(args: ProcessFacts, semantics: Semantics) -> Problems:
+    for name, (least, largest) in BOUNDS.items():
+        value = getattr(args, name)
+        if value is not None and not least <= value <= largest:
+            meant = "0 or more" if largest == float("inf") else f"{least} to {largest}"
+            yield Problem(name, value, f"must be {meant}.")
+
+
+def _counts(args: ProcessFacts, semantics: Semantics) -> Problems:
+    for name, least in LEAST_COUNTS.items():
+        value = getattr(args, name)
+        if value is not None and (not isinstance(value, Integral) or int(value) < least):
+            yield Problem(name, value, f"must be a whole number, {least} or more.")
+
+
+def _choices(args: ProcessFacts, semantics: Semantics) -> Problems:
+    for name, allowed in CHOICES.items():
+        value = getattr(args, name)
+        if value not in allowed:
+            yield Problem(name, value, f"choose one of {', '.join(map(repr, allowed))}.")
+    if "tpu_metrics_debug" in args.debug:
+        yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; drop it.", unsupported=True)
+    if args.train_sampling_strategy == "batch_rebalance":
+        text = "is not supported yet; use 'random' or 'group_by_length'."
+        yield Problem("train_sampling_strategy", args.train_sampling_strategy, text, unsupported=True)
+
+
+def _length(args: ProcessFacts, semantics: Semantics) -> Problems:
+    if args.max_steps <= 0 and args.num_train_epochs < 0:
+        yield Problem("num_train_epochs", args.num_train_epochs, "must be 0 or more, or set `max_steps`.")
+    if not 0 <= args.seed <= _LARGEST_SEED:
+        yield Problem("seed", args.seed, f"must be 0 to {_LARGEST_SEED}.")
+    ratio = args.warmup_ratio
+    if ratio is not None and not 0 <= ratio <= 1:
+        yield Problem("warmup_ratio", ratio, "must be 0 to 1, the share of all update steps.")
+    steps = args.warmup_steps
+    if isinstance(steps, float) and not steps.is_integer() and not semantics.warmup_below_one_is_ratio:
+        yield Problem("warmup_steps", steps, "must be a whole number; for a share set `warmup_ratio`.")
+
+
+def _steps(args: ProcessFacts, semantics: Semantics) -> Problems:
+    """Check what is counted in update steps, where the strategy is ``"steps"``."""
+    for event in ("logging", "eval", "save"):
+        name = f"{event}_steps"
+        value = getattr(args, name)
+        if getattr(args, f"{event}_strategy") != "steps":
+            continue
+        if event != "save" and not value:
+            text = f"`{event}_strategy='steps'` needs a positive number; set it"
+            yield Problem(name, value, f"{text}, or `logging_steps`." if event == "eval" else f"{text}.")
+        elif value < 0:
+            yield Problem(name, value, "must be positive: update steps, or a share of all below 1.")
+        elif value > 1 and value != int(value):
+            yield Problem(name, value, "must be a whole number of update steps, or a share of all below 1.")
+
+
+def _best_model(args: ProcessFacts, semantics: Semantics) -> Problems:
+    if not args.load_best_model_at_end or args.save_strategy == "best":
+        return
+    if args.eval_strategy != args.save_strategy:
+        strategies = f"`eval_strategy={_plain(args.eval_strategy)!r}`, `save_strategy={_plain(args.save_strategy)!r}`"
+        text = f"only an evaluated checkpoint can be the best: make {strategies} the same, or set it to False."
+        yield Problem("load_best_model_at_end", True, text)
+    elif args.eval_strategy == "steps" and args.eval_steps and not _is_multiple(args.save_steps, args.eval_steps):
+        text = f"must be a multiple of `eval_steps={args.eval_steps}` for `load_best_model_at_end=True`"
+        mixed = (args.save_steps < 1) != (args.eval_steps < 1)
+        yield Problem(
+            "save_steps", args.save_steps, f"{text}; both shares or both update steps." if mixed else f"{text}."
+        )
+
+
+def _plain(strategy: Any) -> str:
+    return str(getattr(strategy, "value", strategy))
+
+
+def _is_multiple(whole: float, part: float) -> bool:
+    if whole % part == 0:
+        return True
+    return whole < 1 and part < 1 and (whole * _RATIO_DIGITS) % (part * _RATIO_DIGITS) == 0
+
+
+def _schedule(args: ProcessFacts, semantics: Semantics) -> Problems:
+    if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
+        yield Problem("lr_scheduler_type", args.lr_scheduler_type, "follows evaluations; set `eval_strategy`.")
+
+
+def _loaders(args: ProcessFacts, semantics: Semantics) -> Problems:
+    if args.dataloader_num_workers != 0:
+        return
+    for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context"):
+        value = getattr(args, name)
+        if value not in (None, False):
+            yield Problem(name, value, "is for loading processes; set `dataloader_num_workers`, or drop it.")
+
+
+def _sharing(args: ProcessFacts, semantics: Semantics) -> Problems:
+    """Check ``accelerator_config``."""
+    config = args.accelerator_config
+    if config.use_configured_state:
+        text = "use_configured_state=True: accelerate's state is not used; drop it."
+        yield Problem("accelerator_config", config, text, unsupported=True)
+    accumulation = config.gradient_accumulation_kwargs or {}
+    unknown = sorted(set(accumulation) - _ACCUMULATION_KEYS)
+    if unknown:
+        text = f"gradient_accumulation_kwargs has the keys {unknown}; known are {sorted(_ACCUMULATION_KEYS)}."
+        yield Problem("accelerator_config", config, text)
+    wanted = accumulation.get("num_steps", args.gradient_accumulation_steps)
+    if wanted != args.gradient_accumulation_steps:
+        text = f"`accelerator_config` asks for num_steps={wanted}; set only one of them."
+        yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
+
+
+def _precision(args: ProcessFacts, semantics: Semantics) -> Problems:
+    if args.fp16 and args.bf16:
+        yield Problem("fp16", True, "excludes `bf16=True`; set one of them.")
+    if args.fp16_full_eval and args.bf16_full_eval:
+        yield Problem("fp16_full_eval", True, "excludes `bf16_full_eval=True`; set one of them.")
+    if args.fp16 and (wants_cpu(args.use_cpu) or not cuda_is_available()):
+        yield Problem("fp16", True, "needs a CUDA device; use `bf16=True`, which the CPU can compute too.")
+    for name in ("bf16", "bf16_full_eval"):
+        if getattr(args, name) and not wants_cpu(args.use_cpu) and gpu_lacks_bf16():
+            yield Problem(name, True, "this GPU cannot compute in bfloat16; use `fp16=True`.")
+    if args.tf32 and gpu_lacks_tf32():
+        yield Problem("tf32", True, "needs an Ampere GPU or a newer one; drop it.")
+    if args.use_mps_device and not mps_is_available():
+        yield Problem("use_mps_device", True, "there is no MPS device; drop it, one is used by itself.")
+    inherited = os.environ.get(PRECISION_VARIABLE, "no")
+    if not (args.fp16 or args.bf16) and inherited not in ("no", "fp16", "bf16"):
+        text = f"the environment asks for {PRECISION_VARIABLE}={inherited}, which is not supported; use 'bf16'."
+        yield Problem("bf16", args.bf16, text, unsupported=True)
+
+
+def _fsdp(args: ProcessFacts, semantics: Semantics) -> Problems:
+    yield from fsdp_problems(args)
+
+
+def _parallelism(args: ProcessFacts, semantics: Semantics) -> Problems:
+    yield from parallelism_problems(args)
+
+
+CHECKS: tuple[Callable[[ProcessFacts, Semantics], Problems], ...] = (
+    _bounds,
+    _counts,
+    _choices,
+    _length,
+    _steps,
+    _best_model,
+    _schedule,
+    _loaders,
+    _sharing,
+    _precision,
+    deepspeed_problems,
+    _fsdp,
+    _parallelism,
+)
+
+
+def find_problems(args: ProcessFacts, semantics: Semantics) -> list[Problem]:
+    """Return everything that is wrong with resolved arguments."""
+    found = [*unsupported_problems(args), *_numbers(args)]
+    # What is no number cannot be compared: its default stands in for it, and what is then said of that is left out.
+    stand_ins = {problem.field: DEFAULTS[problem.field] for problem in found if problem.field in NUMBERS}
+    if stand_ins:
+        args = copy.copy(args)
+        vars(args).update(stand_ins)
+    for check in CHECKS:
+        found.extend(problem for problem in check(args, semantics) if problem.field not in stand_ins)
+    return found

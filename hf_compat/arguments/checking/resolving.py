@@ -1,0 +1,227 @@
+"""What ``TrainingArguments`` makes of the values it was given, in upstream's order."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.checking.problems import Problem
+from hf_compat.arguments.checking.reporters import tracker_names
+from hf_compat.arguments.enums import (
+    DebugOption,
+    ExplicitEnum,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+)
+from hf_compat.arguments.fields.aliases import carry_aliases, carry_checkpointing, carry_warmup_ratio
+from hf_compat.arguments.fsdp.fields import shape_fsdp
+from hf_compat.arguments.process_facts import ProcessFacts, library_logger
+from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
+from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.distributed.devices import mps_is_available
+from hf_compat.errors import ArgumentsError
+
+__all__ = ["resolve"]
+
+Problems = Iterator[Problem]
+
+ENUMS: dict[str, type[ExplicitEnum]] = {
+    "eval_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+    "save_strategy": SaveStrategy,
+    "hub_strategy": HubStrategy,
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+}
+_FOLLOWS_A_METRIC = ("reduce_lr_on_plateau", "greedy")
+
+
+def _paths(args: ProcessFacts, semantics: Semantics) -> None:
+    args.output_dir = os.path.expanduser("trainer_output" if args.output_dir is None else args.output_dir)
+    if args.logging_dir is None and semantics.release < SINCE["drops_logging_dir"]:
+        stamp = datetime.now().strftime("%b%d_%H-%M-%S")
+        args.logging_dir = os.path.join(args.output_dir, "runs", f"{stamp}_{socket.gethostname()}")
+    elif args.logging_dir is not None and semantics.release >= SINCE["drops_logging_dir"]:
+        text = "`logging_dir` is deprecated: set the environment variable TENSORBOARD_LOGGING_DIR."
+        warnings.warn(text, FutureWarning, stacklevel=5)
+    if args.logging_dir is not None:
+        args.logging_dir = os.path.expanduser(args.logging_dir)
+
+
+def _typed(value: Any) -> Any:
+    """Return ``value`` with strings that spell a bool or a number as such, at any depth of dicts."""
+    if isinstance(value, dict):
+        return {key: _typed(item) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value.isdigit():
+        return int(value)
+    return float(value) if value.replace(".", "", 1).isdigit() else value
+
+
+def _dicts(args: ProcessFacts, semantics: Semantics) -> Problems:
+    for name in args._VALID_DICT_FIELDS:
+        value = getattr(args, name, None)
+        if not isinstance(value, str) or not value.startswith("{"):
+            continue
+        try:
+            setattr(args, name, _typed(json.loads(value)))
+        except json.JSONDecodeError as error:
+            yield Problem(name, value, f"cannot be read as JSON ({error}).")
+
+
+def _aliases(args: ProcessFacts, semantics: Semantics) -> None:
+    carry_aliases(args)
+    carry_checkpointing(args, semantics)
+    carry_warmup_ratio(args, semantics)
+
+
+def _switches(args: ProcessFacts, semantics: Semantics) -> None:
+    if args.use_mps_device:
+        text = "`use_mps_device` is deprecated: drop it, an MPS device is used by itself."
+        warnings.warn(text, FutureWarning, stacklevel=5)
+    if args.disable_tqdm is None:
+        args.disable_tqdm = library_logger().getEffectiveLevel() > logging.WARNING
+    if isinstance(args.include_num_input_tokens_seen, bool):
+        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
+
+
+def _enums(args: ProcessFacts, semantics: Semantics) -> Problems:
+    for name, kind in ENUMS.items():
+        value = getattr(args, name)
+        try:
+            setattr(args, name, kind(value))
+        except ValueError as error:
+            yield Problem(name, value, str(error))
+    words = args.debug.split() if isinstance(args.debug, str) else (args.debug or [])
+    try:
+        args.debug = [DebugOption(word) for word in words]
+    except ValueError as error:
+        yield Problem("debug", args.debug, str(error))
+
+
+def _evaluation(args: ProcessFacts, semantics: Semantics) -> None:
+    args.do_eval = args.do_eval or args.eval_strategy != "no"
+    args.eval_delay = args.eval_delay or 0  # None until 4.56
+    if args.eval_strategy == "steps" and not args.eval_steps:
+        args.eval_steps = args.logging_steps
+    if args.metric_for_best_model is None and (
+        args.load_best_model_at_end or args.lr_scheduler_type in _FOLLOWS_A_METRIC
+    ):
+        args.metric_for_best_model = "loss"
+    if args.greater_is_better is None and args.metric_for_best_model is not None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+
+
+def _whole_steps(args: ProcessFacts, semantics: Semantics) -> None:
+    for event in ("logging", "eval", "save"):
+        name = f"{event}_steps"
+        steps = getattr(args, name)
+        if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, float) and steps > 1:
+            setattr(args, name, int(steps) if steps.is_integer() else steps)
+    takes_whole_warmup = not semantics.warmup_below_one_is_ratio
+    if takes_whole_warmup and isinstance(args.warmup_steps, float) and args.warmup_steps.is_integer():
+        args.warmup_steps = int(args.warmup_steps)  # a command line gives a float
+
+
+def _trackers(args: ProcessFacts, semantics: Semantics) -> Problems:
+    args.report_to, problems = tracker_names(args.report_to, semantics)
+    yield from problems
+
+
+def _as_accelerator_config(given: Any) -> AcceleratorConfig:
+    if given is None:
+        return AcceleratorConfig()
+    if isinstance(given, AcceleratorConfig):
+        return given
+    if isinstance(given, str | Path):
+        return AcceleratorConfig.from_json_file(given)
+    if isinstance(given, type):
+        raise TypeError("a class, not an instance of it")
+    # transformers' own AcceleratorConfig is read through its ``to_dict``.
+    return AcceleratorConfig(**(given.to_dict() if hasattr(given, "to_dict") else given))
+
+
+def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
+    given = args.accelerator_config
+    args.accelerator_config = AcceleratorConfig()
+    try:
+        args.accelerator_config = _as_accelerator_config(given)
+    except ArgumentsError as error:
+        yield Problem("accelerator_config", given, " ".join(error.problems))
+    except (OSError, TypeError, json.JSONDecodeError) as error:
+        known = ", ".join(item.name for item in fields(AcceleratorConfig))
+        yield Problem("accelerator_config", given, f"{error}; pass a dict or a JSON file of {known}.")
+    wanted = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if wanted is not None and args.gradient_accumulation_steps == 1:
+        args.gradient_accumulation_steps = wanted
+
+
+def _compilation(args: ProcessFacts, semantics: Semantics) -> None:
+    args.torch_compile = args.torch_compile or bool(args.torch_compile_mode or args.torch_compile_backend)
+    if args.torch_compile and args.torch_compile_backend is None:
+        args.torch_compile_backend = "inductor"
+
+
+def _loaders(args: ProcessFacts, semantics: Semantics) -> None:
+    if args.use_cpu:
+        args.dataloader_pin_memory = False
+    workers, method = args.dataloader_num_workers, args.dataloader_multiprocessing_context
+    if sys.platform == "darwin" and workers not in (0, 1) and method is None and mps_is_available():
+        args.dataloader_multiprocessing_context = "fork"  # the only one that works with MPS
+
+
+def _shapes_of_release(args: ProcessFacts, semantics: Semantics) -> None:
+    """Give fields whose empty value changed between releases the one that scripts for the release expect."""
+    if semantics.release < SINCE["leaves_local_rank"]:
+        args.local_rank = args.local_process_index
+
+
+STEPS: tuple[Callable[[ProcessFacts, Semantics], Problems | None], ...] = (
+    _paths,
+    _dicts,
+    _aliases,
+    _switches,
+    _enums,
+    _evaluation,
+    _whole_steps,
+    _trackers,
+    _accelerator_config,
+    _compilation,
+    _loaders,
+    _shapes_of_release,
+    shape_fsdp,
+)
+
+
+def resolve(args: ProcessFacts) -> list[Problem]:
+    """Fill in what follows from other fields and bring every value into its final form.
+
+    Returns:
+        The values that have no final form; they are left as they are.
+    """
+    problems: list[Problem] = []
+    try:
+        semantics = resolve_semantics(args.semantics)
+    except ArgumentsError:
+        wish = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
+        problems.append(Problem("semantics", wish, "use 'corrected' or a transformers release such as '4.57'."))
+        semantics = resolve_semantics("corrected")
+    for step in STEPS:
+        problems.extend(step(args, semantics) or ())
+    return problems

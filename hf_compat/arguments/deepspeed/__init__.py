@@ -1,0 +1,1 @@
+"""What ``TrainingArguments.deepspeed`` asks for; read without torch and without DeepSpeed."""

@@ -1,0 +1,141 @@
+"""Older names of fields: what each passes on to the newer one. They work whatever release is followed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.fields.older import AllFields
+from hf_compat.arguments.fields.rules import DEFAULTS
+from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.arguments.releases.versions import SINCE
+
+__all__ = ["ALIASES", "Alias", "carry_aliases", "carry_checkpointing", "carry_warmup_ratio"]
+
+Carry = Callable[[AllFields, Any], Any]
+
+
+def _same(args: AllFields, value: Any) -> Any:
+    return value
+
+
+def _instead(newer: Any) -> Carry:
+    """Return a rule for a switch that stands for the value ``newer``."""
+
+    def carry(args: AllFields, value: Any) -> Any:
+        return newer
+
+    return carry
+
+
+def _add_inputs(args: AllFields, value: Any) -> list[str]:
+    listed = list(args.include_for_metrics)
+    return listed if "inputs" in listed else [*listed, "inputs"]
+
+
+def _count_tokens(args: AllFields, value: Any) -> Any:
+    return "all" if args.include_num_input_tokens_seen in ("no", False) else args.include_num_input_tokens_seen
+
+
+def _with_organization(args: AllFields, value: str) -> str:
+    organization = args.push_to_hub_organization
+    return value if organization is None or "/" in value else f"{organization}/{value}"
+
+
+def _in_organization(args: AllFields, value: str) -> str | None:
+    if args.push_to_hub_model_id is not None:
+        return args.hub_model_id
+    return f"{value}/{Path(args.output_dir or '').name}"
+
+
+def _accelerator(key: str) -> Carry:
+    """Return a rule for a setting that moved into ``accelerator_config``."""
+
+    def carry(args: AllFields, value: Any) -> Any:
+        config = args.accelerator_config
+        if config is None:
+            return {key: value}
+        if isinstance(config, AcceleratorConfig):
+            setattr(config, key, value)
+            return config
+        if isinstance(config, dict):
+            return {**config, key: value}
+        return {**AcceleratorConfig.from_json_file(config).to_dict(), key: value}
+
+    return carry
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """An older name, and what it passes on when it is off its default."""
+
+    old: str
+    new: str
+    carry: Carry = _same
+    """The arguments and the older field's value to the newer field's value."""
+    warns: bool = True
+    """Whether transformers warned of the older name before dropping it."""
+
+
+ALIASES: tuple[Alias, ...] = (
+    Alias("evaluation_strategy", "eval_strategy"),
+    Alias("per_gpu_train_batch_size", "per_device_train_batch_size"),
+    Alias("per_gpu_eval_batch_size", "per_device_eval_batch_size"),
+    Alias("no_cuda", "use_cpu"),
+    Alias("adafactor", "optim", _instead("adafactor")),
+    Alias("group_by_length", "train_sampling_strategy", _instead("group_by_length"), warns=False),
+    Alias("include_inputs_for_metrics", "include_for_metrics", _add_inputs),
+    Alias("include_tokens_per_second", "include_num_input_tokens_seen", _count_tokens, warns=False),
+    Alias("fp16_backend", "half_precision_backend"),
+    Alias("torchdynamo", "torch_compile_backend"),
+    Alias("push_to_hub_token", "hub_token"),
+    Alias("push_to_hub_model_id", "hub_model_id", _with_organization),
+    Alias("push_to_hub_organization", "hub_model_id", _in_organization),
+    Alias("dispatch_batches", "accelerator_config", _accelerator("dispatch_batches")),
+    Alias("split_batches", "accelerator_config", _accelerator("split_batches")),
+)
+"""The older names that always pass their value on; the others depend on the release."""
+
+
+def _warn(old: str, new: str) -> None:
+    # The user's line is shown: below it are ``__init__``, ``__post_init__``, two of resolving and two of this module.
+    warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=7)
+
+
+def carry_aliases(args: AllFields) -> None:
+    """Pass on what the rows of ``ALIASES`` say; an older name wins over the newer one, as upstream."""
+    for alias in ALIASES:
+        value = getattr(args, alias.old)
+        if value != DEFAULTS[alias.old]:
+            if alias.warns:
+                _warn(alias.old, alias.new)
+            setattr(args, alias.new, alias.carry(args, value))
+
+
+def carry_checkpointing(args: AllFields, semantics: Semantics) -> None:
+    """Make ``gradient_checkpointing`` and ``activation_checkpointing`` the same, and their keywords too.
+
+    The newer name wins where it is set, so that a copy of the arguments can change it.
+    """
+    for ending in ("", "_kwargs"):
+        old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
+        if getattr(args, new) is None and getattr(args, old) is not None:
+            if semantics.release >= SINCE["renames_gradient_checkpointing"]:
+                _warn(old, new)
+            setattr(args, new, getattr(args, old))
+        setattr(args, old, getattr(args, new))
+    if args.activation_checkpointing is None:
+        args.activation_checkpointing = args.gradient_checkpointing = False
+
+
+def carry_warmup_ratio(args: AllFields, semantics: Semantics) -> None:
+    """Pass ``warmup_ratio`` on to ``warmup_steps`` where a share belongs there; before 5.0 it stays a field."""
+    if semantics.release < SINCE["drops_warmup_ratio"]:
+        args.warmup_ratio = args.warmup_ratio or 0.0
+    elif args.warmup_ratio:
+        _warn("warmup_ratio", "warmup_steps")
+        args.warmup_steps = args.warmup_ratio

@@ -1,0 +1,1 @@
+"""What ``TrainingArguments.fsdp`` and ``fsdp_config`` ask for; read without torch."""

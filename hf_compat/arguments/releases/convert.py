@@ -1,0 +1,63 @@
+"""transformers' own ``TrainingArguments`` made into ours, without importing transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import warnings
+from typing import Any
+
+from hf_compat.arguments.fields.rules import DEFAULTS
+from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
+from hf_compat.arguments.training_arguments import TrainingArguments
+from hf_compat.errors import ArgumentsError
+
+__all__ = ["from_transformers"]
+
+_KINDS: dict[str, type[TrainingArguments]] = {
+    "Seq2SeqTrainingArguments": Seq2SeqTrainingArguments,
+    "TrainingArguments": TrainingArguments,
+}
+_BACKEND_STATE = (
+    "deepspeed_plugin",
+    "distributed_state",
+    "fsdp_plugin_args",
+    "hf_deepspeed_config",
+    "xla_fsdp_config",
+)
+"""Attributes that hold accelerate's view of the process, of no use to us."""
+
+
+def _kind_of(args: Any) -> type[TrainingArguments] | None:
+    if not dataclasses.is_dataclass(args):
+        return None
+    return next((_KINDS[base.__name__] for base in inspect.getmro(type(args)) if base.__name__ in _KINDS), None)
+
+
+def from_transformers(args: Any) -> TrainingArguments:
+    """Return ``args`` if they are ours, else ours with the same values.
+
+    Fields that only a subclass has, and attributes set after construction, are kept as plain attributes.
+
+    Raises:
+        ArgumentsError: If ``args`` are no training arguments at all, or hold what cannot be carried out.
+    """
+    if isinstance(args, TrainingArguments):
+        return args
+    kind = _kind_of(args)
+    if kind is None:
+        raise ArgumentsError([f"`args={type(args).__name__}`: pass a `TrainingArguments`."])
+    known = {item.name for item in dataclasses.fields(kind) if item.init}
+    given = {name: getattr(args, name) for name in known if hasattr(args, name)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers warned when ``args`` were made
+        converted = kind(**{name: value for name, value in given.items() if not _is_default(name, value)})
+    for name, value in vars(args).items():
+        if name not in known and name not in _BACKEND_STATE and not name.startswith("_"):
+            setattr(converted, name, value)
+    return converted
+
+
+def _is_default(name: str, value: Any) -> bool:
+    default = DEFAULTS.get(name)
+    return value is default or (type(value) is type(default) and value == default)

@@ -1,0 +1,111 @@
+"""Writing one checkpoint folder from several processes: all write into it, then it is published once on each disk."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hf_compat.checkpoint import publish
+from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.distributed import collectives
+from hf_compat.distributed.launch import Launch
+from hf_compat.errors import CheckpointError, CheckpointWriteError
+
+__all__ = ["begin", "failing_together", "is_shared", "wait_for"]
+
+
+def begin(
+    stack: ExitStack,
+    final: str | os.PathLike[str],
+    *,
+    step: int,
+    run_id: str | None,
+    launch: Launch,
+    writes: bool,
+) -> Path:
+    """Return a folder on each process that becomes ``final`` where ``stack`` is left, without asking the others.
+
+    The main process makes it and publishes it. So does the first process of every other node that does not see that
+    folder, as its disk is its own, or that is to write a whole checkpoint itself. ``stack`` may be left once all have
+    written; see :func:`failing_together`.
+
+    Args:
+        stack: What undoes everything if it is left by an error.
+        final: The checkpoint folder. One that exists is replaced.
+        step: The update step, for the completion marker.
+        run_id: The run that writes, for the completion marker.
+        launch: Which process this is.
+        writes: Whether this process writes what is the same on all.
+
+    Raises:
+        CheckpointWriteError: On every process, if any could not write; checkpoints written before are untouched.
+    """
+    own = None
+    with failing_together():
+        if launch.rank == 0:
+            own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
+    shared: Path = collectives.broadcast_object(own)
+    with failing_together():
+        if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
+            own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
+    staged_by = collectives.gather_objects([own])
+    return staged_by[launch.rank - launch.local_rank] or shared
+
+
+def wait_for(saver: BackgroundSaver) -> None:
+    """Return once no process of the run writes in the background; each has to call it.
+
+    Raises:
+        Exception: What went wrong since the last call, where it did; on the other processes a CheckpointError, one
+            that is a CheckpointWriteError if it was the disk.
+    """
+    failure: Exception | None = None
+    try:
+        saver.wait()
+    except Exception as error:
+        failure = error
+    told = collectives.gather_objects([None if failure is None else (type(failure), str(failure))])
+    if failure is not None:
+        raise failure
+    for kind, text in filter(None, told):
+        raise CheckpointWriteError(text) if kind is CheckpointWriteError else CheckpointError(text)
+
+
+def is_shared(folder: str | os.PathLike[str]) -> bool:
+    """Return whether all processes see what the main process writes into ``folder``; each has to call it."""
+    with ExitStack() as stack:
+        probe = None
+        with failing_together():
+            if collectives.get_rank() == 0:
+                probe = Path(stack.enter_context(tempfile.NamedTemporaryFile(prefix=".", dir=folder)).name).name
+        seen = Path(folder, collectives.broadcast_object(probe)).exists()
+        return all(collectives.gather_objects([seen]))
+
+
+@contextmanager
+def failing_together() -> Iterator[None]:
+    """Run the block on every process; where a file could not be written on one, raise on all.
+
+    Raises:
+        CheckpointWriteError: If another process could not write.
+    """
+    if collectives.get_world_size() == 1:
+        yield
+        return
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        if not (isinstance(error, CheckpointWriteError) or publish.is_write_failure(error)):
+            raise
+        failure = error
+    told = collectives.gather_objects([None if failure is None else str(failure)])
+    if isinstance(failure, CheckpointWriteError):
+        raise failure
+    if failure is not None:
+        raise CheckpointWriteError(f"Process {collectives.get_rank()} could not write: {failure}") from failure
+    if any(told):
+        raise CheckpointWriteError(next(text for text in told if text))

@@ -1,0 +1,170 @@
+"""What the processes of a run do together: wait, gather, pad, reduce, broadcast; with one process, nothing.
+
+Values, shapes and errors are those of accelerate ``utils/operations.py``. Every process has to make the same calls in
+the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from hf_compat.nested import map_nested
+
+__all__ = [
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "gather",
+    "gather_objects",
+    "get_rank",
+    "get_world_size",
+    "has_only_tensors",
+    "map_tensors",
+    "pad_across_processes",
+    "reduce",
+]
+
+
+def _in_use() -> bool:
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def get_world_size(group: Any = None) -> int:
+    """Return how many processes take part, of all or of those in ``group``; 1 outside a process group."""
+    return distributed.get_world_size(group) if _in_use() else 1
+
+
+def get_rank() -> int:
+    """Return the number of this process, 0 outside a process group."""
+    return distributed.get_rank() if _in_use() else 0
+
+
+def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
+    """Return ``data`` with every tensor in it, however nested, replaced by ``change(tensor)``.
+
+    Raises:
+        TypeError: If there is anything else in it than tensors, lists, tuples and dicts.
+    """
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        raise TypeError(
+            f"A {type(leaf).__name__} cannot be exchanged between processes: pass tensors in lists, tuples or dicts."
+        )
+
+    return map_nested(changed, data)
+
+
+def has_only_tensors(data: Any) -> bool:
+    """Return whether ``data`` is tensors in lists, tuples and dicts, and nothing else."""
+    try:
+        map_tensors(lambda tensor: tensor, data)
+    except TypeError:
+        return False
+    return True
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if get_world_size() > 1:
+        on_gpu = distributed.get_backend() == "nccl"
+        distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
+
+
+def gather(tensors: Any, group: Any = None) -> Any:
+    """Return the tensors of all processes, or of those in ``group``, joined along the first axis in their order.
+
+    A tensor without dimensions counts as one of ``(1,)``. Each has to have the same shape on every process.
+    """
+    if get_world_size(group) == 1:
+        return tensors
+    return map_tensors(lambda tensor: _gather_one(tensor, group), tensors)
+
+
+def _gather_one(tensor: Tensor, group: Any) -> Tensor:
+    mine = (tensor.clone()[None] if tensor.ndim == 0 else tensor).contiguous()
+    parts = [torch.empty_like(mine) for _ in range(get_world_size(group))]
+    distributed.all_gather(parts, mine, group=group)
+    return torch.cat(parts)
+
+
+def gather_objects(items: Any, group: Any = None) -> Any:
+    """Return a list of what is in the lists of all processes, or of ``group``; with one process, ``items`` itself."""
+    if get_world_size(group) == 1:
+        return items
+    parts: list[Any] = [None] * get_world_size(group)
+    distributed.all_gather_object(parts, items, group=group)
+    return [item for part in parts for item in part]
+
+
+def pad_across_processes(
+    tensors: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: Any = None
+) -> Any:
+    """Return ``tensors`` filled up with ``pad_index`` along ``dim`` to the longest of all processes.
+
+    Args:
+        tensors: Tensors, however nested; those that have no axis ``dim`` stay as they are.
+        dim: The axis along which lengths differ.
+        pad_index: What is filled in.
+        pad_first: Fill in before the values instead of after them.
+        group: The processes, if not all.
+    """
+
+    def pad(tensor: Tensor) -> Tensor:
+        if not -tensor.ndim <= dim < tensor.ndim or tensor.is_nested:
+            return tensor
+        axis = dim % tensor.ndim
+        length = tensor.shape[axis]
+        longest = int(_gather_one(torch.tensor([length], device=tensor.device), group).max())
+        if longest == length:
+            return tensor
+        shape = list(tensor.shape)
+        shape[axis] = longest
+        padded = tensor.new_zeros(shape) + pad_index
+        padded.narrow(axis, longest - length if pad_first else 0, length).copy_(tensor)
+        return padded
+
+    return map_tensors(pad if get_world_size(group) > 1 else lambda tensor: tensor, tensors)
+
+
+def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
+    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all processes, or over those in ``group``.
+
+    ``"none"`` sums, as accelerate.
+    """
+
+    def combine(tensor: Tensor) -> Tensor:
+        result = tensor.clone()
+        if get_world_size(group) > 1:
+            operation = distributed.ReduceOp.MAX if reduction == "max" else distributed.ReduceOp.SUM
+            distributed.all_reduce(result, operation, group=group)
+            if reduction == "mean":
+                result /= get_world_size(group)
+        return result
+
+    return map_tensors(combine, tensors)
+
+
+def broadcast(tensors: Any, from_process: int = 0) -> Any:
+    """Return the tensors of process ``from_process``, written into those of the others, of equal shape and dtype."""
+
+    def send(tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        distributed.broadcast(tensor, src=from_process)
+        return tensor
+
+    return map_tensors(send, tensors) if get_world_size() > 1 else tensors
+
+
+def broadcast_object(value: Any, from_process: int = 0) -> Any:
+    """Return the ``value`` of process ``from_process``, any object that can be pickled."""
+    if get_world_size() == 1:
+        return value
+    holder = [value]
+    distributed.broadcast_object_list(holder, src=from_process)
+    return holder[0]

@@ -1,0 +1,48 @@
+"""What has to be there before anything of DeepSpeed runs: its device, a variable, a group even for one process."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.processes import leave_processes
+from hf_compat.errors import require_package
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["import_deepspeed", "tell_process"]
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """Return DeepSpeed for ``device``, which it looks for while it is imported; as often as one likes.
+
+    Raises:
+        MissingPackageError: If DeepSpeed is not installed.
+    """
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    deepspeed: Any = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
+    if on_cpu:
+        # Through shared memory the processes would talk by a C++ extension, built for minutes; gloo needs none.
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def tell_process(launch: Launch, device: torch.device) -> None:
+    """Set LOCAL_RANK, which DeepSpeed reads, and where there is one process only, let it be a group of its own.
+
+    Nothing that a launcher or the script has set is changed. Without a group DeepSpeed would look for one by MPI.
+    """
+    from torch import distributed
+
+    os.environ.setdefault("LOCAL_RANK", str(launch.local_rank))
+    if launch.world_size == 1 and not distributed.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        atexit.register(leave_processes)

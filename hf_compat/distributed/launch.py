@@ -1,0 +1,231 @@
+"""What the launcher of a run says of this process: which of how many it is, and where the first one listens."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["BY_TRAINER", "LAUNCHERS", "OWN_MARK", "Launch", "Variables", "read_launch"]
+
+OWN_MARK = "HF_COMPAT_LAUNCHED"
+"""Set in processes that a Trainer started itself, through Lightning's launcher."""
+BY_TRAINER = "trainer"
+"""Name of that launcher."""
+
+_SLURM_SHELLS = ("bash", "interactive")  # an allocation one types in: its tasks are not the script's processes
+_DEFAULT_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """Environment variables of one kind of launcher."""
+
+    launcher: str
+    world_size: str
+    """How many processes there are on all nodes; the launcher is at work if it is set."""
+    rank: str
+    local_rank: str
+    local_world_size: str
+
+
+LAUNCHERS: tuple[Variables, ...] = (
+    Variables("torchrun", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Variables(
+        "Open MPI",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Variables(
+        "MVAPICH",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Variables(
+        "LSF", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"
+    ),
+    Variables("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    Variables("Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+)
+"""Launchers in the order in which they are looked for: torchrun and mpirun also run inside a SLURM job.
+
+``torchrun`` stands for all that set its variables: ``accelerate launch``, ``deepspeed``, a person.
+"""
+
+_LOCAL_WORLD_SIZES = {"torchrun": "LOCAL_SIZE"}
+"""Launcher to a second name of ``local_world_size``: what ``deepspeed`` sets beside torchrun's variables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Which process of a run this is."""
+
+    launcher: str | None = None
+    """Who started the processes; None if this is the only one."""
+    world_size: int = 1
+    """Processes on all nodes."""
+    rank: int = 0
+    """Number of this process among all, from 0."""
+    local_rank: int = 0
+    """Number of this process on its node, from 0."""
+    local_world_size: int = 1
+    """Processes on this node."""
+    address: str = "127.0.0.1"
+    """Host of process 0."""
+    port: int = _DEFAULT_PORT
+    """Where process 0 listens for the others."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that take part."""
+        return self.world_size // self.local_world_size
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this machine, from 0."""
+        return self.rank // self.local_world_size
+
+
+def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+    """Return what ``environment``, by default the process's own, says of this process.
+
+    Raises:
+        TrainerSetupError: If it asks for several processes without saying which one this is: each would then train a
+            copy of its own.
+    """
+    given = os.environ if environment is None else environment
+    names = next((row for row in LAUNCHERS if _is_at_work(row, given)), None)
+    if names is None:
+        _refuse_lone_rank(given)
+        return Launch()
+    world_size = _number(given, names.world_size)
+    if world_size == 1:
+        return Launch()
+    if _is_pod(given, names):
+        given = {**given, names.local_rank: "0", names.local_world_size: "1"}
+    local_rank = _number(given, names.local_rank, default=given.get(names.rank) if _is_one_node(given) else None)
+    local_world_size = _local_world_size(given, names, world_size, local_rank)
+    rank = _number(given, names.rank, default=_rank_by_node(given, names, local_rank, local_world_size))
+    if not 0 <= rank < world_size or not 0 <= local_rank < local_world_size or world_size % local_world_size:
+        raise TrainerSetupError(
+            f"{_shown(given, names)} contradict each other: there are {world_size} processes, "
+            f"{local_world_size} on each node. Start the script with `torchrun`, or mend them."
+        )
+    address = given.get("MASTER_ADDR") or _first_host(given, names)
+    if address is None and local_world_size < world_size:
+        raise TrainerSetupError(
+            f"{_shown(given, names)} describe a run of several nodes: set MASTER_ADDR to the host of process 0, and "
+            "MASTER_PORT to a free port there."
+        )
+    return Launch(
+        launcher=BY_TRAINER if OWN_MARK in given else names.launcher,
+        world_size=world_size,
+        rank=rank,
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        address=address or "127.0.0.1",
+        port=int(given.get("MASTER_PORT") or _port_of_job(given, names)),
+    )
+
+
+def _is_at_work(names: Variables, given: Mapping[str, str]) -> bool:
+    if names.world_size not in given:
+        return False
+    if names.launcher != "SLURM":
+        return True
+    return "SLURM_JOB_ID" in given and given.get("SLURM_JOB_NAME") not in _SLURM_SHELLS
+
+
+def _is_one_node(given: Mapping[str, str]) -> bool:
+    return given.get("MASTER_ADDR", "127.0.0.1") in ("127.0.0.1", "localhost")
+
+
+def _is_pod(given: Mapping[str, str], names: Variables) -> bool:
+    """Return whether this is the one process of a Kubernetes pod, whose operator tells nothing of places on a node."""
+    if names.launcher != "torchrun" or "KUBERNETES_PORT" not in given or _is_one_node(given):
+        return False
+    return not {names.local_rank, names.local_world_size, "GROUP_RANK"} & given.keys()
+
+
+def _number(given: Mapping[str, str], name: str, default: str | int | None = None) -> int:
+    value = given.get(name, default)
+    try:
+        return int(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        problem = f"is {value!r}" if name in given else "is not set"
+    sizes = ", ".join(f"{row.world_size}={given[row.world_size]}" for row in LAUNCHERS if row.world_size in given)
+    raise TrainerSetupError(
+        f"{sizes} asks for several processes, but {name} {problem}: each would train a copy of its own. Start the "
+        f"script with `torchrun`, or set {name} in every process."
+    )
+
+
+def _local_world_size(given: Mapping[str, str], names: Variables, world_size: int, local_rank: int) -> int:
+    """Return the processes on this node; on one node where the launcher does not tell."""
+    told = given.get(names.local_world_size) or given.get(_LOCAL_WORLD_SIZES.get(names.launcher, ""), "")
+    if told.isdigit():
+        return int(told)
+    nodes = given.get("SLURM_NNODES", "1") if names.launcher == "SLURM" else "1"
+    if nodes.isdigit() and int(nodes) > 1 and world_size % int(nodes) == 0:
+        return world_size // int(nodes)
+    if int(given.get(names.rank, local_rank)) != local_rank:
+        raise TrainerSetupError(
+            f"{_shown(given, names)} describe a run of several nodes: set {names.local_world_size} to the processes on "
+            "each."
+        )
+    return world_size
+
+
+def _rank_by_node(given: Mapping[str, str], names: Variables, local_rank: int, local_world_size: int) -> int | None:
+    """Return the rank of a process whose launcher, Lightning's, tells only its node and its place there."""
+    if OWN_MARK in given or (names.launcher == "torchrun" and "NODE_RANK" in given):
+        return int(given.get("NODE_RANK", "0")) * local_world_size + local_rank
+    return None
+
+
+def _refuse_lone_rank(given: Mapping[str, str]) -> None:
+    alone = {name: given[name] for name in ("RANK", "LOCAL_RANK") if given.get(name, "0") not in ("0", "-1")}
+    if alone:
+        shown = ", ".join(f"{name}={value}" for name, value in alone.items())
+        raise TrainerSetupError(
+            f"{shown} says that this is one of several processes, but WORLD_SIZE is not set: each would train a copy "
+            "of its own. Start the script with `torchrun`, or set RANK, LOCAL_RANK and WORLD_SIZE."
+        )
+
+
+def _shown(given: Mapping[str, str], names: Variables) -> str:
+    every = (names.world_size, names.rank, names.local_rank, names.local_world_size)
+    return ", ".join(f"{name}={given[name]}" for name in every if name in given)
+
+
+def _first_host(given: Mapping[str, str], names: Variables) -> str | None:
+    """Return the host of process 0 if the launcher lists the hosts: the first, of a SLURM job or an LSF job."""
+    if names.launcher == "SLURM":
+        listed = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST") or given.get("SLURM_JOB_NODELIST")
+        match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?", listed or "")  # such as node[07-09,12]
+        return None if match is None else match[1] + (match[2] or "")
+    if names.launcher == "LSF" and "LSB_DJOB_RANKFILE" in given:
+        hosts = Path(given["LSB_DJOB_RANKFILE"]).read_text().split()
+        return hosts[1] if len(hosts) > 1 else None  # the very first launched the job and takes no part
+    return None
+
+
+_JOB_PORTS = {"SLURM": ("SLURM_JOB_ID", 15000, 10000), "LSF": ("LSB_JOBID", 10000, 1000)}
+"""Launcher to the variable with the job's number, and the first and the number of the ports that follow from it."""
+
+
+def _port_of_job(given: Mapping[str, str], names: Variables) -> int:
+    """Return a port that two jobs on one node are unlikely to share; Lightning chooses the same."""
+    if names.launcher not in _JOB_PORTS:
+        return _DEFAULT_PORT
+    variable, first, count = _JOB_PORTS[names.launcher]
+    digits = re.sub(r"\D", "", given.get(variable, ""))
+    return first + int(digits) % count if digits else _DEFAULT_PORT

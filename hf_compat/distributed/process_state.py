@@ -1,0 +1,169 @@
+"""Which process of a run this is, and who does what first: accelerate's ``PartialState``, read from the arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+from hf_compat.distributed import collectives
+from hf_compat.distributed.launch import Launch
+
+__all__ = ["DistributedType", "ProcessState"]
+
+
+class DistributedType(StrEnum):
+    """How several processes share a run, by accelerate's names."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+
+
+class ProcessState:
+    """Facts of this process.
+
+    Args:
+        device: Its device.
+        launch: Which one it is of how many.
+        deepspeed_plugin: What is asked of DeepSpeed; None without it.
+        is_fsdp: Whether several processes each hold a part of the model, by FSDP.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        launch: Launch,
+        deepspeed_plugin: Any = None,
+        is_fsdp: bool = False,
+    ) -> None:
+        self.device = device
+        self.num_processes = launch.world_size
+        self.process_index = launch.rank
+        self.local_process_index = launch.local_rank
+        self.deepspeed_plugin = deepspeed_plugin
+        self._is_fsdp = is_fsdp
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """How several processes share the run; DeepSpeed's engine is at work in a single one too."""
+        if self.deepspeed_plugin is not None:
+            return DistributedType.DEEPSPEED
+        if self.num_processes == 1:
+            return DistributedType.NO
+        if self._is_fsdp:
+            return DistributedType.FSDP
+        return DistributedType.MULTI_CPU if self.device.type == "cpu" else DistributedType.MULTI_GPU
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self.num_processes > 1
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is the first of all processes."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first process of its node."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the last of all processes."""
+        return self.process_index == self.num_processes - 1
+
+    def wait_for_everyone(self) -> None:
+        """Wait until all processes are here."""
+        collectives.barrier()
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Run the block in the main process first, while the others wait."""
+        yield from _in_turn(self.is_main_process)
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Run the block in the main process of each node first, while the others wait."""
+        yield from _in_turn(self.is_local_main_process)
+
+    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` for the main process; elsewhere one that does nothing."""
+        return _only_if(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` for the main process of each node; elsewhere one that does nothing."""
+        return _only_if(self.is_local_main_process, function)
+
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` for the last process; elsewhere one that does nothing."""
+        return _only_if(self.is_last_process, function)
+
+    def on_process(self, function: Callable[..., Any], process_index: int) -> Callable[..., Any]:
+        """Return ``function`` for process ``process_index``; elsewhere one that does nothing."""
+        return _only_if(self.process_index == process_index, function)
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Yield this process's part of ``inputs``; the first processes get one more where it does not divide evenly.
+
+        Args:
+            inputs: A list, tuple, tensor or data set, or a dict of those, all of one length.
+            apply_padding: Repeat the last item so that every process gets as many.
+
+        Raises:
+            ValueError: If the values of a dict differ in length.
+        """
+        if self.num_processes == 1:
+            yield inputs
+            return
+        lengths = {len(value) for value in inputs.values()} if isinstance(inputs, dict) else {len(inputs)}
+        if len(lengths) != 1:
+            raise ValueError(f"The values to be split have different lengths: {sorted(lengths)}.")
+        each, more = divmod(lengths.pop(), self.num_processes)
+        start = self.process_index * each + min(self.process_index, more)
+        own = slice(start, start + each + int(self.process_index < more))
+        wanted = each + int(more > 0) if apply_padding else 0
+        if isinstance(inputs, dict):
+            yield {key: _part(value, own, wanted) for key, value in inputs.items()}
+        else:
+            yield _part(inputs, own, wanted)
+
+
+def _part(values: Any, own: slice, wanted: int) -> Any:
+    """Return ``values[own]``, the last value repeated up to ``wanted`` items."""
+    missing = max(wanted - (own.stop - own.start), 0)
+    if hasattr(values, "select") and not isinstance(values, torch.Tensor):  # a data set, which slicing makes a dict
+        return values.select([*range(own.start, own.stop), *[len(values) - 1] * missing])
+    part = values[own]
+    if missing == 0:
+        return part
+    if isinstance(values, torch.Tensor):
+        return torch.cat([part, *[values[-1:]] * missing])
+    return part + type(values)([values[-1]] * missing)
+
+
+def _in_turn(is_first: bool) -> Iterator[None]:
+    if not is_first:
+        collectives.barrier()
+    try:
+        yield
+    finally:
+        if is_first:
+            collectives.barrier()
+
+
+def _only_if(here: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def nothing(*_: Any, **__: Any) -> None:
+        return None
+
+    return function if here else nothing

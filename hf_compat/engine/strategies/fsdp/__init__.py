@@ -1,0 +1,1 @@
+"""FSDP, versions 1 and 2."""

@@ -1,0 +1,153 @@
+"""FSDP version 2: the model's parameters sharded over processes, on Lightning's ``ModelParallelStrategy``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.checkpoint import distributed_files, dtensors, names, optimizer_states, weights
+from hf_compat.checkpoint.background import Writes
+from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.internals.parallel import RawModelParallelStrategy
+from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.fsdp.sharding import reshard, shard_model
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["FSDP2Strategy", "fsdp2_strategy", "sharding_dtype"]
+
+
+class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
+    """The model itself with parameters that are DTensors; it is sharded once and stays so.
+
+    Args:
+        placement: Which process of how many this is.
+        device: The device of this process.
+        settings: What is sharded how, and what checkpoints hold.
+        dtype: Of mixed precision; None without.
+    """
+
+    def __init__(
+        self, placement: Placement, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(
+            data_parallel_size=placement.data_parallel_size,
+            tensor_parallel_size=placement.tensor_parallel,
+            save_distributed_checkpoint=settings.state_dict_type != "full",
+        )
+        self.cluster_environment = LaunchedEnvironment(placement.launch)
+        self.gathers_weights = True
+        self.saves_sharded_weights = settings.state_dict_type != "full"
+        self._launch = placement.launch
+        self._device = device
+        self._settings = settings
+        self._dtype = dtype
+
+    def shard(self, model: Any) -> None:
+        """Shard ``model`` in place, unless it is already."""
+        if not isinstance(model, FSDPModule):
+            mesh = self.device_mesh["data_parallel"]
+            shard_model(model, self._settings, mesh=mesh, device=self._device, dtype=self._dtype)
+
+    def on_validation_end(self) -> None:
+        """Free what the last evaluation gathered: no backward pass does, and an optimizer must not be made of it."""
+        module: Any = self.lightning_module
+        reshard(module.model)
+
+    on_test_end = on_validation_end
+
+    @contextmanager
+    def _unreduced(self, model: Any) -> Iterator[None]:
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which gradients stay whole on their process, to be reduced once by the next pass."""
+        return self._unreduced(model)
+
+    def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
+        clipped = [parameter for parameter in parameters if parameter.grad is not None]
+        norm = get_total_norm([parameter.grad for parameter in clipped if parameter.grad is not None], norm_type)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        clip_grads_with_norm_(clipped, max_norm, norm)
+        return norm
+
+    def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return the whole state of ``model`` in host memory on process 0, an empty one elsewhere."""
+        state: dict[str, Any] = dtensors.whole(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
+        return state
+
+    def evaluation_model(self, model: nn.Module) -> nn.Module:
+        """Return ``model``: only its own call gathers the parameters."""
+        return model
+
+    def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
+        """Give this process's part of ``model`` the weights of a checkpoint, whole or sharded."""
+        reshard(model)
+        with dtensors.placing(model):  # peft's own loading knows nothing of DTensors
+            return weights.load_weights(model, folder, trains_on=trains_on)
+
+    def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
+        """Write this process's part of ``model`` into ``folder``."""
+        distributed_files.save({"model": model.state_dict()}, Path(folder, names.SHARDED_WEIGHTS_NAME))
+
+    def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
+        """Write the optimizer's state, whole or this process's part of it, as accelerate does.
+
+        Where checkpoints are whole, transformers resumes from weights that it keeps beside the optimizer's state.
+        """
+        module: Any = self.lightning_module
+        reshard(module.model)
+        state = optimizer_states.by_name(optimizer, module.model)
+        if self.saves_sharded_weights:
+            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
+            return
+        whole = {names.WHOLE_OPTIMIZER_NAME: dtensors.whole(state, keeps=self._launch.rank == 0)}
+        resumable = optimizer_states.weights_for_resuming(module.model, self.full_state_dict(module.model))
+        whole[names.WHOLE_FSDP_WEIGHTS_NAME] = resumable
+        if writes is not None and self._launch.rank == 0:
+            for name, content in whole.items():
+                writes(torch.save, writes.snapshot(content), Path(folder, name))
+
+    def load_optimizer(self, optimizer: Any, folder: str) -> None:
+        """Give the optimizer its part of the state in ``folder``, whole or sharded, by whichever strategy."""
+        module: Any = self.lightning_module
+        reshard(module.model)
+        optimizer_states.load(optimizer, module.model, Path(folder))
+
+
+def fsdp2_strategy(placement: Placement, args: Any, model: nn.Module) -> FSDP2Strategy:
+    """Return the strategy of one run from placement and arguments.
+
+    Raises:
+        TrainerSetupError: If the arguments ask for what FSDP version 2 cannot do here.
+    """
+    settings = placement.fsdp
+    assert settings is not None, "the placement is FSDP's"
+    return FSDP2Strategy(placement, args.device, settings, sharding_dtype(args))
+
+
+def sharding_dtype(args: Any) -> torch.dtype | None:
+    """Return the dtype of mixed precision, None without.
+
+    Raises:
+        TrainerSetupError: If it is float16.
+    """
+    if args.mixed_precision == "fp16":
+        raise TrainerSetupError(
+            "`fp16=True`: there is no gradient scaler for gradients of which each process holds a part; set "
+            "`bf16=True` instead."
+        )
+    return torch.bfloat16 if args.mixed_precision == "bf16" else None
