@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers import ListDataset, PlainModel, vector_rows
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.accelerator import Accelerator
@@ -10,6 +9,7 @@ from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.distributed.launch import Launch
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 
 class WithScalar(PlainModel):

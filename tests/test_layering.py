@@ -12,6 +12,7 @@ import hf_compat
 
 ROOT = Path(hf_compat.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+TESTS = Path(__file__).parent
 PREFIX = "hf_compat."
 MOST_LINES = 400
 
@@ -113,8 +114,8 @@ def test_imports_stay_light(imported, absent):
 def test_every_test_says_what_it_shows():
     """Each test function has a docstring that states the fact."""
     silent = [
-        f"{path.name}:{node.name}"
-        for path in sorted(Path(__file__).parent.glob("test_*.py"))
+        f"{path.relative_to(TESTS)}:{node.name}"
+        for path in sorted(TESTS.rglob("test_*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node)
     ]

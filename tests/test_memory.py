@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 
-import helpers
 import pytest
 import torch
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.memory import TrainerMemoryTracker
+from tests.support import helpers
 
 MEBIBYTE = 1 << 20
 

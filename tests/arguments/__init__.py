@@ -1,0 +1,1 @@
+"""Tests of hf_compat.arguments: what is taken, made of it and refused."""

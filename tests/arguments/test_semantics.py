@@ -1,0 +1,215 @@
+"""Which release's numbers a run reproduces, and the numbers that upstream gets wrong."""
+
+import warnings
+
+import pytest
+import torch
+from packaging.version import Version
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.arguments.releases import semantics
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.errors import ArgumentsError, HFCompatWarning
+from hf_compat.model_facts import accepts_loss_kwargs, ignores_item_count
+from tests.support.helpers import (
+    ListDataset,
+    PadCollator,
+    PlainModel,
+    bert_classifier,
+    gpt2,
+    labelled_rows,
+    vector_rows,
+)
+
+RELEASE_4 = "4.57.6"
+RELEASE_5 = "5.23.0"
+
+
+def test_installed_release_decides():
+    """Without a wish the installed transformers is followed."""
+    transformers = pytest.importorskip("transformers")
+    assert resolve_semantics().release == Version(transformers.__version__)
+
+
+def test_environment_overrides_and_the_argument_wins(monkeypatch):
+    """The environment variable overrides the installation; the argument overrides both."""
+    monkeypatch.setenv(semantics.ENVIRONMENT_VARIABLE, RELEASE_4)
+    assert not resolve_semantics().logs_unrounded_loss
+    assert resolve_semantics(RELEASE_5).logs_unrounded_loss
+
+
+def test_older_releases_follow_the_oldest_known():
+    """A release before 4.57 follows 4.57; no flag is on for it."""
+    assert resolve_semantics("4.31").release == Version("4.57")
+    assert resolve_semantics("4.31") == resolve_semantics("4.57")
+
+
+def test_without_transformers_the_newest_is_followed(monkeypatch):
+    """With no transformers installed, every change up to the newest known release is on."""
+
+    def missing(name):
+        raise semantics.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(semantics.metadata, "version", missing)
+    semantics._installed_release.cache_clear()
+    try:
+        assert resolve_semantics() == resolve_semantics(RELEASE_5)
+    finally:
+        semantics._installed_release.cache_clear()
+
+
+def test_a_wish_that_is_no_release():
+    """Anything else is refused with what would do."""
+    with pytest.raises(ArgumentsError, match="'corrected' or a transformers release"):
+        resolve_semantics("newest")
+
+
+def test_every_row_says_since_when():
+    """Each behaviour has the release that brought it, none after the newest known."""
+    rows = [item for item in Semantics.__dataclass_fields__.values() if item.metadata]
+    assert len(rows) == len(Semantics.__dataclass_fields__) - 2
+    assert all(Version("4.57") < row.metadata["since"] <= semantics.NEWEST_RELEASE for row in rows)
+
+
+class MeanOverBatch(torch.nn.Module):
+    """A classifier that takes any keyword but averages its loss over the batch: what 5.x's heads do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(2, 3)
+
+    def forward(self, features, labels=None, **kwargs):
+        logits = self.layer(features)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def gradient_norm(tmp_path, accumulate, **settings):
+    """Return the first gradient norm of a run over the same 8 samples in ``accumulate`` batches."""
+    rows = [{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)]
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        max_steps=1,
+        per_device_train_batch_size=8 // accumulate,
+        gradient_accumulation_steps=accumulate,
+        **settings,
+    )
+    trainer = Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows))
+    trainer.train()
+    return trainer.state.log_history[0]
+
+
+def test_corrected_divides_what_upstream_does_not(tmp_path):
+    """Corrected, four accumulated batches give the gradient of one whole batch; upstream's is four times as large."""
+    whole = gradient_norm(tmp_path, 1)
+    corrected = gradient_norm(tmp_path, 4, semantics="corrected")
+    with pytest.warns(HFCompatWarning, match=r"MeanOverBatch.*semantics='corrected'"):
+        upstream = gradient_norm(tmp_path, 4)
+    assert corrected["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
+    assert corrected["loss"] == pytest.approx(whole["loss"], rel=1e-3)
+    assert upstream["grad_norm"] == pytest.approx(4 * whole["grad_norm"], rel=1e-5)
+
+
+def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
+    """No warning without accumulation; one warning for several ``train`` calls."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HFCompatWarning)
+        gradient_norm(tmp_path, 1)
+    rows = ListDataset(labelled_rows(8))
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        save_strategy="no",
+        max_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        remove_unused_columns=False,
+    )
+    model = bert_classifier()
+    trainer = Trainer(model, args, train_dataset=rows, data_collator=PadCollator())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.train()
+        trainer.train()
+    ours = [item for item in caught if issubclass(item.category, HFCompatWarning)]
+    assert len(ours) == int(accepts_loss_kwargs(model))
+
+
+@pytest.mark.parametrize("max_steps", [0, 2])
+def test_a_step_too_many_is_left_out_when_corrected(tmp_path, max_steps):
+    """With all update steps made within an epoch, upstream makes one more; a corrected run makes none."""
+
+    def steps(**settings):
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            save_steps=1,
+            max_steps=max_steps,
+            per_device_train_batch_size=2,
+            **settings,
+        )
+        trainer = Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows))
+        return trainer.train(resume_from_checkpoint=max_steps > 0).global_step
+
+    rows = [{"features": [float(i), 1.0], "labels": i % 3} for i in range(8)]
+    if max_steps:
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            disable_tqdm=True,
+            report_to="none",
+            max_steps=max_steps,
+            save_steps=max_steps,
+            per_device_train_batch_size=2,
+        )
+        Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows)).train()
+    assert steps(semantics="corrected") == max_steps
+    with pytest.warns(HFCompatWarning, match="makes one more"):
+        assert steps() == max_steps + 1
+
+
+def test_a_second_division_is_reproduced_and_corrected():
+    """5.2 to 5.5 divided accumulated gradients twice; neither the releases around them nor a corrected run do."""
+    by_release = {
+        release: resolve_semantics(release).divides_gradients_twice for release in ("5.1", "5.2", "5.5.4", "5.6")
+    }
+    assert by_release == {"5.1": False, "5.2": True, "5.5.4": True, "5.6": False}
+    assert not resolve_semantics("corrected").divides_gradients_twice
+
+
+def test_language_models_use_the_count():
+    """A causal language model hands the count to its loss, so nothing is corrected."""
+    assert not ignores_item_count(gpt2())
+
+
+@pytest.mark.parametrize(
+    ("wish", "counted"),
+    [
+        pytest.param(RELEASE_4, 4, id="4.57: all of the run"),
+        pytest.param(RELEASE_5, 2, id="5.23: this session's"),
+        pytest.param("corrected", 2, id="corrected: this session's, whatever is installed"),
+    ],
+)
+def test_train_loss_of_a_resumed_run(wish, counted, tmp_path):
+    """The final ``train_loss`` is the sum of this session's losses over its own update steps, or over all of them."""
+    settings = {"logging_steps": 1, "save_steps": 2, "per_device_train_batch_size": 4, "semantics": wish}
+    for steps, resume in ((2, None), (4, str(tmp_path / "checkpoint-2"))):
+        args = TrainingArguments(
+            str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=steps, **settings
+        )
+        torch.manual_seed(0)
+        trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
+        output = trainer.train(resume_from_checkpoint=resume)
+    losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    assert sorted(losses) == [1, 2, 3, 4]
+    assert output.training_loss == pytest.approx((losses[3] + losses[4]) / counted, abs=1e-4)
+    assert output.metrics["train_loss"] == output.training_loss

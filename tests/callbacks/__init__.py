@@ -1,0 +1,1 @@
+"""Tests of hf_compat.callbacks, beside those of the installed transformers."""

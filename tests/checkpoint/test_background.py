@@ -1,0 +1,275 @@
+"""Saving in the background writes what saving at once writes, and hides no error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Writes, background_problems, to_host
+from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.distributed.launch import Launch
+from hf_compat.errors import CheckpointWriteError
+from tests.scripts.crash_script import Model, Rows
+
+TIMES = ("training_args.bin", "lightning.json")
+"""Files that hold the time of the start or a random name of the run."""
+
+
+def run(folder, trainer_class=Trainer, model=None, callbacks=(), **settings):
+    """A run of six update steps with a checkpoint every second one."""
+    torch.manual_seed(0)
+    arguments = {
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "learning_rate": 0.01,
+        "per_device_train_batch_size": 2,
+        "max_steps": 6,
+        "save_steps": 2,
+        "logging_steps": 3,
+        **settings,
+    }
+    args = TrainingArguments(str(folder), **arguments)
+    return trainer_class(
+        model() if model else Model(8),
+        args,
+        train_dataset=Rows(12, 1),
+        eval_dataset=Rows(4, 2),
+        callbacks=list(callbacks),
+    )
+
+
+def files(folder):
+    """Every byte of every checkpoint but for times."""
+    found = {}
+    for checkpoint in list_checkpoints(folder):
+        for path in checkpoint.path.rglob("*"):
+            if path.is_file() and path.name not in TIMES:
+                found[str(path.relative_to(folder))] = path.read_bytes()
+            if path.name == "trainer_state.json":
+                state = json.loads(path.read_text())
+                kept = {name: value for name, value in state.items() if name not in ("log_history",)}
+                kept["best_model_checkpoint"] = str(kept["best_model_checkpoint"]).replace(str(folder), "")
+                found[str(path.relative_to(folder))] = kept
+    return found
+
+
+def gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+    )
+    return transformers.GPT2LMHeadModel(config)  # its head and its embeddings share their weights
+
+
+class Texts(Rows):
+    def __getitem__(self, index):
+        tokens = (self.values[index].abs() * 5).long() % 20
+        return {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize("kind", ["plain", "pickled", "tied"])
+def test_same_files(tmp_path, monkeypatch, kind):
+    """In the background the same bytes are written as at once, and the same checkpoints are kept."""
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "save_total_limit": 2}
+    settings["save_safetensors"] = kind != "pickled"
+    trainers = {}
+    for name in ("at once", "later"):
+        if name == "later":
+            monkeypatch.setenv(ENVIRONMENT_VARIABLE, "1")
+        trainer = run(tmp_path / name, model=gpt2 if kind == "tied" else None, **settings)
+        if kind == "tied":
+            trainer.train_dataset, trainer.eval_dataset = Texts(12, 1), Texts(4, 2)
+        trainer.train()
+        trainers[name] = trainer
+    assert [item.step for item in list_checkpoints(tmp_path / "later")][-1] == 6
+    assert files(tmp_path / "later") == files(tmp_path / "at once")
+    # With best-model loading the weights left behind are those of a checkpoint that had to be waited for.
+    left = [[*trainer.model.state_dict().values()] for trainer in trainers.values()]
+    assert all(torch.equal(one, other) for one, other in zip(*left, strict=True))
+
+
+class Held(Trainer):
+    """Can finish a save only once the next one, or the end, waits for it."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.awaited, self.writing, self.most = threading.Event(), 0, 0
+
+    def _finish_saving(self):
+        self.awaited.set()
+        super()._finish_saving()
+
+    def _publish(self, stack, later, run_dir):
+        self.writing += 1
+        self.most = max(self.most, self.writing)
+        self.awaited.clear()
+        self.awaited.wait(60)
+        super()._publish(stack, later, run_dir)
+        self.writing -= 1
+
+
+class Looks(TrainerCallback):
+    """Remembers which checkpoints were there."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.seen[state.global_step] = [item.step for item in list_checkpoints(args.output_dir)]
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.seen["end"] = [item.step for item in list_checkpoints(args.output_dir)]
+
+
+def test_training_goes_on_meanwhile(tmp_path):
+    """Update steps are made while a checkpoint is written; the next save waits for it, and so does the end."""
+    looks = Looks()
+    trainer = run(tmp_path, Held, callbacks=[looks], save_async=True)
+    trainer.train()
+    assert looks.seen == {0: [], 1: [], 2: [], 3: [], 4: [2], 5: [2], "end": [2, 4, 6]}
+    assert trainer.most == 1
+
+
+class Broken(Trainer):
+    """A disk that fails while the first checkpoint is written."""
+
+    saves = 0
+
+    def _publish(self, stack, later, run_dir):
+        self.saves += 1
+        if self.saves == 1:
+            later.append(self._fail)
+        super()._publish(stack, later, run_dir)
+
+    def _fail(self):
+        raise OSError("the disk failed")
+
+
+@pytest.mark.parametrize("save_steps", [pytest.param(2, id="next save"), pytest.param(6, id="end")])
+def test_errors_surface(tmp_path, save_steps):
+    """What goes wrong in the background ends the run at the next save, or at the end."""
+    trainer = run(tmp_path, Broken, save_async=True, save_steps=save_steps)
+    with pytest.raises(CheckpointWriteError, match="the disk failed"):
+        trainer.train()
+    assert trainer.state.global_step == min(2 * save_steps, 6)
+    assert list_checkpoints(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_errors_are_survived_if_asked(tmp_path, caplog):
+    """With `on_save_error="warn"` the error is logged, and the other checkpoints are written."""
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+    trainer = run(tmp_path, Broken, save_async=True, on_save_error="warn", **settings)
+    with caplog.at_level(logging.ERROR):
+        trainer.train()
+    assert "the disk failed" in caplog.text
+    assert [item.step for item in list_checkpoints(tmp_path)] == [4, 6]
+
+
+class WritesItself(Trainer):
+    """Overrides what is written of the model, and looks at it at once."""
+
+    def _save(self, output_dir=None, state_dict=None):
+        super()._save(output_dir, state_dict)
+        assert Path(output_dir, "model.safetensors").is_file()
+        Path(output_dir, "mine.txt").write_text(threading.current_thread().name)
+
+
+class LooksAtFolder(Trainer):
+    """Overrides the whole save, and looks at the folder afterwards."""
+
+    def _save_checkpoint(self, model, trial):
+        super()._save_checkpoint(model, trial)
+        assert Path(self.args.output_dir, f"checkpoint-{self.state.global_step}", "model.safetensors").is_file()
+
+
+class Uploads(TrainerCallback):
+    """Looks at the folder when told of a save."""
+
+    def on_save(self, args, state, control, **kwargs):
+        assert Path(args.output_dir, f"checkpoint-{state.global_step}", "optimizer.pt").is_file()
+
+
+def test_overridden_methods(tmp_path):
+    """What a subclass writes itself is written at once; who looks at the folder afterwards finds it there."""
+    run(tmp_path / "at once", WritesItself).train()
+    run(tmp_path / "later", WritesItself, save_async=True).train()
+    assert files(tmp_path / "later") == files(tmp_path / "at once")
+    assert (tmp_path / "later" / "checkpoint-6" / "mine.txt").read_text() == threading.main_thread().name
+    run(tmp_path / "looks", LooksAtFolder, save_async=True).train()
+    run(tmp_path / "uploads", save_async=True, callbacks=[Uploads()]).train()
+    assert len(list_checkpoints(tmp_path / "looks")) == len(list_checkpoints(tmp_path / "uploads")) == 3
+
+
+def test_copy_in_host_memory():
+    """A copy shares nothing with its source, and within it what shared memory still does, in the same shapes."""
+    base = torch.arange(12.0).reshape(3, 4)
+    state = OrderedDict(
+        whole=base,
+        part=base[1:, ::2],
+        turned=base.T,
+        parameter=nn.Parameter(base),
+        empty=torch.empty(0),
+        none=torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=True),
+        nested=[{"step": torch.tensor(3), "betas": (0.9, 0.99)}, "text"],
+    )
+    state._metadata = {"version": 1}
+    expected = {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
+    twin = to_host(state)
+    base.add_(1)
+    assert type(twin) is OrderedDict
+    assert twin._metadata == {"version": 1}
+    for name, value in expected.items():
+        assert torch.equal(twin[name].to_dense() if name == "none" else twin[name], value.to_dense())
+    assert twin["part"].stride() == state["part"].stride()
+    assert twin["part"].untyped_storage().data_ptr() == twin["whole"].untyped_storage().data_ptr()
+    assert not twin["parameter"].requires_grad
+    assert twin["nested"][0]["betas"] == (0.9, 0.99)
+    assert twin["nested"] is not state["nested"]
+
+
+def test_writes_and_saver():
+    """Calls are made at once unless they are kept; the saver hands an error on once."""
+    writes, made, later = Writes(), [], []
+    writes(made.append, 1)
+    with writes.kept(later):
+        writes(made.append, 2)
+    writes(made.append, 3)
+    assert made == [1, 3]
+    saver = BackgroundSaver()
+    saver.start(later[0])
+    saver.wait()
+    assert made == [1, 3, 2]
+    saver.start(lambda: made.remove("nothing"))
+    with pytest.raises(ValueError, match="not in list"):
+        saver.wait()
+    saver.wait()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields", "nodes", "told"),
+    [
+        pytest.param("ddp", {}, 2, [], id="copies of the model"),
+        pytest.param("a sharding one", {}, 1, ["by a sharding one"], id="parts of the model"),
+        pytest.param("ddp", {"save_on_each_node": True}, 1, [], id="one node"),
+        pytest.param("ddp", {"save_on_each_node": True}, 2, ["save_on_each_node"], id="a save on each node"),
+        pytest.param("a sharding one", {"save_async": False, "save_on_each_node": True}, 2, [], id="not asked for"),
+    ],
+)
+def test_what_excludes_it(strategy, fields, nodes, told):
+    """Models in parts, and a save on each of several nodes, are refused with an error that names the field."""
+    args = SimpleNamespace(**{"save_async": True, "save_on_each_node": False, **fields})
+    args.launch = Launch(world_size=2 * nodes, local_world_size=2)
+    problems = background_problems(args, strategy)
+    assert len(problems) == len(told)
+    assert all(text in problem and "`save_async=True`" in problem for text, problem in zip(told, problems, strict=True))

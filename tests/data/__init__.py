@@ -1,0 +1,1 @@
+"""Tests of hf_compat.data: batches, their order and their windows."""

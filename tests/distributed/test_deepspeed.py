@@ -1,0 +1,243 @@
+"""DeepSpeed in two processes: our Trainer and transformers' do the same to the last bit."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import TrainerSetupError
+from tests.support.helpers import PlainModel, vector_rows
+from tests.support.parity import compare, differences, run
+from tests.support.paths import SCRIPTS
+from tests.support.processes import finish, free_port, outcome, run_scenarios, start
+
+pytest.importorskip("deepspeed")
+from tests.scripts.deepspeed_scenarios import config, global_batch
+
+QUICK = ("zero_1", "optimizer_and_schedule_of_the_config", "weights_stay_in_parts", "resume_zero_3")
+"""Run under both libraries."""
+
+THOROUGH = (
+    "zero_0",
+    "zero_2",
+    "zero_3",
+    "optimizer_of_the_config",
+    "schedule_of_the_config",
+    "deepspeed_in_bf16",
+    "weights_alone_of_deepspeed",
+    "best_model_of_deepspeed",
+    "evaluates_without_training",
+    "resume_zero_2",
+)
+
+REFUSALS = {
+    "processes": "was written by 3 processes under DeepSpeed, and this run has 2: start it with 3",
+    "code": "_optim_states.pt` is refused: it holds more than tensors and plain values",
+    "outside": "latest` names `../elsewhere`, which is no folder beside it",
+    "none": "Can't find a valid checkpoint at",
+}
+
+SETUPS = {
+    "optimizers": ({}, {"optimizers": True}, "`optimizers` cannot be passed with `deepspeed`"),
+    "best of weights alone": (
+        {"save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {},
+        "`save_only_model=True` with `load_best_model_at_end=True`",
+    ),
+    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size=True` is not carried out"),
+    "two optimizers": (
+        {"optim": "sgd", "deepspeed": config(1, optimizer={"type": "Adam", "params": {}})},
+        {},
+        "`optim='sgd'`: the DeepSpeed config names an `optimizer` too",
+    ),
+    "saving in the background": ({"save_async": True}, {}, "`save_async=True`.* is not carried out with `deepspeed`"),
+    "Lightning's own": (
+        {},
+        {"lightning": {"strategy": "deepspeed_stage_3"}},
+        r"TrainingArguments\(deepspeed={'zero_optimization': {'stage': 3}}\)",
+    ),
+    "another strategy": ({}, {"lightning": {"strategy": "ddp"}}, "'ddp'.* contradicts `deepspeed`"),
+}
+"""Fields, arguments of the Trainer, and what the error says."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Run the quick scenarios, in one launch; return where their outcomes are."""
+    folder = tmp_path_factory.mktemp("deepspeed")
+    words = [f"{library}:{name}" for name in QUICK for library in ("upstream", "ours")]
+    handed_over = ["upstream:resume_zero_3:ours", "ours:resume_zero_3:upstream"]
+    run_scenarios(folder, [*words, *handed_over, "ours:half_a_global_batch_of_zero_3", "ours:refused_checkpoints"])
+    return folder
+
+
+def check(folder, name, library="ours"):
+    """Fail with a readable list of what differs from transformers, on either process."""
+    for rank in (0, 1):
+        found = differences(outcome(folder, name, "upstream", rank), outcome(folder, name, library, rank))
+        assert not found, f"{name}, process {rank}:\n{found}"
+
+
+def losses(outcome):
+    """Return losses, gradient norms and evaluations in the order they were logged."""
+    (kept,) = (item["value"] for item in outcome.results if item["name"] == "train")
+    names = ("loss", "grad_norm", "learning_rate", "eval_loss")
+    return [entry[name] for entry in kept["log_history"] for name in names if name in entry]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_scenario(finished, name):
+    """On each of two processes events, batches, logs, weights, partitions, results and files are equal."""
+    check(finished, name)
+
+
+@pytest.mark.parametrize("library", ["upstream-ours", "ours-upstream"])
+def test_checkpoints_are_handed_over(finished, library):
+    """Either library goes on from the checkpoint of the other as from its own."""
+    check(finished, "resume_zero_3", library)
+
+
+def test_resumed_exactly(finished):
+    """A run that goes on within an epoch ends in the partitions of the run that was not interrupted."""
+    for rank in (0, 1):
+        resumed = outcome(finished, "resume_zero_3", "ours", rank)
+        ends = [
+            next(item["value"] for item in each.results if item["name"] == "optimizer after train")
+            for each in (resumed.earlier, resumed)
+        ]
+        assert not list(compare(*ends, "optimizer"))
+
+
+def test_one_process_with_the_same_global_batch(finished, tmp_path):
+    """Two processes under ZeRO-3 train as one process without DeepSpeed does, to 1e-5."""
+    one = run(lambda kit: global_batch(kit, size=4), "ours", tmp_path)
+    two = outcome(finished, "half_a_global_batch_of_zero_3", "ours", 0)
+    assert len(losses(one)) == 27
+    torch.testing.assert_close(losses(two), losses(one), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_checkpoint_is_refused(finished, name):
+    """Every process says why it does not go on, and nothing in the files has run."""
+    for rank in (0, 1):
+        kept = {item["name"]: item["value"] for item in outcome(finished, "refused_checkpoints", "ours", rank).results}
+        assert REFUSALS[name] in kept[name]
+        assert kept["was run"] is False
+
+
+@pytest.mark.parametrize(("fields", "given", "message"), SETUPS.values(), ids=SETUPS)
+def test_setup_is_refused(tmp_path, fields, given, message):
+    """What cannot be carried out is an error before anything is built."""
+    model = PlainModel()
+    if "optimizers" in given:
+        given = {"optimizers": (torch.optim.SGD(model.parameters()), None)}
+    chosen = {"deepspeed": config(2), "use_cpu": True, "report_to": "none", "metric_for_best_model": "loss", **fields}
+    rows = vector_rows(4)
+    with pytest.raises(TrainerSetupError, match=message):
+        Trainer(model, TrainingArguments(str(tmp_path), **chosen), train_dataset=rows, eval_dataset=rows, **given)
+
+
+@pytest.fixture(scope="module")
+def finished_thoroughly(tmp_path_factory):
+    """Run the slow scenarios, in one launch; return where their outcomes are."""
+    folder = tmp_path_factory.mktemp("deepspeed_thoroughly")
+    words = [f"{library}:{name}" for name in THOROUGH for library in ("upstream", "ours")]
+    handed_over = ["upstream:resume_zero_2:ours", "ours:resume_zero_2:upstream"]
+    own = ["ours:evaluates_and_trains_twice", "ours:evaluates_and_trains_twice_without_deepspeed"]
+    run_scenarios(folder, [*words, *handed_over, *own])
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", THOROUGH)
+def test_scenario_thoroughly(finished_thoroughly, name):
+    """What a quicker scenario is much like is equal too."""
+    check(finished_thoroughly, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["optimizer_is_offloaded", "parameters_are_offloaded"])
+def test_offloading(tmp_path, name):
+    """States and parameters in host memory, updated by DeepSpeed's own optimizer there."""
+    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"])
+    check(tmp_path, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["upstream-ours", "ours-upstream"])
+def test_checkpoints_of_zero_2_are_handed_over(finished_thoroughly, library):
+    """Either library goes on from the checkpoint of the other as from its own."""
+    check(finished_thoroughly, "resume_zero_2", library)
+
+
+@pytest.mark.slow
+def test_evaluates_and_trains_twice(finished_thoroughly):
+    """After an evaluation, and a second time, ZeRO-3 trains as without DeepSpeed, which transformers cannot."""
+    name = "evaluates_and_trains_twice"
+    with_it, without = (
+        outcome(finished_thoroughly, each, "ours", 0).results for each in (name, f"{name}_without_deepspeed")
+    )
+    for mine, other in zip(with_it, without, strict=True):
+        torch.testing.assert_close(mine["value"], other["value"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_one_process_of_python(tmp_path):
+    """Without any launcher one process trains under ZeRO-2 as it does without DeepSpeed."""
+    script = SCRIPTS / "distributed_worker.py"
+    (ended,) = finish([start([sys.executable, script, tmp_path, "ours:whole_global_batch_of_zero_2"])], timeout=120)
+    assert ended.code == 0, ended.output
+    plain = run(lambda kit: global_batch(kit, size=4), "ours", tmp_path / "plain")
+    shared = outcome(tmp_path, "whole_global_batch_of_zero_2", "ours", 0)
+    torch.testing.assert_close(losses(shared), losses(plain), rtol=1e-5, atol=0)
+
+
+LAUNCHERS = {
+    "accelerate": (
+        ["-m", "accelerate.commands.launch", "--use_deepspeed", "--zero_stage=2", "--num_processes=2"],
+        ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port={port}"],
+        [],
+    ),
+    "deepspeed": (
+        ["-m", "deepspeed.launcher.runner", "--num_gpus=2"],
+        ["--master_port={port}"],
+        ["--deepspeed", json.dumps(config(2))],
+    ),
+}
+"""Launcher to its options, and what the script is told."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_launchers(tmp_path, launcher):
+    """Both launchers start a ported script, and its processes train one model under ZeRO-2."""
+    *options, words = LAUNCHERS[launcher]
+    given = [word.format(port=free_port()) for part in options for word in part]
+    folders = ["--folder", tmp_path, "--output_dir", tmp_path / "output"]
+    command = [sys.executable, *given, SCRIPTS / "launch_script.py", *folders, *words]
+    (ended,) = finish([start(command)], timeout=120)
+    assert ended.code == 0, ended.output
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert first["wrapped"] == "DeepSpeedEngine"
+    assert (first["world_size"], first["steps"], first["weights"]) == (2, 8, second["weights"])
+
+
+@pytest.mark.slow
+def test_zero_to_fp32(finished_thoroughly, tmp_path):
+    """The script that DeepSpeed puts into a checkpoint makes the weights that are there beside it."""
+    checkpoints = finished_thoroughly / "resume_zero_2" / "ours" / "output"
+    checkpoint = max(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    script = checkpoint / "zero_to_fp32.py"
+    (ended,) = finish([start([sys.executable, script, checkpoint, tmp_path])], timeout=120)
+    assert ended.code == 0, ended.output
+    made, saved = torch.load(tmp_path / "pytorch_model.bin"), load_file(checkpoint / "model.safetensors")
+    for name, weight in saved.items():
+        assert torch.equal(made[name], weight), name
+    marker = json.loads((checkpoint / "lightning.json").read_text())
+    parts = [path.relative_to(checkpoint).as_posix() for path in Path(checkpoint).glob("global_step*/*")]
+    assert set(parts) <= set(marker["files"])
+    assert any("rank_1" in part for part in parts)

@@ -1,0 +1,216 @@
+"""FSDP version 1 on two processes: the numbers of one process, from a model of which each holds a part."""
+
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from packaging.version import Version
+
+from tests.scripts import fsdp1_script
+from tests.support import helpers
+from tests.support.paths import SCRIPTS
+from tests.support.processes import finish, free_port, start, torchrun
+
+TOLERANCE = 1e-5
+QUICK = ("everything", "best_and_twice", "resume_whole", "resume_sharded")
+THOROUGH = tuple(name for name in fsdp1_script.SEVERAL if name not in QUICK)
+
+
+def launched(folder, names):
+    """Run scenarios on two processes; fail with their tracebacks."""
+    ended = torchrun(SCRIPTS / "fsdp1_script.py", folder, *names, timeout=400)
+    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
+    assert ended.code == 0, "\n".join(errors) or ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Return the folder of what two processes saw of the quick scenarios."""
+    return launched(tmp_path_factory.mktemp("together"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def thorough(tmp_path_factory):
+    """Return the folder of what two processes saw of the others."""
+    return launched(tmp_path_factory.mktemp("thorough"), THOROUGH)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the folder of what one process without FSDP saw."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in fsdp1_script.ALONE:
+        fsdp1_script.run(name, folder)
+    return folder
+
+
+def seen(folder, name, rank=0):
+    """Return what a process saw of a scenario."""
+    return torch.load(folder / f"{name}.{rank}", weights_only=False)
+
+
+def check(found, expected, tolerance=TOLERANCE):
+    """Fail unless logs and weights agree."""
+    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
+    for line, other in zip(found["logs"], expected["logs"], strict=True):
+        assert line == pytest.approx(other, rel=tolerance)
+    assert list(found["weights"]) == list(expected["weights"])
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def check_as_one_process(folder, alone, name, same_as):
+    """Fail unless both processes saw what one process did; the first one has the weights."""
+    found, other = seen(folder, name), seen(folder, name, rank=1)
+    check(found, seen(alone, same_as))
+    assert other["logs"] == found["logs"]
+    assert not other["weights"]
+
+
+@pytest.mark.parametrize("name", ["everything", "best_and_twice"])
+def test_numbers_of_one_process(together, alone, name):
+    """Losses, gradient norms, evaluations and weights are those of one process with the same global batch."""
+    check_as_one_process(together, alone, name, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "same_as"),
+    [
+        pytest.param("grad_op", "steady", id="gradients sharded, prefetching"),
+        pytest.param("no_shard", "steady", id="nothing sharded"),
+        pytest.param("hybrid", "steady", id="copies of parts"),
+        pytest.param("flat", "no_decay", id="flat parameters"),
+        pytest.param("recomputed", "steady", id="activations computed again"),
+        pytest.param("by_lightning", "steady", id="an instance of Lightning's strategy"),
+        pytest.param("loaded_once", "steady", id="weights read by process 0 alone"),
+    ],
+)
+def test_numbers_of_every_sharding(thorough, alone, name, same_as):
+    """Whatever is sharded, the numbers are those of one process."""
+    check_as_one_process(thorough, alone, name, same_as)
+
+
+def test_wrapper_is_what_losses_are_computed_with(together):
+    """``compute_loss`` is given torch's ``FullyShardedDataParallel``, as upstream's is."""
+    assert seen(together, "everything")["called"] == "FullyShardedDataParallel"
+
+
+def test_gradients_are_exchanged_once_an_update_step(together):
+    """Each unit's gradients, of two layers and the rest, are reduced once, however many batches a window has."""
+    assert seen(together, "everything")["reductions"] == [3] * 8
+
+
+def test_evaluation_and_prediction(together, alone):
+    """A model evaluates before it is trained, and evaluates and predicts afterwards."""
+    found, expected = seen(together, "everything"), seen(alone, "everything")
+    for when in ("before", "after"):
+        assert found[when] == pytest.approx(expected[when], rel=TOLERANCE)
+    for row, (one, other) in enumerate(zip(found["predictions"], expected["predictions"], strict=True)):
+        length = len(helpers.token_rows(8, seed=1)[row]["input_ids"])  # behind it is padding, wider or narrower
+        assert one[:length] == pytest.approx(other[:length], rel=1e-4, abs=1e-5)
+
+
+def test_saved_models_are_read_by_from_pretrained(together):
+    """``save_model`` and checkpoints write whole models, tied weights once."""
+    from transformers import AutoModelForCausalLM
+
+    folder = together / "everything" / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(model).__name__ == "LlamaForCausalLM" == model.config.architectures[0]
+    for name, weight in seen(together, "everything")["weights"].items():
+        assert torch.equal(model.state_dict()[name], weight), name
+    checkpoint = together / "resume_whole" / "output" / "checkpoint-3"
+    assert {path.name for path in checkpoint.iterdir()} >= {"model.safetensors", "optimizer.bin", "scheduler.pt"}
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+
+
+def test_best_model_and_a_second_run(together, alone):
+    """The best checkpoint's weights are there at the end of a run; the same Trainer trains on from them."""
+    found, expected = seen(together, "best_and_twice"), seen(alone, "best_and_twice")
+    assert found["best"] == expected["best"] == 4
+    check(found["second"], expected["second"], tolerance=1e-4)
+
+
+def check_resumed(folder, name):
+    """Fail unless the resumed run ended bit for bit as the uninterrupted one."""
+    for rank in (0, 1):
+        both = seen(folder, name, rank)
+        whole, resumed = both["whole"], both["resumed"]
+        assert resumed["logs"][:-1] == whole["logs"][:-1]
+        assert all(torch.equal(resumed["weights"][key], weight) for key, weight in whole["weights"].items())
+
+
+@pytest.mark.parametrize("name", ["resume_whole", "resume_sharded"])
+def test_resumed_run_is_the_uninterrupted_one(together, name):
+    """A run goes on from a checkpoint in the middle of an epoch bit for bit, whole or in parts."""
+    check_resumed(together, name)
+
+
+def test_sharded_checkpoints_have_the_names_of_accelerate(together):
+    """Weights and optimizer are folders of torch.distributed.checkpoint under accelerate's names, no whole files."""
+    checkpoint = together / "resume_sharded" / "output" / "checkpoint-3"
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        assert {path.name for path in (checkpoint / name).iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert not {path.name for path in checkpoint.iterdir()} & {"model.safetensors", "optimizer.bin", "optimizer.pt"}
+
+
+@pytest.mark.slow
+def test_resumed_run_with_flat_parameters(thorough):
+    """Flat parameters are saved by the model's own names, and a run goes on with them bit for bit."""
+    check_resumed(thorough, "resume_flat")
+
+
+@pytest.mark.slow
+def test_bf16(thorough, alone):
+    """Under bf16 weights stay float32, and losses are near those of one process under autocast."""
+    found, expected = seen(thorough, "bf16"), seen(alone, "bf16")
+    assert {weight.dtype for weight in found["weights"].values()} == {torch.float32}
+    check(found, expected, tolerance=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Version(metadata.version("transformers")) >= Version("5"), reason="every process reads all there")
+def test_weights_are_read_by_process_0_alone(thorough):
+    """The other process's model came without the weights that it trained."""
+    assert [seen(thorough, "loaded_once", rank)["read"] for rank in (0, 1)] == [True, False]
+
+
+@pytest.mark.slow
+def test_generation(thorough, alone):
+    """A model generates with gathered weights what it generates whole."""
+    assert (seen(thorough, "generated")["predictions"] == seen(alone, "generated")["predictions"]).all()
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path, alone):
+    """``accelerate launch --use_fsdp`` shards a script that says nothing of it, as its options ask."""
+    options = ["--use_fsdp", "--fsdp_version=1", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"]
+    machine = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", *machine, f"--main_process_port={free_port()}"]
+    ended = finish([start([*launcher, *options, SCRIPTS / "fsdp1_script.py", tmp_path, "launched"])], timeout=200)[0]
+    assert ended.code == 0, ended.output
+    check_as_one_process(tmp_path, alone, "launched", "steady")
+    placed = seen(tmp_path, "launched")["placed"]
+    assert (placed.version, placed.sharding, placed.wrapping) == (1, "full_shard", "transformer")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("written", ["resume_whole", "resume_sharded"])
+def test_checkpoints_for_one_process(together, tmp_path, monkeypatch, written):
+    """One process without FSDP goes on from a checkpoint of FSDP, whole or in parts."""
+    monkeypatch.setenv("CHECKPOINT", str(together / written / "output" / "checkpoint-3"))
+    fsdp1_script.run("resume_elsewhere", tmp_path)
+    resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(together, written)["whole"]
+    check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})
+
+
+@pytest.mark.slow
+def test_checkpoint_of_one_process(tmp_path, alone, monkeypatch):
+    """Under FSDP a run goes on from a checkpoint of one process."""
+    monkeypatch.setenv("CHECKPOINT", str(alone / "steady" / "output" / "checkpoint-3"))
+    launched(tmp_path, ["resume_elsewhere"])
+    resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(alone, "steady")
+    check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})

@@ -1,0 +1,233 @@
+"""Tensor parallelism on two processes: the numbers of one process, from matrices of which each holds a part."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
+from hf_compat.engine.environments import place_run
+from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
+from hf_compat.errors import ArgumentsError, ModelError, TrainerSetupError, UnsupportedArgumentsError
+from tests.scripts import tensor_parallel_script
+from tests.support import helpers
+from tests.support.paths import SCRIPTS
+from tests.support.processes import torchrun
+
+TOLERANCE = 1e-5
+
+
+def launched(folder, *words, processes=2):
+    """Run scenarios; fail with their tracebacks."""
+    ended = torchrun(SCRIPTS / "tensor_parallel_script.py", folder, *words, processes=processes, timeout=400)
+    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
+    assert ended.code == 0, "\n".join(errors) or ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """Return the folder of what two processes saw of every scenario."""
+    return launched(tmp_path_factory.mktemp("together"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the folder of what one process saw that holds all."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in tensor_parallel_script.ONE_PROCESS:
+        tensor_parallel_script.run(name, folder)
+    return folder
+
+
+def seen(folder, name, rank=0):
+    """Return what a process saw of a scenario."""
+    return torch.load(folder / f"{name}.{rank}", weights_only=False)
+
+
+def check(found, expected):
+    """Fail unless logs, counts and weights agree."""
+    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
+    for line, other in zip(found["logs"], expected["logs"], strict=True):
+        assert line == pytest.approx(other, rel=TOLERANCE)
+    assert found["flos"] == pytest.approx(expected["flos"])
+    assert list(found["weights"]) == list(expected["weights"])
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+
+
+@pytest.mark.parametrize("name", tensor_parallel_script.ONE_PROCESS)
+def test_numbers_of_one_process(together, alone, name):
+    """Losses, gradient norms, evaluations, token counts and weights are those of one process with the same batches."""
+    found = seen(together, name)
+    check(found, seen(alone, name))
+    assert found["split"]
+
+
+def test_processes_stay_equal(together):
+    """What both processes hold whole stays the same to the last bit, and so does what they log."""
+    for name in tensor_parallel_script.ONE_PROCESS:
+        found, other = seen(together, name), seen(together, name, rank=1)
+        assert other["logs"] == found["logs"]
+        assert not other["weights"]
+        for weight, whole in found["whole"].items():
+            assert torch.equal(other["whole"][weight], whole), weight
+
+
+def test_what_is_split(together):
+    """The matrices that the plan names are split; tied embeddings are not, nor are norms."""
+    split = seen(together, "everything")["split"]
+    assert len([name for name in split if name.endswith("_proj.weight")]) == 2 * 7
+    assert not [name for name in split if name.endswith("norm.weight")]
+    with_ties = seen(together, "norms_of_heads")["split"]
+    assert "model.layers.0.self_attn.q_norm.weight" in with_ties  # of which each process has the gradient of its heads
+    assert not {"lm_head.weight", "model.embed_tokens.weight"} & set(with_ties)
+
+
+def test_both_see_the_same_batches(together, alone):
+    """Each sample counts once, in update steps, evaluations and predictions."""
+    found, expected = seen(together, "everything"), seen(alone, "everything")
+    assert found["facts"] == (True, 2, 8)
+    assert found["rows"] == expected["rows"] == 7
+    assert found["before"] == pytest.approx(expected["before"], rel=TOLERANCE)
+    assert found["again"] == found["after"]
+    assert found["logits"] == pytest.approx(expected["logits"], rel=1e-4, abs=1e-5)
+
+
+def test_saved_model_is_read_by_from_pretrained(together):
+    """What ``save_model`` writes is a whole model of the class that was trained."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(together / "everything" / "model")
+    assert type(model).__name__ == "LlamaForCausalLM" == model.config.architectures[0]
+    for name, weight in seen(together, "everything")["weights"].items():
+        assert torch.equal(model.state_dict()[name], weight), name
+
+
+def test_a_resumed_run_is_the_same_run(together):
+    """Weights, optimizer, schedule, order of samples and dropout go on where the checkpoint was written."""
+    found = seen(together, "resumed")
+    assert found["resumed"]["logs"][-3:-1] == found["whole"]["logs"][-3:-1]
+    for name, weight in found["whole"]["weights"].items():
+        assert torch.equal(found["resumed"]["weights"][name], weight), name
+
+
+@pytest.mark.slow
+def test_two_dimensions(alone, tmp_path):
+    """Of four processes two see other batches and shard what two hold; the numbers stay those of one process."""
+    found, expected = seen(launched(tmp_path, "everything", processes=4), "everything"), seen(alone, "everything")
+    for line, other in zip(found["logs"], expected["logs"], strict=True):
+        # An evaluation averages over batches, which are smaller here.
+        names = [name for name in other if name != "eval_loss"]
+        assert {name: line[name] for name in names} == pytest.approx({name: other[name] for name in names}, rel=1e-5)
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+    assert (found["facts"], found["rows"]) == ((True, 2, 8), 7)
+    assert len(found["split"]) == len(expected["weights"])
+
+
+def test_a_model_split_by_others_is_refused(tmp_path):
+    """Its processes would be given different batches, or it would be split once more."""
+    model = tensor_parallel_script.Plain()
+    model._tp_size = 2  # as ``from_pretrained(tp_plan="auto")`` leaves it
+    with pytest.raises(ModelError, match=r"split or sharded already.*parallelism_config"):
+        Trainer(model, TrainingArguments(str(tmp_path), use_cpu=True))
+
+
+CONFIGS = [
+    pytest.param({"tp_size": 2}, ParallelSizes(1, 2), id="a dict"),
+    pytest.param({"tp_size": 4, "dp_shard_size": 2, "cp_size": 1}, ParallelSizes(2, 4), id="two dimensions"),
+    pytest.param({"tp_size": 1}, None, id="nothing"),
+]
+
+
+@pytest.mark.parametrize(("given", "sizes"), CONFIGS)
+def test_sizes(given, sizes, tmp_path):
+    """A dict of keywords says the same as accelerate's object, and the arguments can be written down with it."""
+    args = TrainingArguments(str(tmp_path), parallelism_config=given)
+    assert read_parallelism(args) == sizes
+    assert args.to_dict()["parallelism_config"] == given
+
+
+def test_sizes_of_the_launcher(tmp_path, monkeypatch):
+    """Where the field says nothing, the variables of ``accelerate launch --use_parallelism_config`` count."""
+    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
+    assert read_parallelism(TrainingArguments(str(tmp_path))) is None
+    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
+    assert read_parallelism(TrainingArguments(str(tmp_path))) == ParallelSizes(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        pytest.param({"cp_size": 2}, UnsupportedArgumentsError, "cp_size.*context", id="sequences by context"),
+        pytest.param({"tp_size": 2, "sp_size": 2}, UnsupportedArgumentsError, "sp_size", id="sequences"),
+        pytest.param({"ep_size": 2}, UnsupportedArgumentsError, "ep_size", id="experts"),
+        pytest.param({"dp_replicate_size": 2}, UnsupportedArgumentsError, "dp_replicate_size", id="replicas"),
+        pytest.param({"dp_shard_size": 2}, UnsupportedArgumentsError, "fsdp=True", id="only sharded"),
+        pytest.param({"tp_size": 0}, ArgumentsError, "1 or more", id="no process"),
+        pytest.param({"tensor": 2}, ArgumentsError, "no such keyword", id="another keyword"),
+        pytest.param(2, ArgumentsError, "ParallelismConfig", id="no config"),
+    ],
+)
+def test_configs_that_cannot_be_carried_out(given, kind, text, tmp_path):
+    """Each is refused by its name, before there is a Trainer."""
+    with pytest.raises(kind, match=text):
+        TrainingArguments(str(tmp_path), parallelism_config=given)
+
+
+def strategy(data, tensor, **others):
+    """Return the keyword of Lightning's strategy."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    return {"strategy": ModelParallelStrategy(data, tensor, **others)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "keywords", "text"),
+    [
+        pytest.param({"parallelism_config": {"tp_size": 2}}, {}, "make 2, but the run has 1", id="too few processes"),
+        pytest.param({}, strategy(2, 2), "make 4, but the run has 1", id="Lightning's strategy"),
+        pytest.param({}, strategy("auto", "auto"), "is FSDP", id="one process"),
+        pytest.param({}, strategy(1, 2, process_group_backend="gloo"), "ddp_backend", id="backend"),
+        pytest.param({"parallelism_config": {"tp_size": 4}}, strategy(1, 2), "otherwise", id="contradiction"),
+        pytest.param({"parallelism_config": {"tp_size": 2}}, {"strategy": "ddp"}, "drop one", id="DDP"),
+    ],
+)
+def test_processes_that_do_not_fit(fields, keywords, text, tmp_path):
+    """Sizes have to multiply to the processes that were started, and to be said once."""
+    with pytest.raises(TrainerSetupError, match=text):
+        place_run(TrainingArguments(str(tmp_path), use_cpu=True, **fields), keywords)
+
+
+def planned(plan, **modules):
+    """Return a module with a plan."""
+    model = nn.ModuleDict(modules or {"up": nn.Linear(4, 6), "down": nn.Linear(6, 4)})
+    model.tp_plan = plan
+    return model
+
+
+PAIR = {"up": "colwise", "down": "rowwise"}
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        pytest.param(lambda: helpers.gpt2(), "has no plan", id="a model without a plan"),
+        pytest.param(lambda: planned({"layers.*.up": "colwise"}), "has no plan", id="a plan of other modules"),
+        pytest.param(lambda: planned({"up": "diagonal"}), "style 'diagonal'", id="another style"),
+        pytest.param(lambda: planned(["up"]), "dict of name patterns", id="no dict"),
+        pytest.param(lambda: planned(PAIR), "has 6 rows.*has 6 columns", id="sizes"),
+        pytest.param(lambda: planned({"up": "colwise"}, up=nn.Bilinear(2, 2, 8)), "is a Bilinear", id="no matrix"),
+        pytest.param(
+            lambda: planned(PAIR, up=nn.Linear(4, 8), norm=nn.LayerNorm(8), down=nn.Linear(8, 4)),
+            "`norm.weight` is used between",
+            id="between",
+        ),
+        pytest.param(lambda: tensor_parallel_script.llama(num_key_value_heads=2), "num_key_value_heads=2", id="heads"),
+    ],
+)
+def test_models_that_cannot_be_split(build, text):
+    """Each is refused with what to do, over four processes."""
+    with pytest.raises(ModelError, match=text):
+        check_plan(build(), 4)

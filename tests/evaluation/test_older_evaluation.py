@@ -1,0 +1,102 @@
+"""Evaluations that transformers 4 had, under every release: memory of the model, the older loop, traced models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import DataError, ModelError
+from tests.support import helpers
+
+
+class Remembers(nn.Module):
+    """Counts the batches since it began, in what it is given back as ``mems``; -1 marks a batch of an evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(helpers.WIDTH, helpers.CLASSES)
+        self.seen = []
+
+    def forward(self, features, labels=None, mems=None):
+        count = torch.tensor(1) if mems is None else mems + 1
+        self.seen.append(int(count) if self.training else -int(count))
+        logits = self.layer(features)
+        return nn.functional.cross_entropy(logits, labels), logits, count
+
+
+def trainer_of(tmp_path, model, kind=Trainer, **fields):
+    rows = helpers.ListDataset(helpers.vector_rows(8))
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 4, "num_train_epochs": 2}
+    args = TrainingArguments(str(tmp_path), **settings, **{**sizes, **fields})
+    return kind(model, args, train_dataset=rows, eval_dataset=rows)
+
+
+def test_memory_survives_an_evaluation(tmp_path):
+    """Memory goes from batch to batch, begins anew with an epoch, and an evaluation in between has its own.
+
+    transformers forgets it there, and fails at the next batch.
+    """
+    trainer = trainer_of(tmp_path, Remembers(), past_index=2, eval_strategy="steps", eval_steps=3)
+    trainer.train()
+    assert trainer.model.seen[:8] == [1, 2, 3, -1, -2, 4, 1, 2]
+    assert trainer._past is None
+
+
+def test_a_wrong_place_of_the_memory(tmp_path):
+    """The error names the field, its value and how many values the model returns."""
+    with pytest.raises(ModelError, match=r"`past_index=3`: Remembers returned only 3 values"):
+        trainer_of(tmp_path, Remembers(), past_index=3).train()
+
+
+def test_the_older_loop_needs_a_length(tmp_path):
+    """Data without length is refused before the first batch."""
+    trainer = trainer_of(tmp_path, helpers.PlainModel(), use_legacy_prediction_loop=True)
+    with pytest.raises(DataError, match=r"`use_legacy_prediction_loop=True`.*`__len__`"):
+        trainer.evaluate(helpers.Stream(helpers.vector_rows(4)))
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_overrides_are_called(tmp_path):
+    """A subclass's own loop and trace are what `evaluate` and `predict` run, with transformers' arguments."""
+    called = []
+
+    class Mine(Trainer):
+        def prediction_loop(self, dataloader, description, **named):
+            called.append((description, *sorted(named)))
+            return super().prediction_loop(dataloader, description, **named)
+
+        def torch_jit_model_eval(self, model, dataloader, training=False):
+            called.append((model is self.model, len(dataloader), training))
+            return model
+
+    fields = {"use_legacy_prediction_loop": True, "jit_mode_eval": True}
+    trainer = trainer_of(tmp_path, helpers.PlainModel(), kind=Mine, **fields)
+    assert trainer.evaluate()["eval_loss"] > 0
+    assert len(trainer.predict(trainer.eval_dataset).predictions) == 8
+    common = ("ignore_keys", "metric_key_prefix")
+    trace = (True, 2, False)
+    evaluation = ("Evaluation", *common, "prediction_loss_only")
+    assert called == [evaluation, trace, ("Prediction", *common), trace]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_traced_models_give_the_same_loss(tmp_path, caplog):
+    """A traced model evaluates to the same loss and reports how long it took; one that cannot be traced runs."""
+    plain = trainer_of(tmp_path, helpers.PlainModel(), jit_mode_eval=True)
+    metrics = plain.evaluate()
+    assert "eval_jit_compilation_time" in metrics
+    assert "eval_model_preparation_time" not in metrics
+    plain.args.jit_mode_eval = False
+    assert metrics["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"], rel=1e-6)
+    assert caplog.messages == []
+
+    class Untraceable(helpers.PlainModel):
+        def forward(self, features, labels=None):
+            return {**super().forward(features, labels), "note": "text"}
+
+    assert trainer_of(tmp_path, Untraceable(), jit_mode_eval=True).evaluate()["eval_loss"] > 0
+    (message,) = caplog.messages
+    assert message.startswith("`jit_mode_eval=True`: the model cannot be traced")

@@ -1,0 +1,1 @@
+"""Tests of hf_compat.plan: the numbers of a run."""

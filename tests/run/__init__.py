@@ -1,0 +1,1 @@
+"""Tests of what one train() does: numbers, events, resuming, preemption."""

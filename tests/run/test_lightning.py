@@ -1,0 +1,246 @@
+"""What users of Lightning get: its callbacks, loggers and counters on our runs."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import TrainerSetupError
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+
+class Recorder(Callback):
+    """Keeps the order of Lightning's hooks and the update steps they saw."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_start(self, trainer, pl_module):
+        self.seen.append(("train_start", trainer.global_step))
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(("batch_end", trainer.global_step))
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.seen.append(("before_step", trainer.global_step))
+
+    def on_validation_end(self, trainer, pl_module):
+        self.seen.append(("validation_end", float(trainer.callback_metrics["eval_loss"])))
+
+    def state_dict(self):
+        return {"count": len(self.seen)}
+
+    def load_state_dict(self, state_dict):
+        self.restored = state_dict["count"]
+
+
+def trainer_of(tmp_path, *, callbacks=(), lightning=None, model=None, **settings):
+    """Return a Trainer of a plain model on 12 samples, 3 batches an epoch."""
+    settings = {"num_train_epochs": 2, "per_device_train_batch_size": 4, "logging_steps": 1} | settings
+    args = (
+        TrainingArguments(
+            output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", save_strategy="no", **settings
+        )
+        if "save_strategy" not in settings
+        else TrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", **settings)
+    )
+    return Trainer(
+        model=model or PlainModel(),
+        args=args,
+        train_dataset=ListDataset(vector_rows(12)),
+        eval_dataset=ListDataset(vector_rows(6, seed=1)),
+        callbacks=list(callbacks),
+        lightning=lightning,
+    )
+
+
+def test_runs_a_real_lightning_trainer(tmp_path):
+    """After training, the Lightning trainer counts what the state counts: update steps and epochs."""
+    trainer = trainer_of(tmp_path, gradient_accumulation_steps=2)
+    trainer.train()
+    assert isinstance(trainer.lightning_trainer, pl.Trainer)
+    assert trainer.lightning_trainer.global_step == trainer.state.global_step == 4
+    assert trainer.lightning_trainer.current_epoch == 2
+
+
+def test_lightning_callbacks_count_update_steps(tmp_path):
+    """Lightning's batch hooks fire once an update step, whatever the accumulation, and see metrics of evaluations."""
+    recorder = Recorder()
+    trainer = trainer_of(tmp_path, callbacks=[recorder], gradient_accumulation_steps=3, eval_strategy="epoch")
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert [name for name, _ in recorder.seen] == ["train_start", *["before_step", "batch_end", "validation_end"] * 2]
+    assert [value for name, value in recorder.seen if name == "validation_end"] == pytest.approx(losses)
+
+
+def test_lightning_early_stopping_stops_the_run(tmp_path):
+    """Lightning's EarlyStopping on ``eval_loss`` ends a run of ours as the control does."""
+    stopper = EarlyStopping(monitor="eval_loss", mode="min", patience=1, min_delta=1e9)
+    trainer = trainer_of(tmp_path, callbacks=[stopper], num_train_epochs=9, eval_strategy="epoch")
+    trainer.train()
+    assert trainer.state.epoch == 2.0
+
+
+def test_timer_and_learning_rate_monitor(tmp_path):
+    """Lightning's own Timer and LearningRateMonitor work; the latter writes to a Lightning logger."""
+    logger = CSVLogger(tmp_path / "csv")
+    timer = Timer()
+    monitor = LearningRateMonitor(logging_interval="step")
+    trainer = trainer_of(tmp_path, callbacks=[timer, monitor], lightning={"logger": logger, "log_every_n_steps": 1})
+    trainer.train()
+    assert timer.time_elapsed("train") > 0
+    text = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text()
+    header = text.splitlines()[0].split(",")
+    assert {"train/loss", "train/grad_norm", "lr-AdamW/pg1"} <= set(header)
+
+
+def test_lightning_logger_gets_every_log_at_its_update_step(tmp_path):
+    """A logger handed to Lightning holds the history's losses, each at its update step."""
+    logger = CSVLogger(tmp_path / "csv")
+    trainer = trainer_of(tmp_path, lightning={"logger": logger})
+    trainer.train()
+    rows = (tmp_path / "csv" / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    names = rows[0].split(",")
+    logged = {}
+    for row in rows[1:]:
+        values = dict(zip(names, row.split(","), strict=True))
+        if values.get("train/loss"):
+            logged[int(values["step"])] = float(values["train/loss"])
+    assert logged == {e["step"]: pytest.approx(e["loss"]) for e in trainer.state.log_history if "loss" in e}
+
+
+def test_tensorboard_through_lightning(tmp_path):
+    """``report_to="tensorboard"`` writes upstream's scalars into a folder that TensorBoard reads."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="tensorboard",
+        save_strategy="no",
+        logging_steps=1,
+        max_steps=3,
+        eval_strategy="steps",
+        eval_steps=3,
+    )
+    trainer = Trainer(
+        PlainModel(), args, train_dataset=ListDataset(vector_rows(8)), eval_dataset=ListDataset(vector_rows(4))
+    )
+    trainer.train()
+    (event_file,) = tmp_path.rglob("events.out.tfevents.*")
+    events = EventAccumulator(str(event_file.parent))
+    events.Reload()
+    losses = {event.step: event.value for event in events.Scalars("train/loss")}
+    assert losses == {e["step"]: pytest.approx(e["loss"]) for e in trainer.state.log_history if "loss" in e}
+    assert [event.step for event in events.Scalars("eval/loss")] == [3]
+    assert "args/text_summary" in events.Tags()["tensors"]
+
+
+def test_lightning_callback_state_survives_a_resume(tmp_path):
+    """A Lightning callback's state is kept in the checkpoint and given back on resume."""
+    trainer_of(tmp_path, callbacks=[Recorder()], max_steps=2, save_strategy="steps", save_steps=2).train()
+    resumed = Recorder()
+    trainer = trainer_of(tmp_path, callbacks=[resumed], max_steps=4, save_strategy="steps", save_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    assert resumed.restored == 1 + 2 * 2
+    assert resumed.seen[0] == ("train_start", 2)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "advice"),
+    [
+        ("max_epochs", 3, "num_train_epochs"),
+        ("enable_checkpointing", False, "save_strategy"),
+    ],
+)
+def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, value, advice):
+    """A Lightning keyword that would contradict the arguments is refused, naming what to use."""
+    with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
+        trainer_of(tmp_path, lightning={keyword: value})
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "advice"),
+    [
+        pytest.param("strategy", "dp", "'dp'.*not supported yet.*'ddp'", id="a strategy by name"),
+        pytest.param("strategy", "fsdp", "`fsdp` shards.*only this one", id="shards for one process"),
+        pytest.param("strategy", "fsdp_cpu_offload", "offloading to the host needs a GPU", id="offloading on a CPU"),
+        pytest.param("strategy", FSDPStrategy(timeout=None), "leave its `timeout` out", id="a timeout of its own"),
+        pytest.param("strategy", SingleDeviceStrategy("cpu"), "SingleDeviceStrategy.*not supported", id="an instance"),
+        pytest.param("strategy", DDPStrategy(process_group_backend="gloo"), "ddp_backend", id="a backend of its own"),
+        pytest.param("devices", [0, 1], "CUDA_VISIBLE_DEVICES", id="devices one by one"),
+        pytest.param("devices", 0, "`lightning=.'devices': 0", id="no device"),
+        pytest.param("accelerator", "gpu", "the run is on cpu.*use_cpu", id="another accelerator"),
+    ],
+)
+def test_places_that_cannot_be(tmp_path, keyword, value, advice):
+    """Strategies that are not carried out, and devices that the arguments exclude, are refused before anything runs."""
+    with pytest.raises(TrainerSetupError, match=advice):
+        trainer_of(tmp_path, lightning={keyword: value})
+
+
+def test_one_device_may_be_named(tmp_path):
+    """What Lightning would take for a run on one device is accepted for one."""
+    named = {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "ddp"}
+    assert trainer_of(tmp_path, lightning=named, max_steps=1).train().global_step == 1
+
+
+def test_unknown_keywords_are_refused(tmp_path):
+    """A keyword that Lightning does not have is refused before anything runs, with the nearest name."""
+    with pytest.raises(TrainerSetupError, match=r"`profilr`.*Did you mean `profiler`"):
+        trainer_of(tmp_path, lightning={"profilr": "simple"})
+
+
+def test_lightning_progress_bar(tmp_path):
+    """A progress bar of Lightning's counts update steps, as any of its callbacks."""
+    bar = TQDMProgressBar()
+    trainer_of(tmp_path, callbacks=[bar], gradient_accumulation_steps=2).train()
+    assert bar.total_train_batches == 2
+
+
+def test_lightning_profiler(tmp_path):
+    """A Lightning profiler handed in profiles the run."""
+    trainer = trainer_of(tmp_path, lightning={"profiler": "simple"})
+    trainer.train()
+    assert trainer.lightning_trainer.profiler.recorded_durations["run_training_batch"]
+
+
+def test_evaluation_inside_compute_metrics(tmp_path):
+    """``compute_metrics`` may itself predict: the evaluation under way goes on undisturbed."""
+    trainer = trainer_of(tmp_path)
+    extra = ListDataset(vector_rows(3, seed=2))
+
+    def compute_metrics(prediction):
+        trainer.compute_metrics = None
+        inner = trainer.predict(extra).predictions
+        trainer.compute_metrics = compute_metrics
+        return {"inner": float(len(inner)), "outer": float(len(prediction.predictions))}
+
+    trainer.compute_metrics = compute_metrics
+    metrics = trainer.evaluate()
+    assert (metrics["eval_inner"], metrics["eval_outer"]) == (3.0, 6.0)
+
+
+def test_an_error_in_a_callback_reaches_the_user(tmp_path):
+    """An exception raised in a user's code leaves ``train`` as it is, and a new ``train`` works."""
+    trainer = trainer_of(tmp_path)
+    boom = torch.nn.Module.register_forward_hook(trainer.model, lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    boom.remove()
+    assert trainer.train().global_step == 6
+
+
+def test_interrupt_reaches_the_user(tmp_path):
+    """Ctrl+C leaves ``train`` as KeyboardInterrupt, not as an exit of the process."""
+
+    class Interrupt(Callback):
+        def on_train_batch_end(self, *_):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer_of(tmp_path, callbacks=[Interrupt()]).train()

@@ -1,0 +1,287 @@
+"""A process that is asked to leave saves a complete checkpoint first, and the next start goes on as if undisturbed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from hf_compat.data.workers import begin_worker
+from hf_compat.trainer.preemption import Preemption, agreed, requeue
+from tests.run.test_crash import FINISHED, Server, assert_tidy, newest, outcome, steps
+from tests.scripts.crash_script import STEPS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
+
+SELDOM = {"save_steps": 1000}
+LEFT_ON_SIGTERM = {"event": "exit", "status": 143}
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = Server()
+    yield server
+    server.close()
+
+
+def left(folder):
+    """What a run leaves; the checkpoint it deems the best may be one that only the signal had it save."""
+    files = outcome(folder)
+    del files["trainer_state.json"]["best_model_checkpoint"]
+    return files
+
+
+@pytest.fixture(scope="module")
+def undisturbed(server, tmp_path_factory):
+    """What a run that nobody disturbs leaves."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert server.run(folder, **SELDOM)[-2:] == FINISHED
+    return left(folder)
+
+
+def signalled(server, folder, stage, step, *signals, **settings):
+    """Send ``signals`` to a run that waits at a stage, let it go on and return its events to the end."""
+    process = server.start(folder, stage=stage, wait_step=step, **{**SELDOM, **settings})
+    server.events_until("waiting")
+    for signum in signals:
+        os.kill(process, signum)
+    os.kill(process, signal.SIGUSR2)
+    return server.events_until("exit")
+
+
+@pytest.mark.parametrize(
+    ("stage", "step", "saved"),
+    [
+        pytest.param("training", 3, 4, id="in the middle of an update step"),
+        pytest.param("training", 6, 7, id="in the last window of an epoch"),
+        pytest.param("evaluating", 4, 4, id="while evaluating"),
+    ],
+)
+def test_sigterm(server, undisturbed, tmp_path, stage, step, saved):
+    """SIGTERM: the window under way is finished and saved, the status is 143, and the next start loses nothing."""
+    events = signalled(server, tmp_path, stage, step, signal.SIGTERM)
+    assert steps(events, "saved") == [saved]
+    assert events[-1] == LEFT_ON_SIGTERM
+    assert newest(tmp_path) == saved
+    assert_tidy(tmp_path)
+    events = server.run(tmp_path, **SELDOM)
+    assert (steps(events, "begin"), events[-2:]) == ([saved], FINISHED)
+    assert left(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("again", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+def test_second_signal_during_the_save(server, undisturbed, tmp_path, again):
+    """A signal that arrives while the checkpoint is written changes nothing, be it the first or the second."""
+    environment = fake_scontrol(tmp_path / "bin")
+    process = server.start(tmp_path, stage="optimizer written", wait_step=4, save_steps=4, environment=environment)
+    server.events_until("waiting")
+    for signum in (signal.SIGTERM, again, signal.SIGTERM, signal.SIGUSR2):
+        os.kill(process, signum)
+    events = server.events_until("exit")
+    assert steps(events, "saved") == [4]
+    # Of signals that arrive together Python sees the one of the lowest number first.
+    assert events[-1]["status"] in (128 + signal.SIGTERM, 128 + again)
+    assert_tidy(tmp_path)
+    assert server.run(tmp_path, **SELDOM)[-2:] == FINISHED
+    without_cadence = outcome(tmp_path)["model.safetensors"], outcome(tmp_path)["optimizer.pt"]
+    assert without_cadence == (undisturbed["model.safetensors"], undisturbed["optimizer.pt"])
+
+
+def test_sigterm_while_a_checkpoint_is_written_in_the_background(server, undisturbed, tmp_path):
+    """The checkpoint being written and the one of the last update step are both there before the process leaves."""
+    events = signalled(
+        server, tmp_path, "in the background", 1, signal.SIGTERM, save_async=True, save_steps=3, save_total_limit=5
+    )
+    assert events[-1] == LEFT_ON_SIGTERM
+    assert_tidy(tmp_path)
+    assert newest(tmp_path) >= 3
+    assert server.run(tmp_path, **SELDOM)[-2:] == FINISHED
+    assert outcome(tmp_path)["model.safetensors"] == undisturbed["model.safetensors"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1], ids=["SIGTERM", "SIGUSR1"])
+def test_signal_to_the_whole_process_group(server, undisturbed, tmp_path, signum):
+    """Loader workers outlive a signal that a scheduler sends to all processes, and are gone once the run has left."""
+    environment = fake_scontrol(tmp_path / "bin")
+    process = server.start(
+        tmp_path, stage="training", wait_step=3, dataloader_num_workers=2, environment=environment, **SELDOM
+    )
+    server.events_until("waiting")
+    workers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    assert len(workers) == 2
+    for receiver in (*map(int, workers), process):
+        os.kill(receiver, signum)
+    os.kill(process, signal.SIGUSR2)
+    events = server.events_until("exit")
+    assert (steps(events, "saved"), events[-1]["status"]) == ([4], 128 + signum)
+    assert not any(Path("/proc", worker).exists() for worker in workers)
+    assert server.run(tmp_path, dataloader_num_workers=2, **SELDOM)[-2:] == FINISHED
+    assert left(tmp_path) == undisturbed
+
+
+def test_worker_that_hangs_is_ended_by_its_run():
+    """Of the signals that it outlives, a worker obeys those that its own run sends."""
+    context = multiprocessing.get_context("fork")
+    began = context.Event()
+    worker = context.Process(target=begin_worker, args=(0, [signal.SIGTERM], partial(hang, began)), daemon=True)
+    worker.start()
+    assert began.wait(60)
+    subprocess.run(["kill", str(worker.pid)], check=True)
+    for _ in range(60):
+        assert worker.exitcode is None
+        worker.terminate()  # which counts for nothing while the other signal has not been looked at
+        worker.join(1)
+        if worker.exitcode is not None:
+            break
+    assert worker.exitcode == 0
+
+
+def hang(began, worker_id):
+    began.set()
+    while True:
+        signal.pause()
+
+
+def test_sigterm_in_the_last_update_step(server, tmp_path):
+    """A run that is done is finished, with its last checkpoint; then the signal does what it does without a run."""
+    events = signalled(server, tmp_path, "training", STEPS - 1, signal.SIGTERM)
+    assert (steps(events, "saved"), events[-1]) == ([STEPS], {"event": "exit", "status": -signal.SIGTERM})
+    assert newest(tmp_path) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("settings", "saved"),
+    [
+        pytest.param({"save_strategy": "no"}, None, id="no checkpoints asked for"),
+        pytest.param({"save_strategy": "no", "enable_jit_checkpoint": True}, 4, id="but on SIGTERM"),
+    ],
+)
+def test_runs_without_checkpoints(server, tmp_path, settings, saved):
+    """A run that is to write no checkpoints dies of SIGTERM at once, unless `enable_jit_checkpoint` asks for one."""
+    events = signalled(server, tmp_path, "training", 3, signal.SIGTERM, **settings)
+    assert events[-1] == ({"event": "exit", "status": -signal.SIGTERM} if saved is None else LEFT_ON_SIGTERM)
+    assert newest(tmp_path) == (saved or 0)
+
+
+def fake_scontrol(folder, status=0):
+    """A program that notes its arguments; return what makes a process find it."""
+    folder.mkdir()
+    program = folder / "scontrol"
+    program.write_text(f'#!/bin/sh\necho "$@" >> "{folder}/calls"\necho refused >&2\nexit {status}\n')
+    program.chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
+
+
+def test_slurm_requeue(server, undisturbed, tmp_path):
+    """SIGUSR1 inside a SLURM job: saved, requeued once, left with a status that is not 0; the next start goes on."""
+    environment = fake_scontrol(tmp_path / "bin")
+    events = signalled(server, tmp_path, "training", 3, signal.SIGUSR1, environment=environment)
+    assert (steps(events, "saved"), events[-1]["status"]) == ([4], 128 + signal.SIGUSR1)
+    assert (tmp_path / "bin" / "calls").read_text() == "requeue 17\n"
+    assert server.run(tmp_path, **SELDOM)[-2:] == FINISHED
+    assert left(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "expected", "message"),
+    [
+        pytest.param({}, 0, "requeue 17\n", "is requeued", id="a job"),
+        pytest.param(
+            {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"},
+            0,
+            "requeue 5_2\n",
+            "5_2 is requeued",
+            id="an array",
+        ),
+        pytest.param({}, 3, "requeue 17\n", "failed: refused", id="refused"),
+        pytest.param({"PATH": ""}, 0, None, "no `scontrol`", id="no scontrol"),
+    ],
+)
+def test_requeue(tmp_path, monkeypatch, caplog, variables, status, expected, message):
+    """The job, or the task of an array, is handed to `scontrol requeue`; a failure is logged."""
+    for name, value in {**fake_scontrol(tmp_path / "bin", status), **variables}.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level("WARNING"):
+        assert requeue() == ("is requeued" in message)
+    assert message in caplog.text
+    calls = tmp_path / "bin" / "calls"
+    assert (calls.read_text() if calls.exists() else None) == expected
+
+
+def test_handlers_are_put_back():
+    """While signals are watched the handlers are ours; what the program ignores or handles itself stays its own."""
+
+    def theirs(*_):
+        raise AssertionError("a handler that is not ours was called")
+
+    former = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        signal.signal(signal.SIGTERM, theirs)
+        signal.signal(signal.SIGUSR1, theirs)
+        watch = Preemption(signal.SIGUSR1)
+        with suppress(SystemExit), watch.watching():
+            assert signal.getsignal(signal.SIGUSR1) is theirs
+            signal.raise_signal(signal.SIGTERM)
+            assert watch.received == signal.SIGTERM
+            raise SystemExit
+        assert signal.getsignal(signal.SIGTERM) is theirs
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        with watch.watching():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+            watch.received = 0
+    finally:
+        for signum, handler in former.items():
+            signal.signal(signum, handler)
+
+
+def test_forked_process_dies_of_the_signal():
+    """A process forked by the run inherits the handler but dies of SIGTERM all the same."""
+    with Preemption().watching():
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+
+
+VOTE = """
+import gc, importlib.util, sys
+from torch import distributed
+spec = importlib.util.spec_from_file_location("preemption", sys.argv[4])
+preemption = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(preemption)
+rank = int(sys.argv[1])
+for backend in ("gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"):
+    place = f"file://{sys.argv[2]} {backend}"
+    distributed.init_process_group(backend, init_method=place, rank=rank, world_size=2)
+    print([preemption.agreed(note) for note in (0, int(sys.argv[3]), 0)], len(preemption._host_groups))
+    distributed.destroy_process_group()
+    gc.collect()
+print(len(preemption._host_groups))
+"""
+
+
+def test_all_processes_agree(tmp_path):
+    """What one process notes, all know at the same window's end; one process by itself asks nobody.
+
+    A group made for that goes with the group of the run.
+    """
+    module = Path(sys.modules[Preemption.__module__].__file__)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", VOTE, str(rank), str(tmp_path / "store"), str(note), str(module)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, note in enumerate((0, 15))
+    ]
+    told = "".join(f"[0, 15, 0] {groups}\n" for groups in (0, 1, 1))
+    assert [rank.communicate()[0] for rank in ranks] == [f"{told}0\n"] * 2
+    assert agreed(15) == 15

@@ -1,0 +1,371 @@
+"""A run that goes on from a checkpoint: of a run that moved, and with states that do not fit."""
+
+import errno
+import shutil
+
+import datasets
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from safetensors.torch import load_file
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.data.stream_states import StreamStates
+from hf_compat.errors import CheckpointError
+from tests.support.helpers import WIDTH, ListDataset, PlainModel, Reading, Stream, vector_rows
+
+
+def new_trainer(folder, callbacks=(), kind=Trainer, **fields):
+    settings = {"max_steps": 4, "save_steps": 1, "per_device_train_batch_size": 2, "report_to": "none"}
+    args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings | fields)
+    rows = ListDataset(vector_rows(8))
+    return kind(PlainModel(), args, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks))
+
+
+def test_the_best_model_of_a_run_that_moved_is_loaded(tmp_path):
+    """The resumed run finds the best checkpoint beside the one it goes on from, and ends with its weights."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "step", "greater_is_better": False}
+    best |= {"eval_strategy": "steps", "eval_steps": 1}
+    first = new_trainer(tmp_path / "old", **best, max_steps=2)
+    first.compute_metrics = lambda prediction: {"step": first.state.global_step}
+    first.train()
+    wanted = {name: value.clone() for name, value in first.model.state_dict().items()}
+    shutil.move(tmp_path / "old", tmp_path / "new")
+
+    second = new_trainer(tmp_path / "new", **best)
+    second.compute_metrics = lambda prediction: {"step": second.state.global_step}
+    second.train(resume_from_checkpoint=True)
+    assert second.state.best_model_checkpoint == str(tmp_path / "new" / "checkpoint-1")
+    assert all(torch.equal(value, wanted[name]) for name, value in second.model.state_dict().items())
+
+
+def test_a_state_that_leads_elsewhere_is_refused(tmp_path):
+    """A state whose best checkpoint is no checkpoint stops the resume before anything is trained."""
+    new_trainer(tmp_path, max_steps=1).train()
+    path = tmp_path / "checkpoint-1" / "trainer_state.json"
+    path.write_text(path.read_text().replace('"best_model_checkpoint": null', '"best_model_checkpoint": "../../home"'))
+    trainer = new_trainer(tmp_path)
+    with pytest.raises(CheckpointError, match="best_model_checkpoint"):
+        trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 1
+    assert not (tmp_path / "checkpoint-2").exists()
+
+
+def test_states_of_lightning_callbacks_that_do_not_fit_are_refused(tmp_path):
+    """A `lightning.pt` with something else in it is an error that names it."""
+    stopper = EarlyStopping("eval_loss", patience=9)
+    fields = {"eval_strategy": "steps", "eval_steps": 1}
+    new_trainer(tmp_path, [stopper], max_steps=1, **fields).train()
+    torch.save({"callbacks": {stopper.state_key: {"moon": 1}}}, tmp_path / "checkpoint-1" / "lightning.pt")
+    with pytest.raises(CheckpointError, match=r"lightning\.pt"):
+        new_trainer(tmp_path, [stopper], **fields).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.parametrize("state", [3, [3], {}, {"args": {"moon": 1}, "attributes": {}}], ids=str)
+def test_a_callback_state_that_does_not_fit_is_refused(state, tmp_path):
+    """Under `restore_callback_states_from_checkpoint` a state that is none is an error that names the callback."""
+    new_trainer(tmp_path, max_steps=1).train()
+    trainer = new_trainer(tmp_path, restore_callback_states_from_checkpoint=True)
+    trainer.state.stateful_callbacks = {"TrainerControl": state}
+    with pytest.raises(CheckpointError, match="TrainerControl"):
+        trainer._load_callback_state()
+
+
+def test_auto_passes_over_an_incomplete_checkpoint(tmp_path, caplog):
+    """The newest complete one is gone on from; what is passed over is named, with the reason."""
+    new_trainer(tmp_path, max_steps=3).train()
+    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
+    trainer = new_trainer(tmp_path)
+    trainer.train(resume_from_checkpoint="auto")
+    assert trainer._resume_path == str(tmp_path / "checkpoint-2")
+    assert "checkpoint-3: `optimizer.pt` is missing" in caplog.text
+
+
+class Remembers(Trainer):
+    """Keeps which checkpoints were there while each was written; may fail to write one."""
+
+    fails_at = None
+
+    def _save(self, output_dir=None, state_dict=None):
+        self.there[self.state.global_step] = [item.step for item in list_checkpoints(self.args.output_dir)]
+        if self.state.global_step == self.fails_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super()._save(output_dir, state_dict)
+
+
+@pytest.mark.parametrize(("fails_at", "left"), [(None, [4]), (3, [4]), (4, [3])])
+def test_the_checkpoint_gone_on_from_stays_until_a_newer_one_is_complete(fails_at, left, tmp_path):
+    """Rotation to one checkpoint deletes it only then, also where a save in between fails."""
+    new_trainer(tmp_path, max_steps=2, save_steps=2).train()
+    trainer = new_trainer(tmp_path, kind=Remembers, save_total_limit=1, on_save_error="warn", save_steps=1)
+    trainer.there, trainer.fails_at = {}, fails_at
+    path = tmp_path / "checkpoint-2" / "trainer_state.json"
+    path.write_text(path.read_text().replace('"save_steps": 2', '"save_steps": 1'))
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.there == {3: [2], 4: [2] if fails_at == 3 else [3]}
+    assert [item.step for item in list_checkpoints(tmp_path)] == left
+
+
+@pytest.mark.parametrize("save_async", [False, True], ids=["at once", "in the background"])
+def test_best_rotation_and_resume_together(save_async, tmp_path):
+    """The best model is loaded, the best and the newest checkpoint are left, and the run can be gone on with."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "step", "save_total_limit": 1}
+    best |= {"eval_strategy": "steps", "eval_steps": 1, "save_async": save_async}
+
+    def trained(folder, metric, **arguments):
+        torch.manual_seed(0)  # the first weights
+        trainer = new_trainer(folder, **best)
+        trainer.compute_metrics = lambda prediction: {"step": metric(trainer.state.global_step)}
+        trainer.train(**arguments)
+        return trainer
+
+    # Better up to the third update step, worse after it.
+    trainer = trained(tmp_path / "whole", lambda step: step if step < 4 else 0)
+    assert [item.step for item in list_checkpoints(tmp_path / "whole")] == [3, 4]
+    weights = load_file(tmp_path / "whole" / "checkpoint-3" / "model.safetensors")
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+    resumed = trained(tmp_path / "whole", lambda step: step, resume_from_checkpoint=tmp_path / "whole" / "checkpoint-3")
+    whole = trained(tmp_path / "other", lambda step: step)
+    assert resumed.state.best_model_checkpoint == str(tmp_path / "whole" / "checkpoint-4")
+    assert [item.step for item in list_checkpoints(tmp_path / "whole")] == [4]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+
+
+class StopsAt(TrainerCallback):
+    """Ends the run after an update step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.step
+
+
+class Seeing(Trainer):
+    """Keeps the numbers of the samples that it trains on."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.seen.append(inputs["features"][:, 0].int().tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def seeing_trainer(folder, *, data=ListDataset, count=13, **fields):
+    settings = {"save_steps": 1, "report_to": "none", "learning_rate": 1e-4, "logging_steps": 1}
+    args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings | fields)
+    rows = data([{"features": [float(number)] * WIDTH, "labels": 0} for number in range(count)])
+    trainer = Seeing(PlainModel(), args, train_dataset=rows)
+    trainer.seen = []
+    return trainer
+
+
+def samples(trainer):
+    return [sample for batch in trainer.seen for sample in batch]
+
+
+OTHER_WINDOWS = {
+    "larger batches": {"per_device_train_batch_size": 4},
+    "smaller batches": {"per_device_train_batch_size": 1},
+    "longer windows": {"gradient_accumulation_steps": 3},
+    "both, with workers": {
+        "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2,
+        "dataloader_num_workers": 2,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("step", "windows"),
+    [
+        pytest.param(3, "larger batches", id="larger batches from the middle of an epoch"),
+        pytest.param(7, "larger batches", id="larger batches from an epoch's end"),
+        pytest.param(10, "smaller batches", id="smaller batches from the second epoch"),
+        pytest.param(3, "longer windows", id="longer windows"),
+        pytest.param(10, "both, with workers", id="both, with workers"),
+    ],
+)
+def test_resuming_with_other_windows_goes_on_at_the_next_sample(step, windows, tmp_path):
+    """Every epoch goes on to give each sample once, in the order of the whole run, to the end of the last epoch.
+
+    Seven batches of two make an epoch of 13 samples.
+    """
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, num_train_epochs=3, save_steps=step)
+    whole.train()
+    assert [sorted(samples(whole)[start : start + 13]) for start in (0, 13, 26)] == [list(range(13))] * 3
+
+    # transformers 4.57 takes the batch size from the checkpoint, whatever the arguments say.
+    fields = {"per_device_train_batch_size": 2, "num_train_epochs": 3, "semantics": "5.23", "save_steps": 1000}
+    resumed = seeing_trainer(tmp_path / "rest", **fields | OTHER_WINDOWS[windows])
+    output = resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    done = {3: 6, 7: 13, 10: 19}[step]
+    assert samples(resumed) == samples(whole)[done:]
+    assert resumed.state.epoch == 3
+    assert output.global_step == resumed.state.max_steps
+
+
+def test_resuming_with_other_windows_makes_max_steps(tmp_path):
+    """Where ``max_steps`` decides, the run makes that many update steps, over as many epochs as it takes."""
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, max_steps=5)
+    whole.train()
+    resumed = seeing_trainer(tmp_path / "rest", per_device_train_batch_size=5, max_steps=8, semantics="5.23")
+    assert resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-5")).global_step == 8
+    assert [len(batch) for batch in resumed.seen] == [3, 5, 5]
+    assert sorted(samples(whole) + resumed.seen[0]) == list(range(13))
+
+
+@pytest.mark.parametrize(
+    ("data", "steps"), [(ListDataset, {"num_train_epochs": 3}), (Stream, {"max_steps": 30})], ids=["sized", "stream"]
+)
+def test_resuming_again_and_again_with_other_windows(data, steps, tmp_path):
+    """Batches of 2, then of 5, then of 3, then of 3 again, each run stopped in the middle of an epoch: none is lost."""
+    folder, seen = tmp_path / "run", []
+    for size, last in ((2, 3), (5, 4), (3, 6), (3, 7)):
+        trainer = seeing_trainer(folder, data=data, per_device_train_batch_size=size, semantics="5.23", **steps)
+        trainer.add_callback(StopsAt(last))
+        trainer.train(resume_from_checkpoint="auto")
+        seen += samples(trainer)
+    assert trainer.state.global_step == 7
+    assert sorted(seen[:13]) == list(range(13))
+    assert len(seen) == 6 + 5 + 2 + 3 + 3
+    assert len(set(seen[13:])) == 6
+
+
+def test_resuming_a_stream_that_began_again(tmp_path):
+    """A stream goes on in the pass that it was in, also where its windows are the same."""
+    fields = {"data": Stream, "per_device_train_batch_size": 2, "max_steps": 12}
+    whole = seeing_trainer(tmp_path / "whole", save_steps=9, **fields)
+    whole.train()
+    resumed = seeing_trainer(tmp_path / "rest", save_steps=9, **fields)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
+    assert resumed.seen == whole.seen[9:]
+
+
+def test_an_order_that_depends_on_batches_goes_on_by_windows(tmp_path, caplog):
+    """Grouping by length orders samples by batch: the run says that it goes on after as many windows."""
+    fields = {"train_sampling_strategy": "group_by_length", "num_train_epochs": 1, "semantics": "5.23"}
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, **fields)
+    whole.data_collator = lambda rows: {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+    whole.train_dataset.rows = [{**row, "input_ids": row["features"]} for row in whole.train_dataset.rows]
+    whole.train()
+    resumed = seeing_trainer(tmp_path / "rest", per_device_train_batch_size=3, **fields)
+    resumed.train_dataset.rows = whole.train_dataset.rows
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert "order of its samples depends on" in caplog.text
+    assert len(resumed.seen) == 3
+
+
+@pytest.mark.parametrize("position", [3, {}, {"epoch": -1}, {"epoch": 0, "batches": "1"}], ids=str)
+def test_a_damaged_position_is_refused(position, tmp_path):
+    """A position that is none is an error that names its file."""
+    new_trainer(tmp_path, max_steps=1).train()
+    path = tmp_path / "checkpoint-1" / "lightning.pt"
+    torch.save({**torch.load(path), "position": position}, path)
+    with pytest.raises(CheckpointError, match=r"lightning\.pt"):
+        new_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [3, 4, 9], ids=["in the middle of a round", "after a round", "in the second pass"])
+def test_a_stream_that_says_where_it_is_is_not_read_again(workers, step, tmp_path):
+    """The run goes on with the batches of the whole run; of those before, at most those of a round are read again."""
+
+    def trainer(name, **fields):
+        def data(rows):
+            return Reading(rows, tmp_path / name)
+
+        settings = {"per_device_train_batch_size": 2, "max_steps": 11, "dataloader_num_workers": workers}
+        return seeing_trainer(tmp_path / f"{name}-out", data=data, **settings | fields)
+
+    whole = trainer("whole", save_steps=step)
+    whole.train()
+    resumed = trainer("rest", save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole-out" / f"checkpoint-{step}"))
+    assert resumed.seen == whole.seen[step:]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+    read = (tmp_path / "rest").read_text().split()
+    needed = sum(len(batch) for batch in resumed.seen)
+    ahead = 2 * (1 + 2 * workers) * 2  # one batch ahead; workers fetch two each before they are asked
+    again = 2 * max(workers - 1, 0)
+    assert needed <= len(read) <= needed + ahead + again
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_of_datasets_goes_on_at_its_state(workers, tmp_path):
+    """A stream of ``datasets`` without a shuffle buffer is resumed by its state, in its shards too."""
+    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+
+    def trainer(name):
+        fields = {"per_device_train_batch_size": 2, "max_steps": 9, "dataloader_num_workers": workers, "save_steps": 5}
+        made = seeing_trainer(tmp_path / name, **fields)
+        made.train_dataset = table.to_iterable_dataset(num_shards=4).with_format("torch")
+        return made
+
+    whole = trainer("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-5"
+    assert torch.load(checkpoint / "lightning.pt")["stream"]["workers"] == workers
+    resumed = trainer("rest")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen == whole.seen[5:]
+
+
+def test_a_shuffle_buffer_is_filled_again(tmp_path):
+    """The state of a stream that shuffles lacks the buffer's content: such a stream is read from its beginning."""
+    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+
+    def trainer(name):
+        made = seeing_trainer(tmp_path / name, per_device_train_batch_size=2, max_steps=9, save_steps=5)
+        made.train_dataset = table.to_iterable_dataset().shuffle(seed=0, buffer_size=8).with_format("torch")
+        return made
+
+    whole = trainer("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-5"
+    assert "stream" not in torch.load(checkpoint / "lightning.pt")
+    resumed = trainer("rest")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen == whole.seen[5:]
+
+
+@pytest.mark.parametrize(
+    "stream", [3, {"workers": 0, "states": {0: {"moon": 1}}, "since": 0}], ids=["damaged", "other"]
+)
+def test_a_state_of_a_stream_that_does_not_fit_is_refused(stream, tmp_path):
+    """A state that is none, or another stream's, is an error that names the checkpoint."""
+    fields = {"per_device_train_batch_size": 2, "max_steps": 3, "save_steps": 2}
+    whole = seeing_trainer(tmp_path / "whole", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
+    whole.train()
+    path = tmp_path / "whole" / "checkpoint-2" / "lightning.pt"
+    torch.save({**torch.load(path), "stream": stream}, path)
+    resumed = seeing_trainer(tmp_path / "rest", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
+    with pytest.raises(CheckpointError, match="checkpoint-2"):
+        resumed.train(resume_from_checkpoint=str(path.parent))
+
+
+ONE = {"workers": 0, "states": {0: {"next": 1}}, "since": 0}
+TWO = {"workers": 0, "states": {0: {"next": 2}}, "since": 0}
+
+
+@pytest.mark.parametrize(
+    ("saved", "process", "processes", "alone", "following"),
+    [
+        pytest.param(ONE, 0, 1, False, 1, id="one process"),
+        pytest.param([ONE, TWO], 1, 2, False, 2, id="each its own"),
+        pytest.param([ONE, None], 0, 2, True, 1, id="one reads for all"),
+        pytest.param([ONE, None], 0, 2, False, None, id="one did not say"),
+        pytest.param([ONE, TWO], 0, 1, False, None, id="one process after two"),
+        pytest.param(ONE, 0, 2, True, None, id="two processes after one"),
+    ],
+)
+def test_states_of_several_processes(saved, process, processes, alone, following):
+    """A process takes its own states, if there are as many processes as before and all said where they were."""
+    found = StreamStates.of_process(saved, process, processes, alone=alone)
+    assert (None if found is None else found.states[0]["next"]) == following
+
+
+class Picky(Reading):
+    """Takes its own state alone."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict({"next": state["next"], "epoch": state["epoch"]})

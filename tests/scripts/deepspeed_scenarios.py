@@ -1,0 +1,249 @@
+"""What two processes do with DeepSpeed under either library."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_compat.errors import CheckpointError
+from tests.scripts.distributed_scenarios import shared
+from tests.support import helpers
+from tests.support.parity import Kit
+from tests.support.scenarios.common import language_model
+from tests.support.scenarios.resuming import resume
+from tests.support.scenarios.updates import ACCUMULATION
+
+AUTO = "auto"
+
+
+def config(stage: int, **sections: Any) -> dict[str, Any]:
+    """Return a config that leaves all it can to the arguments."""
+    sizes = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), AUTO)
+    zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, **sections.pop("zero_optimization", {})}
+    return {**sizes, "gradient_clipping": AUTO, "zero_optimization": zero, **sections}
+
+
+def without_extension() -> None:
+    """Let processes talk by gloo: DeepSpeed would build a C++ extension for minutes."""
+    importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def trained(kit: Kit, settings: dict[str, Any], **fields: Any) -> Any:
+    """Train a language model on a short last window and ragged token counts; keep the weights put together."""
+    without_extension()
+    cadence = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 2, "weight_decay": 0.1}
+    trainer = language_model(kit, rows=27, fields={**ACCUMULATION, **cadence, **fields, "deepspeed": settings})
+    kit.train(trainer)
+    kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+    kit.keep("wrapped", type(trainer.model_wrapped).__name__)
+    return trainer
+
+
+@shared
+def zero_1(kit: Kit) -> None:
+    trained(kit, config(1))
+
+
+@shared
+def zero_2(kit: Kit) -> None:
+    trained(kit, config(2))
+
+
+@shared
+def zero_3(kit: Kit) -> None:
+    trained(kit, config(3))
+
+
+OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
+"""Needs an optimizer of DeepSpeed's in C++, which it builds for two minutes, once on a machine."""
+
+
+@shared
+def optimizer_is_offloaded(kit: Kit) -> None:
+    trained(kit, config(2, zero_optimization=OFFLOADED))
+
+
+@shared
+def parameters_are_offloaded(kit: Kit) -> None:
+    """The config's optimizer is DeepSpeed's own too, without ``torch_adam``."""
+    sections = {"optimizer": {"type": "AdamW", "params": {"lr": AUTO, "weight_decay": AUTO}}}
+    trained(kit, config(3, zero_optimization={**OFFLOADED, "offload_param": {"device": "cpu"}}, **sections))
+
+
+TORCH_ADAM = {
+    "type": "AdamW",
+    "params": {"lr": AUTO, "betas": AUTO, "eps": AUTO, "weight_decay": AUTO, "torch_adam": True},
+}
+WARMUP = {
+    "type": "WarmupDecayLR",
+    "params": {"warmup_min_lr": AUTO, "warmup_max_lr": AUTO, "warmup_num_steps": AUTO, "total_num_steps": AUTO},
+}
+
+
+@shared
+def optimizer_and_schedule_of_the_config(kit: Kit) -> None:
+    trained(kit, config(2, optimizer=TORCH_ADAM, scheduler=WARMUP), warmup_steps=2)
+
+
+@shared
+def optimizer_of_the_config(kit: Kit) -> None:
+    """Its schedule is ours, made for DeepSpeed's optimizer and stepped by the engine."""
+    trained(kit, config(1, optimizer=TORCH_ADAM), lr_scheduler_type="cosine", warmup_steps=1)
+
+
+@shared
+def schedule_of_the_config(kit: Kit) -> None:
+    trained(kit, config(3, scheduler=WARMUP), warmup_steps=2, max_grad_norm=0.0)
+
+
+@shared
+def deepspeed_in_bf16(kit: Kit) -> None:
+    trained(kit, config(2, bf16={"enabled": AUTO}), bf16=True)
+
+
+@shared
+def zero_0(kit: Kit) -> None:
+    trained(kit, config(0))
+
+
+def _resumed(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
+    """Go on from the first window of the second epoch, and keep where the run that was not interrupted ended."""
+    without_extension()
+    fields = {
+        **ACCUMULATION,
+        "num_train_epochs": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "deepspeed": settings,
+    } | fields
+    trainer = resume(kit, lambda each: language_model(each, rows=27, fields=fields), 3)
+    kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+
+
+@shared
+def resume_zero_2(kit: Kit) -> None:
+    _resumed(kit, config(2))
+
+
+@shared
+def resume_zero_3(kit: Kit) -> None:
+    """The schedule is in DeepSpeed's files."""
+    _resumed(kit, config(3, scheduler=WARMUP), warmup_steps=1)
+
+
+@shared
+def best_model_of_deepspeed(kit: Kit) -> None:
+    """The rate is so high that the best model is not the last."""
+    cadence = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    best = {"load_best_model_at_end": True, "learning_rate": 0.5, "save_total_limit": 1}
+    trainer = trained(kit, config(3), **cadence, **best)
+    kit.evaluate(trainer)
+
+
+@shared
+def weights_stay_in_parts(kit: Kit) -> None:
+    settings = config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False})
+    without_extension()
+    trainer = language_model(kit, fields={"save_strategy": "epoch", "deepspeed": settings})
+    kit.train(trainer)
+    trainer.save_model()
+
+
+@shared
+def weights_alone_of_deepspeed(kit: Kit) -> None:
+    trained(kit, config(2), save_only_model=True, save_strategy="epoch")
+
+
+@shared
+def evaluates_without_training(kit: Kit) -> None:
+    without_extension()
+    trainer = language_model(kit, fields={"deepspeed": config(3)})
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+    trainer.save_model()
+
+
+def _again_and_again(kit: Kit, **fields: Any) -> None:
+    trainer = language_model(kit, fields=fields)
+    trainer.evaluate()
+    for _ in range(2):
+        trainer.optimizer = None  # as under DeepSpeed, whose optimizers end with their engine
+        trainer.train()
+        kit.keep("losses", [entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    kit.keep("loss", trainer.evaluate()["eval_loss"])
+
+
+@shared
+def evaluates_and_trains_twice(kit: Kit) -> None:
+    """Under transformers no training follows a first one, nor an evaluation."""
+    without_extension()
+    _again_and_again(kit, deepspeed=config(3))
+
+
+@shared
+def evaluates_and_trains_twice_without_deepspeed(kit: Kit) -> None:
+    _again_and_again(kit)
+
+
+def global_batch(kit: Kit, *, size: int, **fields: Any) -> None:
+    """Train without dropout on 8 samples an update step, ``size`` of them at a time in each process."""
+    chosen = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 2, "num_train_epochs": 3}
+    model = kit.model(helpers.gpt2, dropout=0.0)
+    kit.train(language_model(kit, rows=24, fields={**chosen, **fields}, model=model))
+
+
+@shared
+def half_a_global_batch_of_zero_3(kit: Kit) -> None:
+    without_extension()
+    global_batch(kit, size=2, deepspeed=config(3))
+
+
+@shared
+def whole_global_batch_of_zero_2(kit: Kit) -> None:
+    without_extension()
+    global_batch(kit, size=4, deepspeed=config(2))
+
+
+class Leaves:
+    """Leaves a mark as soon as it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("was-run"),))
+
+
+def _refused(kit: Kit, checkpoint: Path, name: str, change: Callable[[Path], Any]) -> None:
+    """Keep why a run does not go on from ``checkpoint`` once the main process has changed it."""
+    trainer = language_model(kit, fields={"deepspeed": config(2)})
+    if trainer.is_world_process_zero():
+        change(checkpoint)
+    trainer.accelerator.wait_for_everyone()
+    try:
+        trainer.train(resume_from_checkpoint=str(checkpoint))
+    except CheckpointError as error:
+        kit.keep(name, str(error))
+    trainer.accelerator.wait_for_everyone()
+
+
+@shared
+def refused_checkpoints(kit: Kit) -> None:
+    """The files of a checkpoint hold code, are those of three processes, or none of DeepSpeed's."""
+    without_extension()
+    os.chdir(kit.folder)
+    trainer = language_model(kit, fields={"deepspeed": config(2), "save_strategy": "epoch"})
+    trainer.train()
+    (checkpoint,) = Path(kit.output_dir).glob("checkpoint-*")
+    (states,) = checkpoint.glob("global_step*")
+    part = states / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    part = part if part.is_file() else states / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    third = part.with_name(part.name.replace("rank_1", "rank_2"))
+    _refused(kit, checkpoint, "processes", lambda _: shutil.copy(part, third))
+    _refused(kit, checkpoint, "code", lambda _: (third.unlink(), torch.save(Leaves(), part)))
+    kit.keep("was run", Path("was-run").exists())
+    _refused(kit, checkpoint, "outside", lambda _: (checkpoint / "latest").write_text("../elsewhere"))
+    _refused(kit, checkpoint, "none", lambda _: (checkpoint / "latest").unlink())

@@ -1,0 +1,228 @@
+"""What one process does under FSDP version 2, and the same without it; started by ``test_fsdp2``.
+
+Its argument is a folder; every scenario writes what this process saw into ``folder/<name>.<rank>``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from tests.support import helpers
+
+GLOBAL_BATCH = 4
+SGD = {"optim": "sgd", "learning_rate": 0.1}
+"""A key's bias in GPT-2 has no gradient but rounding errors, which Adam would make as large as any."""
+FULL = {"state_dict_type": "FULL_STATE_DICT"}
+LAYERS = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **FULL}
+SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
+Seen = dict[str, Any]
+
+
+def world() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def llama(seed: int = 0) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=helpers.VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            max_position_embeddings=32,
+            pad_token_id=0,
+        )
+    )
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    return helpers.gpt2(dropout=0.0)
+
+
+def plain() -> Any:
+    torch.manual_seed(0)
+    return helpers.PlainModel(dropout=0.0)
+
+
+class Reductions(TorchDispatchMode):
+    """Counts the exchanges of gradients; a backward pass on the CPU runs in this thread."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "reduce_scatter" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+class CountsReductions(TrainerCallback):
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.mode = Reductions()
+        self.mode.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.mode.__exit__(None, None, None)
+        self.counted.append(self.mode.count)
+
+
+def trainer_for(
+    folder: Path,
+    model: Any,
+    fsdp: Seen | None = None,
+    *,
+    words: Any = True,
+    callbacks: Any = (),
+    optimizers: Any = (None, None),
+    **fields: Any,
+) -> Trainer:
+    """Return a Trainer whose windows hold the same samples with one process and with several."""
+    settings = {
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "dataloader_pin_memory": False,
+        "per_device_train_batch_size": GLOBAL_BATCH // world(),
+        "per_device_eval_batch_size": GLOBAL_BATCH // world(),
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 2,
+        "logging_steps": 1,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.1,
+        "max_grad_norm": 0.5,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "average_tokens_across_devices": True,
+    }
+    if world() > 1:
+        settings |= {"fsdp": words, "fsdp_config": {**LAYERS, **(fsdp or {})}}
+    vectors = isinstance(model, helpers.PlainModel)
+    rows: Callable[..., Any] = helpers.vector_rows if vectors else helpers.token_rows
+    return Trainer(
+        model,
+        TrainingArguments(str(folder / "output"), **(settings | fields)),
+        data_collator=None if vectors else helpers.PadCollator(),
+        train_dataset=helpers.ListDataset(rows(28)),  # seven batches: the last window of an epoch is short
+        eval_dataset=helpers.ListDataset(rows(8, seed=1)),
+        callbacks=list(callbacks),
+        optimizers=optimizers,
+    )
+
+
+def seen_of(trainer: Trainer) -> Seen:
+    """Return logs, and the whole weights where this process gathers them."""
+    names = ("loss", "grad_norm", "eval_loss", "train_loss", "num_input_tokens_seen")
+    logs = [{name: line[name] for name in names if name in line} for line in trainer.state.log_history]
+    return {"logs": logs, "weights": trainer.accelerator.get_state_dict(trainer.model)}
+
+
+def trained(folder: Path, build: Callable[[], Any], **given: Any) -> Seen:
+    trainer = trainer_for(folder, build(), **given)
+    trainer.train()
+    return seen_of(trainer)
+
+
+def llama_by_layers(folder: Path) -> Seen:
+    """Everything at once: counts, evaluation before and after, prediction, a model written at the end."""
+    counts = CountsReductions()
+    fields = {"include_num_input_tokens_seen": "non_padding", "eval_on_start": True}
+    trainer = trainer_for(folder, llama(), callbacks=[counts], **fields)
+    before = trainer.evaluate()
+    trainer.train()
+    seen = seen_of(trainer)
+    predicted = trainer.predict(trainer.eval_dataset)
+    trainer.save_model(str(folder / "model"))
+    seen |= {"before": before["eval_loss"], "predictions": predicted.predictions, "reductions": counts.counted}
+    return seen | {"kinds": sorted({type(item).__name__ for item in trainer.model.parameters()})}
+
+
+def gpt2_trained_twice(folder: Path) -> Seen:
+    """A model whose embeddings are tied, in a unit that is not resharded, sharded once for two runs."""
+    trainer = trainer_for(folder, gpt2(), words="shard_grad_op", **SGD)
+    trainer.train()
+    first = list(trainer.state.log_history)
+    trainer.train()
+    return seen_of(trainer) | {"first": [line["loss"] for line in first if "loss" in line]}
+
+
+def plain_whole(folder: Path) -> Seen:
+    return trained(folder, plain, fsdp={"auto_wrap_policy": "NO_WRAP"}, max_grad_norm=0.0)
+
+
+def plain_by_size(folder: Path) -> Seen:
+    return trained(folder, plain, fsdp={"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 60}, max_grad_norm=0.0)
+
+
+def llama_offloaded(folder: Path) -> Seen:
+    fields = {"include_num_input_tokens_seen": "non_padding", "eval_on_start": True}
+    return trained(folder, llama, fsdp={"cpu_offload": True}, **fields)
+
+
+def gpt2_computed_again(folder: Path) -> Seen:
+    calls: list[bool] = []
+    model = gpt2()
+    model.transformer.h[0].ln_1.register_forward_hook(lambda *_: calls.append(model.training))
+    seen = trained(folder, lambda: model, fsdp={"activation_checkpointing": True}, **SGD | {"num_train_epochs": 1})
+    return seen | {"passes": sum(calls)}
+
+
+def gpt2_one_epoch(folder: Path) -> Seen:
+    return trained(folder, gpt2, **SGD | {"num_train_epochs": 1})
+
+
+def llama_in_bf16(folder: Path) -> Seen:
+    return trained(folder, llama, bf16=True)
+
+
+ONE_PROCESS = {
+    "llama_by_layers": llama_by_layers,
+    "gpt2_trained_twice": gpt2_trained_twice,
+    "plain_whole": plain_whole,
+    "gpt2_one_epoch": gpt2_one_epoch,
+    "llama_in_bf16": llama_in_bf16,
+}
+"""Run without FSDP too."""
+SEVERAL = {name: body for name, body in ONE_PROCESS.items() if name != "gpt2_one_epoch"} | {
+    "plain_by_size": plain_by_size,
+    "llama_offloaded": llama_offloaded,
+    "gpt2_computed_again": gpt2_computed_again,
+}
+
+
+def run(name: str, folder: Path, body: Callable[[Path], Seen]) -> None:
+    """Run the scenario ``name`` and write what was seen."""
+    rank = os.environ.get("RANK", "0")
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(body(place), folder / f"{name}.{rank}")
+    except Exception:
+        (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
+        raise
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    from tests.scripts.fsdp2_saving import SAVING  # which imports this module
+
+    scenarios = SEVERAL | SAVING
+    for word in sys.argv[2:] or scenarios:
+        run(word, Path(sys.argv[1]), scenarios[word])

@@ -1,0 +1,1 @@
+"""What several tests use: tiny models, other libraries beside ours, processes, checkpoints."""

@@ -1,0 +1,114 @@
+"""Starting real processes for a test, and never leaving one behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.paths import ROOT, SCRIPTS
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+LAUNCHER_VARIABLES = ("MASTER_", "SLURM_", "OMPI_", "PMI_", "ACCELERATE_", "TORCHELASTIC_")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command and all that it started ended."""
+
+    code: int
+    """0 if all went well; None of the processes is left in any case."""
+    output: str
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment without any launcher's variables, with ``variables``."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LAUNCHER_VARIABLES) and name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    }
+    path = os.pathsep.join([str(ROOT), kept.get("PYTHONPATH", "")])
+    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return kept | shared | {"TORCH_CPP_LOG_LEVEL": "ERROR"} | variables
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(command: Sequence[Any], folder: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """Start ``command`` in ``folder`` and in a session of its own, its output kept."""
+    return subprocess.Popen(
+        [str(word) for word in command],
+        cwd=folder,
+        env=clean_environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(processes: Sequence[subprocess.Popen[str]], *, timeout: float) -> list[Ended]:
+    """Wait for ``processes``; kill every one of them, and all that they started, if that takes too long.
+
+    Raises:
+        TimeoutError: If it took longer than ``timeout`` seconds.
+    """
+    ended: list[Ended] = []
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=timeout)
+            ended.append(Ended(process.returncode, output))
+    except subprocess.TimeoutExpired as late:
+        raise TimeoutError(f"still running after {timeout} s: {late.output}") from late
+    finally:
+        for process in processes:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+    return ended
+
+
+def torchrun(script: Path, *words: Any, processes: int = 2, timeout: float = 120, **variables: str) -> Ended:
+    """Run ``script`` in ``processes`` processes of one node."""
+    command = [*TORCHRUN, f"--nproc-per-node={processes}", script, *words]
+    return finish([start(command, **variables)], timeout=timeout)[0]
+
+
+def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2, timeout: float = 400) -> None:
+    """Run scenarios of ``distributed_scenarios`` one after the other in one launch.
+
+    Args:
+        folder: Where they write; their outcomes are kept there.
+        words: ``library:scenario``, such as ``upstream:everything_at_once``.
+        processes: How many.
+        timeout: Seconds after which all are killed.
+
+    Raises:
+        AssertionError: If a process failed; its traceback is told.
+    """
+    ended = torchrun(SCRIPTS / "distributed_worker.py", folder, *words, processes=processes, timeout=timeout)
+    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.rglob("*.error"))]
+    assert ended.code == 0, "\n".join(errors) or ended.output
+
+
+def outcome(folder: Path, name: str, library: str, rank: int) -> Any:
+    """Return what process ``rank`` saw of a scenario under ``library``."""
+    return torch.load(folder / name / library / f"{rank}.outcome", weights_only=False)

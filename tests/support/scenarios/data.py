@@ -1,0 +1,214 @@
+"""Where batches come from, in which order, and what is drawn at random on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support import helpers
+from tests.support.parity import Kit, scenario
+from tests.support.scenarios.common import classifier, language_model, plain
+from tests.support.scenarios.updates import ACCUMULATION, train
+
+
+@scenario()
+def workers_with_a_data_seed(kit: Kit) -> None:
+    fields = {"dataloader_num_workers": 2, "data_seed": 5, "dataloader_drop_last": True, "num_train_epochs": 2}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def persistent_workers(kit: Kit) -> None:
+    fields = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 3}
+    train(kit, language_model(kit, fields={**fields, **ACCUMULATION, "num_train_epochs": 2}))
+
+
+@scenario()
+def data_seed_without_workers(kit: Kit) -> None:
+    train(kit, language_model(kit, fields={"data_seed": 5, "num_train_epochs": 2}))
+
+
+@scenario()
+def stream_of_unknown_length(kit: Kit) -> None:
+    """The stream is read again when it is exhausted; windows do not stop at its end."""
+    data = helpers.Stream(helpers.token_rows(10))
+    train(kit, language_model(kit, fields={"max_steps": 5, **ACCUMULATION}, train_dataset=data))
+
+
+@scenario()
+def stream_of_unknown_length_without_accumulation(kit: Kit) -> None:
+    data = helpers.Stream(helpers.token_rows(10))
+    train(kit, language_model(kit, fields={"max_steps": 7}, train_dataset=data))
+
+
+@scenario()
+def stream_of_known_length(kit: Kit) -> None:
+    data = helpers.SizedStream(helpers.token_rows(10))
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "eval_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields, train_dataset=data, eval_dataset=data))
+
+
+@scenario()
+def stream_that_ends_early(kit: Kit) -> None:
+    """The stream holds fewer rows than it says."""
+
+    class Short(helpers.SizedStream):
+        def __len__(self) -> int:
+            return 20
+
+    data = Short(helpers.token_rows(10))
+    train(kit, language_model(kit, fields={**ACCUMULATION, "num_train_epochs": 2}, train_dataset=data))
+
+
+@scenario()
+def stream_that_reshuffles(kit: Kit) -> None:
+    """``set_epoch`` of the data set is called before each pass."""
+    data = helpers.ReshuffledStream(helpers.token_rows(10))
+    train(kit, language_model(kit, fields={"max_steps": 7}, train_dataset=data))
+
+
+@scenario()
+def stream_runs_dry(kit: Kit) -> None:
+    """A stream that can be read only once stops training before ``max_steps``."""
+
+    class Once(helpers.Stream):
+        def __iter__(self) -> Any:
+            rows, self.rows = self.rows, []
+            return iter(rows)
+
+    data = Once(helpers.token_rows(10))
+    fields = {"max_steps": 9, "accelerator_config": {"dispatch_batches": False}}
+    kit.train(language_model(kit, fields=fields, train_dataset=data))
+
+
+@scenario()
+def stream_is_evaluated(kit: Kit) -> None:
+    data = helpers.Stream(helpers.labelled_rows(8))
+    train(kit, classifier(kit, fields={"eval_strategy": "epoch"}, eval_dataset=data))
+
+
+@scenario()
+def datasets_with_columns_the_model_does_not_take(kit: Kit) -> None:
+    """Columns are dropped from what the collator sees; the data set itself keeps them."""
+    from datasets import Dataset
+
+    rows = [{**row, "title": f"row {number}"} for number, row in enumerate(helpers.token_rows(14))]
+    data = Dataset.from_list(rows)
+    train(kit, language_model(kit, fields={"num_train_epochs": 2}, train_dataset=data, eval_dataset=data))
+    kit.keep("columns", data.column_names)
+
+
+@scenario()
+def datasets_stream(kit: Kit) -> None:
+    from datasets import IterableDataset
+
+    data = IterableDataset.from_generator(_generate_titled_rows)
+    train(kit, language_model(kit, fields={"max_steps": 6}, train_dataset=data, eval_dataset=data))
+
+
+@scenario()
+def columns_of_a_torch_dataset(kit: Kit) -> None:
+    rows = [{**row, "title": "unused"} for row in helpers.token_rows(14)]
+    train(kit, language_model(kit, train_dataset=helpers.ListDataset(rows)))
+
+
+@scenario()
+def unused_columns_are_kept(kit: Kit) -> None:
+    def without_title(rows: list[helpers.Row]) -> Any:
+        assert all("title" in row for row in rows)
+        return helpers.PadCollator()([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
+
+    data = helpers.ListDataset([{**row, "title": "kept"} for row in helpers.token_rows(14)])
+    given = {"train_dataset": data, "eval_dataset": data, "data_collator": without_title}
+    train(kit, language_model(kit, fields={"remove_unused_columns": False}, **given))
+
+
+@scenario()
+def default_collator_renames_label(kit: Kit) -> None:
+    rows = [{"features": row["features"], "label": row["labels"]} for row in helpers.vector_rows(14)]
+    train(kit, plain(kit, train_dataset=helpers.ListDataset(rows)))
+
+
+@scenario()
+def tokenizer_pads(kit: Kit) -> None:
+    """A tokenizer given as ``processing_class`` pads by default and is saved with the model."""
+    fields = {"save_strategy": "epoch", "num_train_epochs": 2}
+    train(kit, classifier(kit, fields=fields, processing_class=helpers.tokenizer(), data_collator=None))
+
+
+@scenario()
+def grouping_by_length(kit: Kit) -> None:
+    fields = {"group_by_length": True, "num_train_epochs": 2, **ACCUMULATION}
+    train(kit, language_model(kit, rows=40, fields=fields))
+
+
+@scenario()
+def grouping_by_length_column(kit: Kit) -> None:
+    from datasets import Dataset
+
+    rows = [{**row, "length": len(row["input_ids"])} for row in helpers.token_rows(40)]
+    data = Dataset.from_list(rows)
+    fields = {"group_by_length": True, "num_train_epochs": 2, "eval_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields, train_dataset=data, eval_dataset=data))
+
+
+@scenario()
+def collator_draws_random_numbers(kit: Kit) -> None:
+    """Batches are fetched a window and one batch ahead: their draws come before those of dropout."""
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "eval_strategy": "steps", "eval_steps": 2}
+    train(kit, language_model(kit, fields=fields, data_collator=helpers.NoisyCollator()))
+
+
+@scenario()
+def collator_masks_tokens(kit: Kit) -> None:
+    from transformers import DataCollatorForLanguageModeling
+
+    rows = [{"input_ids": row["input_ids"]} for row in helpers.token_rows(14)]
+    given = {
+        "model": kit.model(helpers.bert_masked_lm),
+        "train_dataset": helpers.ListDataset(rows),
+        "eval_dataset": helpers.ListDataset(rows[:6]),
+        "data_collator": DataCollatorForLanguageModeling(helpers.tokenizer(), mlm_probability=0.4),
+    }
+    fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields, **given))
+
+
+@scenario()
+def collator_draws_random_numbers_in_workers(kit: Kit) -> None:
+    fields = {"dataloader_num_workers": 2, "num_train_epochs": 2}
+    train(kit, language_model(kit, fields=fields, data_collator=helpers.NoisyCollator()))
+
+
+@scenario()
+def loader_of_the_user(kit: Kit) -> None:
+    """``get_train_dataloader`` is overridden and returns a plain loader that shuffles."""
+    from torch.utils.data import DataLoader
+
+    class OwnLoader(kit.Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(self.train_dataset, batch_size=3, shuffle=True, collate_fn=self.data_collator)
+
+    train(kit, language_model(kit, subclass=OwnLoader, fields={"num_train_epochs": 2}))
+
+
+@scenario()
+def sampler_of_the_user(kit: Kit) -> None:
+    from torch.utils.data import SequentialSampler
+
+    class InOrder(kit.Trainer):
+        def _get_train_sampler(self, *given: Any) -> Any:
+            return SequentialSampler(self.train_dataset)
+
+    train(kit, language_model(kit, subclass=InOrder, fields={"num_train_epochs": 2}))
+
+
+@scenario()
+def last_batch_is_dropped(kit: Kit) -> None:
+    """Of the evaluation set, too."""
+    fields = {"dataloader_drop_last": True, "num_train_epochs": 2, "eval_strategy": "epoch"}
+    train(kit, classifier(kit, fields=fields))
+
+
+def _generate_titled_rows() -> Any:
+    for number, row in enumerate(helpers.token_rows(14)):
+        yield {**row, "title": f"row {number}"}

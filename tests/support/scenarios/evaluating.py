@@ -1,0 +1,183 @@
+"""When evaluation happens, what it is given and what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tests.support import helpers
+from tests.support.parity import Kit, scenario
+from tests.support.scenarios.common import accuracy, classifier, language_model, plain
+from tests.support.scenarios.updates import train
+
+
+@scenario()
+def several_evaluation_sets(kit: Kit) -> None:
+    sets = {name: helpers.ListDataset(helpers.labelled_rows(5, seed=seed)) for seed, name in enumerate(("near", "far"))}
+    fields = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_far_loss",
+        "num_train_epochs": 2,
+    }
+    trainer = classifier(kit, fields=fields, eval_dataset=sets)
+    kit.train(trainer)
+    kit.evaluate(trainer)
+    kit.evaluate(trainer, "far")
+    kit.evaluate(trainer, sets["near"], metric_key_prefix="other")
+
+
+@scenario()
+def evaluation_before_training(kit: Kit) -> None:
+    trainer = classifier(kit)
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+    kit.train(trainer)
+    kit.evaluate(trainer)
+
+
+@scenario()
+def evaluation_on_start(kit: Kit) -> None:
+    train(kit, classifier(kit, fields={"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2}))
+
+
+@scenario()
+def delayed_evaluation_by_steps(kit: Kit) -> None:
+    fields = {"eval_delay": 4, "eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 2}
+    train(kit, classifier(kit, fields=fields))
+
+
+@scenario()
+def delayed_evaluation_by_epochs(kit: Kit) -> None:
+    train(kit, classifier(kit, fields={"eval_delay": 2, "eval_strategy": "epoch", "num_train_epochs": 3}))
+
+
+@scenario()
+def last_step_is_not_a_multiple(kit: Kit) -> None:
+    """From 5.4 on the last update step is evaluated all the same."""
+    fields = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3}
+    train(kit, classifier(kit, fields={**fields, "num_train_epochs": 2}))
+
+
+@scenario()
+def arrays_move_to_the_host_in_between(kit: Kit) -> None:
+    train(kit, classifier(kit, fields={"eval_accumulation_steps": 2}))
+
+
+@scenario()
+def ragged_predictions_are_padded(kit: Kit) -> None:
+    """Logits and labels of batches of different lengths are padded with -100 to the longest."""
+
+    def shapes(prediction: Any) -> dict[str, float]:
+        return {"scored": float((prediction.label_ids != -100).sum()), "width": prediction.predictions.shape[1]}
+
+    train(kit, language_model(kit, fields={"eval_strategy": "epoch"}, compute_metrics=shapes))
+
+
+@scenario()
+def inputs_and_losses_for_metrics(kit: Kit) -> None:
+    def metrics(prediction: Any) -> dict[str, float]:
+        logits, labels, inputs, losses = prediction
+        assert len(logits) == len(labels) == len(inputs) == len(losses)
+        return {"tokens": float((inputs > 0).sum()), "worst": losses.max()}
+
+    fields = {"include_for_metrics": ["inputs", "loss"], "eval_strategy": "epoch"}
+    train(kit, classifier(kit, fields=fields, compute_metrics=metrics))
+
+
+@scenario()
+def metrics_batch_by_batch(kit: Kit) -> None:
+    train(
+        kit, classifier(kit, fields={"batch_eval_metrics": True, "eval_strategy": "epoch"}, compute_metrics=_Counting())
+    )
+
+
+@scenario()
+def batches_are_not_concatenated(kit: Kit) -> None:
+    def metrics(prediction: Any) -> dict[str, float]:
+        return {"accuracy": np.mean([accuracy(pair)["accuracy"] for pair in zip(*prediction, strict=True)])}
+
+    fields = {"eval_do_concat_batches": False, "eval_strategy": "epoch"}
+    train(kit, classifier(kit, fields=fields, compute_metrics=metrics))
+
+
+@scenario()
+def logits_are_preprocessed(kit: Kit) -> None:
+    def best(logits: Tensor, labels: Tensor) -> Tensor:
+        return logits.argmax(dim=-1)
+
+    def metrics(prediction: Any) -> dict[str, float]:
+        return {"hits": float((prediction.predictions == prediction.label_ids).mean())}
+
+    train(kit, classifier(kit, preprocess_logits_for_metrics=best, compute_metrics=metrics))
+
+
+@scenario()
+def losses_only(kit: Kit) -> None:
+    train(kit, classifier(kit, fields={"prediction_loss_only": True, "eval_strategy": "epoch"}))
+
+
+@scenario()
+def prediction_without_labels(kit: Kit) -> None:
+    trainer = classifier(kit)
+    kit.train(trainer)
+    rows = [{"input_ids": row["input_ids"]} for row in helpers.labelled_rows(7)]
+    kit.predict(trainer, helpers.ListDataset(rows))
+    kit.predict(trainer, trainer.eval_dataset, metric_key_prefix="final")
+
+
+@scenario()
+def several_outputs(kit: Kit) -> None:
+    """Hidden states come back beside the logits, as a tuple; keys to ignore are left out."""
+    trainer = classifier(kit, model=kit.model(helpers.bert_classifier, output_hidden_states=True), compute_metrics=None)
+    kit.train(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+    kit.predict(trainer, trainer.eval_dataset, ignore_keys=["hidden_states"])
+
+
+@scenario()
+def label_names_of_the_user(kit: Kit) -> None:
+    fields = {"label_names": ["labels", "features"], "eval_strategy": "epoch"}
+    train(kit, plain(kit, fields=fields))
+
+
+@scenario()
+def half_precision_evaluation(kit: Kit) -> None:
+    trainer = classifier(kit, fields={"bf16_full_eval": True})
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+
+
+@scenario()
+def metrics_of_numpy_and_torch(kit: Kit) -> None:
+    """Scalars of every kind become Python's before they are logged."""
+
+    def metrics(prediction: Any) -> dict[str, Any]:
+        import torch
+
+        return {"share": np.float32(0.1), "count": np.int64(3), "tensor": torch.tensor(0.1), "eval_named": 2}
+
+    train(kit, classifier(kit, fields={"eval_strategy": "epoch", "save_strategy": "epoch"}, compute_metrics=metrics))
+
+
+class _Counting:
+    """A metric that adds up over batches and answers at the last."""
+
+    def __init__(self) -> None:
+        self.hits = 0.0
+        self.count = 0
+
+    def __call__(self, prediction: Any, compute_result: bool) -> dict[str, float]:
+        logits, labels = prediction
+        self.hits += float((logits.argmax(dim=-1) == labels).sum())
+        self.count += len(labels)
+        if not compute_result:
+            return {}
+        result = {"accuracy": self.hits / self.count}
+        self.hits, self.count = 0.0, 0
+        return result

@@ -1,0 +1,155 @@
+"""Models of every kind, and what the Trainer does to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.support import helpers
+from tests.support.parity import Kit, scenario
+from tests.support.scenarios.common import classifier, language_model, plain
+from tests.support.scenarios.resuming import resume
+from tests.support.scenarios.updates import ACCUMULATION, train
+
+
+@scenario()
+def plain_module_with_a_dict(kit: Kit) -> None:
+    train(kit, plain(kit, fields={"num_train_epochs": 2, "eval_strategy": "epoch"}))
+
+
+@scenario()
+def plain_module_with_a_tuple(kit: Kit) -> None:
+    train(kit, plain(kit, fields={"num_train_epochs": 2}, model=kit.model(helpers.PlainModel, outputs="tuple")))
+
+
+@scenario(warns="averages its loss over each batch", warns_since="5.0")
+def encoder_decoder(kit: Kit) -> None:
+    rows = helpers.translation_rows(14)
+    given = {"train_dataset": helpers.ListDataset(rows), "eval_dataset": helpers.ListDataset(rows[:5])}
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields, model=kit.model(helpers.t5), **given))
+
+
+@scenario()
+def bf16(kit: Kit) -> None:
+    fields = {**ACCUMULATION, "bf16": True, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def bf16_classifier(kit: Kit) -> None:
+    train(kit, classifier(kit, fields={"bf16": True, "eval_strategy": "epoch"}))
+
+
+@scenario()
+def compiled(kit: Kit) -> None:
+    """A backend alone switches compilation on; what is saved has the model's own names.
+
+    Forward passes are not recorded: the hook that does it would be compiled too.
+    """
+    fields = {"torch_compile_backend": "aot_eager", "save_strategy": "epoch", "eval_strategy": "epoch"}
+    try:
+        train(kit, plain(kit, fields=fields, model=helpers.PlainModel(dropout=0.0)))
+    finally:
+        torch.compiler.reset()
+
+
+@scenario()
+def gradient_checkpointing(kit: Kit) -> None:
+    fields = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    train(kit, language_model(kit, fields={**fields, **ACCUMULATION, "num_train_epochs": 2}))
+
+
+@scenario()
+def frozen_parameters(kit: Kit) -> None:
+    model = kit.model(helpers.gpt2)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "h.1" in name or "ln_f" in name
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "weight_decay": 0.1, "save_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields, model=model))
+
+
+@scenario()
+def model_init(kit: Kit) -> None:
+    """Each call of ``train`` starts from new weights of the same seed."""
+    trainer = language_model(kit, fields={"num_train_epochs": 2}, model_init=lambda: kit.model(helpers.gpt2))
+    kit.train(trainer)
+    kit.train(trainer)
+    kit.evaluate(trainer)
+
+
+@scenario()
+def embedding_noise(kit: Kit) -> None:
+    """NEFTune draws noise in training only and leaves no hook behind."""
+    trainer = language_model(kit, fields={"neftune_noise_alpha": 5.0, "eval_strategy": "steps", "eval_steps": 2})
+    train(kit, trainer)
+    kit.keep("hooks", len(trainer.model.get_input_embeddings()._forward_hooks))
+
+
+@scenario()
+def lora(kit: Kit) -> None:
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    best = {"load_best_model_at_end": True, "save_total_limit": 1}
+    train(kit, language_model(kit, fields={**fields, **best}, model=_lora(kit)))
+
+
+@scenario(resumes_exactly=True)
+def resume_lora(kit: Kit) -> None:
+    fields = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+    resume(kit, lambda each: language_model(each, fields=fields, model=_lora(each)), 3)
+
+
+@scenario(resumes_exactly=True)
+def resume_second_adapter(kit: Kit) -> None:
+    """Of two adapters the second is trained; both are saved, and gone on from."""
+    fields = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+    resume(kit, lambda each: language_model(each, fields=fields, model=_two_adapters(each)), 3)
+
+
+@scenario()
+def tied_weights(kit: Kit) -> None:
+    """The output layer of GPT-2 is its embedding: it is updated and saved once."""
+    trainer = language_model(kit, fields={"save_strategy": "epoch", "weight_decay": 0.1})
+    train(kit, trainer)
+    model = trainer.model
+    kit.keep("tied", model.get_input_embeddings().weight is model.get_output_embeddings().weight)
+
+
+@scenario()
+def multi_label_classifier(kit: Kit) -> None:
+    rows = [{**row, "labels": [float(row["labels"] == each) for each in range(3)]} for row in helpers.labelled_rows(14)]
+    model = kit.model(helpers.bert_classifier, problem_type="multi_label_classification")
+    data = helpers.ListDataset(rows)
+    train(kit, classifier(kit, model=model, train_dataset=data, eval_dataset=data, compute_metrics=None))
+
+
+@scenario()
+def use_cache_of_the_model(kit: Kit) -> None:
+    trainer = language_model(kit)
+    kit.train(trainer)
+    kit.keep("use_cache", trainer.model.config.use_cache)
+
+
+def _lora(kit: Kit) -> Any:
+    from peft import get_peft_model
+
+    return kit.model(lambda: get_peft_model(helpers.gpt2(), _adapter()))
+
+
+def _two_adapters(kit: Kit) -> Any:
+    from peft import get_peft_model
+
+    def build() -> Any:
+        model = get_peft_model(helpers.gpt2(), _adapter())
+        model.add_adapter("second", _adapter())
+        model.set_adapter("second")
+        return model
+
+    return kit.model(build)
+
+
+def _adapter() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=True)

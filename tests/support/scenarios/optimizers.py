@@ -1,0 +1,85 @@
+"""Every optimizer of another package that runs without a GPU trains, under its own name in ``optim``."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from packaging.version import Version
+
+from tests.support.parity import Kit, scenario
+from tests.support.scenarios.common import classifier
+from tests.support.scenarios.resuming import resume
+
+RELEASE = Version(metadata.version("transformers"))
+LOW_RANK = {"optim_target_modules": "all-linear", "optim_args": "rank=2,update_proj_gap=2"}
+SCHEDULED = {"num_train_epochs": 2, "warmup_steps": 2, "weight_decay": 0.1}
+
+CASES: dict[str, dict[str, Any]] = {
+    "schedule_free_adamw": {"optim_args": "r=0.5,weight_lr_power=1.0"},
+    "schedule_free_sgd": {},
+    "schedule_free_radam": {},
+    "stable_adamw": {"optim_args": "kahan_sum=true,max_lr=0.02,decouple_lr=true"},
+    "grokadamw": {"optim_args": "lamb=1.5"},
+    "adamw_bnb_8bit": {},
+    "adamw_8bit": {},
+    "paged_adamw_32bit": {},
+    "paged_adamw_8bit": {},
+    "lion_32bit": {},
+    "lion_8bit": {},
+    "paged_lion_32bit": {},
+    "paged_lion_8bit": {},
+    "ademamix": {"optim_args": "beta3=0.99,alpha=4,t_alpha=5,t_beta3=6"},
+    "ademamix_8bit": {},
+    "paged_ademamix_32bit": {},
+    "paged_ademamix_8bit": {},
+    "rmsprop_bnb": {},
+    "rmsprop_bnb_8bit": {},
+    "rmsprop_bnb_32bit": {},
+    "adamw_torch_8bit": {},
+    "adamw_torch_4bit": {},
+    "galore_adamw": LOW_RANK,
+    "galore_adafactor": LOW_RANK | {"optim_target_modules": r".*\.(query|key)", "optim_args": "rank=3,scale=0.5"},
+    "apollo_adamw": LOW_RANK | {"optim_target_modules": ["attention.self", "classifier"]},
+}
+"""``optim`` to the other fields of the run."""
+SLOW = {
+    *("adamw_8bit", "paged_adamw_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+    *("ademamix", "paged_ademamix_32bit", "paged_ademamix_8bit", "rmsprop_bnb", "rmsprop_bnb_32bit"),
+    *("schedule_free_sgd", "apollo_adamw_layerwise"),
+    *("adamw_torch_8bit", "adamw_torch_4bit"),  # these compile their step
+}
+"""Names that share the class or the code of a quicker one."""
+IN_BACKWARD: dict[str, dict[str, Any]] = {"lomo": {}}
+# transformers 4 cannot build a schedule for these with a torch of today.
+IN_BACKWARD |= {"galore_adamw_layerwise": LOW_RANK, "apollo_adamw_layerwise": LOW_RANK} if RELEASE.major >= 5 else {}
+
+
+def _enter(name: str, fields: dict[str, Any], **about: Any) -> None:
+    def body(kit: Kit) -> None:
+        trainer = classifier(kit, fields={"optim": name, "eval_strategy": "epoch", **SCHEDULED, **fields})
+        kit.train(trainer)
+        kit.evaluate(trainer)
+
+    body.__name__ = f"optim_{name}"
+    scenario(slow=name in SLOW, **about)(body)
+
+
+for _name, _fields in CASES.items():
+    _enter(_name, _fields)
+for _name, _fields in IN_BACKWARD.items():
+    _enter(_name, _fields, warns="updates weights in the backward pass|updates with the first")
+
+
+@scenario(warns="accumulates nothing|gradients are not clipped|averages its loss")
+def accumulation_with_lomo(kit: Kit) -> None:
+    """Each batch updates, with the learning rate of the window."""
+    fields = {"optim": "lomo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+    kit.train(classifier(kit, fields={**SCHEDULED, **fields}))
+
+
+@scenario(resumes_exactly=True)
+def resume_schedule_free(kit: Kit) -> None:
+    """Saved between two updates, the weights are those to train on."""
+    fields = {"optim": "schedule_free_adamw", "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 3}
+    resume(kit, lambda each: classifier(each, fields=fields), 3)

@@ -1,0 +1,226 @@
+"""How many updates there are, what each is made of, and what is logged of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.support import helpers
+from tests.support.parity import Kit, scenario
+from tests.support.scenarios.common import classifier, language_model, plain
+
+ACCUMULATION = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+"""Windows of 3, 3 and 1 batches out of 14 rows."""
+
+
+def train(kit: Kit, trainer: Any) -> None:
+    """Train, evaluate and predict."""
+    kit.train(trainer)
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+
+
+@scenario()
+def language_model_with_dropout(kit: Kit) -> None:
+    """Ragged batches, labels that are partly -100."""
+    train(kit, language_model(kit, fields={"num_train_epochs": 2}))
+
+
+@scenario()
+def accumulation_with_a_short_last_window(kit: Kit) -> None:
+    fields = {**ACCUMULATION, "num_train_epochs": 3, "eval_strategy": "steps", "eval_steps": 4, "logging_steps": 2}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def accumulation_longer_than_the_epoch(kit: Kit) -> None:
+    train(kit, language_model(kit, rows=6, fields={"gradient_accumulation_steps": 5, "num_train_epochs": 3}))
+
+
+@scenario()
+def accumulation_of_a_plain_module(kit: Kit) -> None:
+    """A mean loss without an item count is divided by the number of batches in the window."""
+    train(kit, plain(kit, fields={**ACCUMULATION, "num_train_epochs": 2}))
+
+
+@scenario(warns="averages its loss over each batch", warns_since="5.0")
+def accumulation_of_a_classifier(kit: Kit) -> None:
+    """In 5.x the head takes the item count and ignores it: gradients grow with the window."""
+    train(kit, classifier(kit, fields={**ACCUMULATION, "num_train_epochs": 2}))
+
+
+@scenario()
+def fractional_epochs(kit: Kit) -> None:
+    train(kit, language_model(kit, fields={**ACCUMULATION, "num_train_epochs": 1.5}))
+
+
+@scenario()
+def max_steps_within_an_epoch(kit: Kit) -> None:
+    train(kit, language_model(kit, fields={"max_steps": 2, "num_train_epochs": 5}))
+
+
+@scenario()
+def max_steps_over_several_epochs(kit: Kit) -> None:
+    train(kit, language_model(kit, rows=6, fields={"max_steps": 5, **ACCUMULATION}))
+
+
+@scenario()
+def max_steps_at_an_epoch_boundary(kit: Kit) -> None:
+    train(kit, language_model(kit, rows=8, fields={"max_steps": 4, "eval_strategy": "epoch"}))
+
+
+@scenario()
+def ratio_steps(kit: Kit) -> None:
+    fields = {"num_train_epochs": 3, "eval_strategy": "steps", "eval_steps": 0.4, "logging_steps": 0.3}
+    train(kit, language_model(kit, fields={**fields, "save_strategy": "steps", "save_steps": 0.5}))
+
+
+@scenario()
+def cosine_with_warmup_and_decay(kit: Kit) -> None:
+    fields = {"lr_scheduler_type": "cosine", "warmup_ratio": 0.2, "weight_decay": 0.1, "logging_first_step": True}
+    train(kit, language_model(kit, fields={**fields, "num_train_epochs": 4, "logging_steps": 3}))
+
+
+@scenario()
+def cosine_with_restarts_and_warmup_steps(kit: Kit) -> None:
+    fields = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 3}
+    train(kit, language_model(kit, fields={**fields, "num_train_epochs": 3}))
+
+
+@scenario()
+def label_smoothing_with_adafactor(kit: Kit) -> None:
+    fields = {"label_smoothing_factor": 0.1, "optim": "adafactor", "max_grad_norm": 0.5, **ACCUMULATION}
+    train(kit, language_model(kit, fields={**fields, "num_train_epochs": 2}))
+
+
+@scenario()
+def sgd_with_a_constant_rate(kit: Kit) -> None:
+    fields = {"optim": "sgd", "lr_scheduler_type": "constant", "learning_rate": 0.5, "num_train_epochs": 2}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def adamw_of_other_settings(kit: Kit) -> None:
+    fields = {"optim": "adamw_torch", "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6, "weight_decay": 0.01}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def no_clipping(kit: Kit) -> None:
+    train(kit, language_model(kit, fields={"max_grad_norm": 0.0, "num_train_epochs": 2}))
+
+
+@scenario()
+def logging_by_epoch(kit: Kit) -> None:
+    fields = {"logging_strategy": "epoch", "eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 2.5}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def no_logging(kit: Kit) -> None:
+    fields = {"logging_strategy": "no", "eval_strategy": "steps", "eval_steps": 2}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def custom_loss_function(kit: Kit) -> None:
+    """``compute_loss_func`` is given the items of the window, and its result is not divided again."""
+
+    def scored(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        logits = outputs["logits"][:, :-1].flatten(0, 1)
+        total = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+        return total / (1 if num_items_in_batch is None else num_items_in_batch)
+
+    train(kit, language_model(kit, fields={**ACCUMULATION, "num_train_epochs": 2}, compute_loss_func=scored))
+
+
+@scenario()
+def optimizer_and_scheduler_of_the_user(kit: Kit) -> None:
+    model, *optimizers = _model_and_sgd(kit)
+    train(kit, language_model(kit, fields={"num_train_epochs": 2}, model=model, optimizers=tuple(optimizers)))
+
+
+@scenario()
+def optimizer_of_the_user_alone(kit: Kit) -> None:
+    model, optimizer, _ = _model_and_sgd(kit)
+    fields = {"num_train_epochs": 2, "lr_scheduler_type": "polynomial"}
+    train(kit, language_model(kit, fields=fields, model=model, optimizers=(optimizer, None)))
+
+
+@scenario()
+def optimizer_class_of_the_user(kit: Kit) -> None:
+    choice = (torch.optim.RMSprop, {"lr": 1e-3, "momentum": 0.9})
+    train(kit, language_model(kit, fields={"weight_decay": 0.1}, optimizer_cls_and_kwargs=choice))
+
+
+@scenario()
+def rate_falls_on_a_plateau(kit: Kit) -> None:
+    fields = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
+    cadence = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss", "learning_rate": 0.3}
+    train(kit, language_model(kit, fields={**fields, **cadence, "num_train_epochs": 2, "eval_on_start": True}))
+
+
+@scenario()
+def nan_loss_is_filtered_from_the_log(kit: Kit) -> None:
+    _train_into_nan(kit, logging_nan_inf_filter=True)
+
+
+@scenario()
+def nan_loss_is_logged(kit: Kit) -> None:
+    _train_into_nan(kit, logging_nan_inf_filter=False)
+
+
+@scenario()
+def input_tokens_are_counted(kit: Kit) -> None:
+    train(kit, language_model(kit, fields={**ACCUMULATION, "include_num_input_tokens_seen": "all"}))
+
+
+@scenario()
+def input_tokens_but_padding_are_counted(kit: Kit) -> None:
+    fields = {**ACCUMULATION, "include_num_input_tokens_seen": "non_padding", "save_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario()
+def training_twice(kit: Kit) -> None:
+    """The second call goes on from the weights and the optimizer's state, with a new schedule."""
+    trainer = language_model(kit, fields={"num_train_epochs": 2, "save_strategy": "epoch"})
+    kit.train(trainer)
+    kit.train(trainer)
+    kit.evaluate(trainer)
+
+
+@scenario()
+def another_seed(kit: Kit) -> None:
+    train(kit, language_model(kit, fields={"seed": 7, "num_train_epochs": 2}))
+
+
+def _model_and_sgd(kit: Kit) -> Any:
+    model = kit.model(helpers.gpt2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+
+
+class _LossTurnsNan(nn.Module):
+    """A linear model whose loss is NaN in its third and fourth training batch and infinite in its sixth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 3)
+        self.batches = 0
+
+    def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(features)
+        loss = nn.functional.cross_entropy(logits, labels)
+        if self.training:
+            self.batches += 1
+            # Added, so that gradients stay finite and later losses are numbers again.
+            loss = loss + {3: float("nan"), 4: float("nan"), 6: float("inf")}.get(self.batches, 0.0)
+        return {"loss": loss, "logits": logits}
+
+
+def _train_into_nan(kit: Kit, **fields: Any) -> None:
+    fields = {**fields, "num_train_epochs": 2, "logging_steps": 2, "eval_strategy": "epoch"}
+    train(kit, plain(kit, fields=fields, model=kit.model(_LossTurnsNan)))

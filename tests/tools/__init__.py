@@ -1,0 +1,1 @@
+"""Tests of hf_compat.tools: what the command line runs."""

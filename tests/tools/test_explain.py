@@ -1,0 +1,168 @@
+"""``hf-compat explain``: what becomes of the arguments in use, or why they are refused."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hf_compat.arguments import FIELD_RULES
+from hf_compat.arguments.fields.accounts import ACCOUNTS
+from hf_compat.cli import main
+from hf_compat.tools.explain import as_markdown, explain_all, explain_fields
+from tests.support.paths import ROOT
+
+FATES = {"trainer", "plan", "script", "alias", "unsupported"}
+
+
+@pytest.fixture(autouse=True)
+def _launched_by_nothing(monkeypatch):
+    """No launcher's variables, which the arguments would heed."""
+    for name in list(os.environ):
+        if name.startswith("ACCELERATE_") or name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that must not be run."""
+    path = tmp_path / "run_glue.py"
+    path.write_text("raise SystemExit('it ran')\n")
+    return str(path)
+
+
+def explained(words, capsys, *, status=0):
+    """Return what the command prints as JSON, by field."""
+    assert main(["explain", "--json", *map(str, words)]) == status
+    return {row["field"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_the_readme_is_current():
+    """The README's table is the one that the command prints; paste it there when a rule changes."""
+    made = re.search(
+        r"<!-- made by: hf-compat explain --all --markdown -->\n(.*?)\n<!-- end -->",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    assert made is not None
+    assert made.group(1) == as_markdown(explain_all())
+
+
+def test_every_field_is_accounted_for():
+    """Counted by fate, all fields of all releases are there, and each says in a sentence what it becomes."""
+    rows = explain_all()
+    counts = Counter(row.fate for row in rows)
+    assert counts.keys() == FATES
+    assert sum(counts.values()) == len(FIELD_RULES) == len({row.field for row in rows}) == 158
+    assert counts["trainer"] + counts["plan"] > counts["unsupported"] + counts["script"] + counts["alias"]
+    for row in rows:
+        assert re.fullmatch(r"\S.{9,}\.", row.account), row
+        assert "|" not in row.account
+    assert ACCOUNTS.keys() <= {rule.field for rule in FIELD_RULES}
+
+
+def test_a_command_line(script, capsys):
+    """Fields are told with their place; older names, misspelt ones and the script's own are told as such."""
+    line = "--output-dir out --evaluation_strategy epoch --no_dataloader_pin_memory --bf16 --use_cpu --lr 1"
+    line += " --task_name mrpc --learning_rat 3 --flag --max_length=128"
+    rows = explained([script, *line.split()], capsys)
+    assert {name: (row["value"], row["fate"], row["where"]) for name, row in rows.items()} == {
+        "output_dir": ("out", "trainer", "lightning.Trainer(default_root_dir=...)"),
+        "evaluation_strategy": ("epoch", "alias", "eval_strategy=..."),
+        "dataloader_pin_memory": (False, "plan", "hf_compat/trainer/data.py"),
+        "bf16": (True, "trainer", "lightning.Trainer(plugins=...)"),
+        "use_cpu": (True, "trainer", "lightning.Trainer(accelerator=...)"),
+        "lr": ("1", "unknown", "the script"),
+        "task_name": ("mrpc", "unknown", "the script"),
+        "learning_rat": ("3", "unknown", "the script"),
+        "flag": ("", "unknown", "the script"),
+        "max_length": ("128", "unknown", "the script"),
+    }
+    assert "Did you mean `learning_rate`?" in rows["learning_rat"]["account"]
+    assert "Did you mean" not in rows["flag"]["account"]
+
+
+def test_refusals_exit_with_1(script, capsys):
+    """Everything that is refused is told beside its field, and the status says so."""
+    line = "--seed -1 --deepspeed ds.json --half_precision_backend apex --learning_rate 0.1 --predict_with_generate"
+    rows = explained([script, *line.split()], capsys, status=1)
+    refused = {name: row["problems"] for name, row in rows.items() if row["problems"]}
+    assert refused.keys() == {"seed", "deepspeed", "half_precision_backend"}
+    assert rows["half_precision_backend"]["where"] == "refused"
+    assert main(["explain", script, *line.split()]) == 1
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[:3] == ["field", "value", "where"]
+    assert "  refused: `seed=-1`: must be 0 to 4294967295." in table
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+@pytest.mark.parametrize("behind_script", [False, True], ids=["file", "script and file"])
+def test_files(suffix, behind_script, script, tmp_path, capsys):
+    """A file is explained by itself or behind the script that would read it; JSON is YAML."""
+    path = tmp_path / f"args.{suffix}"
+    path.write_text(json.dumps({"optim": "sgd", "fsdp": "", "model_name_or_path": "x", "warmup_ratio": 0.1}))
+    rows = explained([script, path] if behind_script else [path], capsys)
+    assert {name: row["fate"] for name, row in rows.items()} == {
+        "optim": "plan", "fsdp": "plan", "model_name_or_path": "unknown", "warmup_ratio": "alias",
+    }  # fmt: skip
+
+
+def test_the_scripts_args_file_counts(script, capsys):
+    """Options in a file named as the script come first; the command line wins."""
+    Path(script).with_suffix(".args").write_text("--seed 1 --max_steps 5")
+    rows = explained([script, "--seed", "2"], capsys)
+    assert {name: row["value"] for name, row in rows.items()} == {"seed": 2, "max_steps": 5}
+
+
+def test_what_the_environment_asks_for_is_told(monkeypatch):
+    """A problem with a field that was not given has a row of its own."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    rows = {row.field: row for row in explain_fields({"seed": 1})}
+    assert list(rows) == ["seed", "bf16"]
+    assert "fp8" in rows["bf16"].problems[0]
+
+
+def test_tokens_are_hidden(capsys):
+    """A token appears nowhere."""
+    rows = explain_fields({"hub_token": "hf_secret", "push_to_hub_token": "hf_secret", "seed": -1})
+    assert "hf_secret" not in repr(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "give a script"),
+        (["--all", "args.json"], "give a script"),
+        (["none.py"], "no such script"),
+        (["none.json"], "cannot be read"),
+        (["args.toml"], "pass a file ending in"),
+        (["SCRIPT", "--learning_rate", "fast"], "learning_rate"),
+        (["SCRIPT", "--optim", "adam"], "invalid choice"),
+    ],
+)
+def test_wrong_usage(words, message, script, capsys):
+    """What cannot be explained ends with 2 and says why."""
+    with pytest.raises(SystemExit) as caught:
+        main(["explain", *(script if word == "SCRIPT" else word for word in words)])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_heavy_is_loaded(script):
+    """A command line is explained without loading torch, lightning or transformers."""
+    program = (
+        "import sys; from hf_compat.cli import main; status = main(sys.argv[1:]);"
+        "print([name for name in ('torch', 'lightning', 'transformers') if name in sys.modules], status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "explain", script, "--seed", "1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert done.stdout.splitlines()[-1] == "[] 0"

@@ -1,0 +1,208 @@
+"""Bad input: one clear error, before any training, that names the argument."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import (
+    ArgumentsError,
+    CheckpointError,
+    DataError,
+    HFCompatError,
+    ModelError,
+    TrainerSetupError,
+    UnknownArgumentError,
+)
+from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
+
+QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+
+
+def trainer_of(tmp_path, *, model=None, train=None, **settings):
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, **settings)
+    return Trainer(model or PlainModel(), args, train_dataset=ListDataset(vector_rows(4)) if train is None else train)
+
+
+def test_no_model(tmp_path):
+    """Neither a model nor a way to make one."""
+    with pytest.raises(TrainerSetupError, match="`model=None`"):
+        Trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
+
+
+def test_empty_train_dataset(tmp_path):
+    """A data set without samples."""
+    with pytest.raises(DataError, match="`train_dataset` is empty"):
+        trainer_of(tmp_path, train=ListDataset([]))
+
+
+def test_no_train_dataset(tmp_path):
+    """Training without a data set."""
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    with pytest.raises(DataError, match="`train_dataset=None`"):
+        Trainer(PlainModel(), args).train()
+
+
+def test_iterable_without_max_steps(tmp_path):
+    """A data set without length needs ``max_steps``."""
+    with pytest.raises(ArgumentsError, match="`max_steps=-1`"):
+        trainer_of(tmp_path, train=Stream(vector_rows(4)))
+
+
+class NoLoss(nn.Module):
+    """A model that returns logits alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, features, labels=None):
+        return {"logits": self.layer(features)}
+
+
+def test_model_without_loss(tmp_path):
+    """A model that returns no loss is refused at its first batch, before any update step."""
+    trainer = trainer_of(tmp_path, model=NoLoss())
+    before = trainer.model.layer.weight.clone()
+    with pytest.raises(ModelError, match=r"`model`: NoLoss returned no loss, only: logits"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert torch.equal(trainer.model.layer.weight, before)
+
+
+def test_bare_transformers_model(tmp_path):
+    """A transformers base model, which has no head to give a loss, is refused by name."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    with pytest.raises(ModelError, match=r"`model`: BertModel computes hidden states only"):
+        trainer_of(tmp_path, model=transformers.BertModel(config))
+
+
+def test_bare_transformers_model_with_a_loss_of_the_users(tmp_path):
+    """A base model trains with a loss that the user computes, and predicts where nothing is trained."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
+    )
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, max_steps=1, save_strategy="no")
+    rows = ListDataset([{"input_ids": torch.tensor([1, 2, 3])}] * 2)
+    hidden = Trainer(transformers.BertModel(config), args).predict(rows).predictions[0]
+    assert hidden.shape == (2, 3, 8)
+
+    class Squared(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(**inputs).last_hidden_state.pow(2).mean()
+
+    assert Squared(transformers.BertModel(config), args, train_dataset=rows).train().global_step == 1
+
+
+def test_strategies_that_disagree(tmp_path):
+    """The best model can only be loaded if evaluations are saved."""
+    with pytest.raises(ArgumentsError, match="load_best_model_at_end"):
+        TrainingArguments(
+            output_dir=str(tmp_path), load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps"
+        )
+
+
+def test_unknown_argument(tmp_path):
+    """A misspelt argument is refused with the nearest name."""
+    with pytest.raises(UnknownArgumentError, match="learning_rate"):
+        TrainingArguments(output_dir=str(tmp_path), learning_rat=1e-3)
+
+
+def test_evaluation_without_data(tmp_path):
+    """An evaluation strategy without a data set to evaluate on."""
+    with pytest.raises(ArgumentsError, match=r"`eval_strategy='epoch'`.*eval_dataset"):
+        trainer_of(tmp_path, eval_strategy="epoch")
+
+
+@pytest.mark.parametrize("broken", ["missing", "empty", "garbage weights", "garbage state"])
+def test_unreadable_checkpoint(tmp_path, broken):
+    """A checkpoint that is not there, holds nothing or holds garbage is refused, and nothing of it is deleted."""
+    folder = tmp_path / "checkpoint-1"
+    if broken in ("garbage weights", "garbage state"):
+        trainer_of(tmp_path, max_steps=1).train()
+        name = "model.safetensors" if broken == "garbage weights" else "trainer_state.json"
+        (folder / name).write_bytes(b"garbage")
+    elif broken == "empty":
+        folder.mkdir()
+    kept = sorted(path.name for path in folder.iterdir()) if folder.exists() else None
+    with pytest.raises(CheckpointError, match="checkpoint-1"):
+        trainer_of(tmp_path, max_steps=2).train(resume_from_checkpoint=str(folder))
+    assert kept == (sorted(path.name for path in folder.iterdir()) if folder.exists() else None)
+
+
+def test_no_checkpoint_to_resume_from(tmp_path):
+    """``resume_from_checkpoint=True`` in a folder without checkpoints."""
+    with pytest.raises(CheckpointError, match="no valid checkpoint found in output directory"):
+        trainer_of(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_copies_that_would_train_apart(tmp_path, monkeypatch):
+    """Several processes that are not told which one they are would train a copy each; that is refused."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainerSetupError, match=r"WORLD_SIZE=2 .*RANK is not set"):
+        trainer_of(tmp_path)
+
+
+def test_strategies_of_accelerate_launch(tmp_path, monkeypatch):
+    """What ``accelerate launch`` asks for and cannot be carried out is refused, not replaced."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(TrainerSetupError, match=r"`fsdp` shards a model over several processes.*only this one"):
+        trainer_of(tmp_path)
+
+
+def test_all_problems_at_once(tmp_path):
+    """All that is wrong with one set of arguments is told in one error."""
+    with pytest.raises(ArgumentsError) as caught:
+        TrainingArguments(output_dir=str(tmp_path), fp16=True, bf16=True, warmup_steps=-1, use_cpu=True)
+    assert len(caught.value.problems) >= 2
+
+
+def test_all_problems_of_a_trainer_at_once(tmp_path):
+    """What is wrong with the constructor's arguments is told together with what data and ``args`` lack."""
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, eval_strategy="epoch", save_strategy="best")
+    lacking = {"args": args, "train_dataset": ListDataset([])}
+    with pytest.raises(ArgumentsError) as caught:
+        Trainer(PlainModel(), **lacking)
+    of_args = ("`eval_strategy='epoch'`", "`metric_for_best_model=None`", "`train_dataset` is empty")
+    assert all(part in str(caught.value) for part in of_args)
+    optimizers = (torch.optim.SGD(PlainModel().parameters()), None)
+    with pytest.raises(TrainerSetupError) as caught:
+        Trainer(
+            **lacking,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=(torch.optim.SGD, {}),
+            lightning={"logger": True, "max_steps": 3, "profilr": "simple"},
+        )
+    of_the_constructor = ("`model=None`", "both passed", "'logger': True", "`max_steps=3`", "Did you mean `profiler`")
+    assert all(part in str(caught.value) for part in (*of_args, *of_the_constructor))
+
+
+def test_what_optimizer_and_schedule_cannot_read(tmp_path):
+    """It is told when the Trainer is built, together with the rest; an override that reads it is not in the way."""
+    wrong = {"optim_args": "rank", "lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"cycles": 1, "floor": 0}}
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, **wrong, eval_strategy="epoch")
+    with pytest.raises(ArgumentsError) as caught:
+        Trainer(PlainModel(), args)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "`eval_strategy='epoch'`",
+        "`optim_args='rank'`",
+        "`lr_scheduler_kwargs={'cycles'",
+        "`lr_scheduler_kwargs={'floor'",
+    ]
+
+    class Mine(Trainer):
+        def create_optimizer_and_scheduler(self, num_training_steps):
+            """Make both by other rules."""
+
+    args.eval_strategy = "no"
+    Mine(PlainModel(), args)
+
+
+def test_every_error_is_ours():
+    """Every error derives from one class, so that a caller can tell them from bugs."""
+    for error in (ArgumentsError, CheckpointError, DataError, ModelError, TrainerSetupError, UnknownArgumentError):
+        assert issubclass(error, HFCompatError)
