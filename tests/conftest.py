@@ -9,6 +9,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+pytest.register_assert_rewrite("tests.support")  # a helper's assert tells both sides, as a test's does
+
 torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import pickle
 import zipfile
 
@@ -20,18 +19,8 @@ from hf_compat.checkpoint.state_dict_files import load_state_file
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weights import load_weights
 from hf_compat.errors import CheckpointError
-from tests.support.checkpoints import small_checkpoint
+from tests.support.checkpoints import Trap, small_checkpoint
 from tests.support.helpers import PlainModel
-
-
-class Trap:
-    """Creates ``path`` when it is unpickled without care."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return (os.mkdir, (self.path,))
 
 
 def torch_file(content):

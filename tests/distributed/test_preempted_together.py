@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hf_compat.checkpoint.layout import get_last_checkpoint
-from tests.run.test_preemption import fake_scontrol
+from tests.support.interrupted import assert_same_states, fake_scontrol
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, start, torchrun
 
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="waits for signa
 
 SCRIPT = SCRIPTS / "preempted_script.py"
 LAUNCHER = -1
-STATES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 
 
 def launch_and_send(signum, receiver, folder, stage, step, **variables):
@@ -42,14 +41,6 @@ def assert_next_start_ends_as_undisturbed(folder):
     ended = torchrun(SCRIPT, folder, "rest")
     assert ended.code == 0, ended.output
     assert_same_states(folder)
-
-
-def assert_same_states(folder):
-    """Fail unless all states at the end are those of the run that nobody disturbed, and nothing else is left."""
-    for name in STATES:
-        part, whole = (folder / run / "checkpoint-9" / name for run in ("part", "whole"))
-        assert part.read_bytes() == whole.read_bytes(), name
-    assert [path.name for path in (folder / "part").iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hf_compat.checkpoint.layout import get_last_checkpoint
-from tests.distributed.test_preempted_together import assert_same_states
+from tests.support.interrupted import assert_same_states
 from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, start
 

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from hf_compat import HFCheckpointIO, HFCompatWarning, Trainer, TrainingArguments
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.errors import CheckpointError, TrainerSetupError
-from tests.checkpoint.test_safety import Trap
 from tests.scripts.crash_script import Model, Rows
+from tests.support.checkpoints import Trap
 
 ROWS = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
 BATCHES = 6

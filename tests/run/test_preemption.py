@@ -15,8 +15,8 @@ import pytest
 
 from hf_compat.data.workers import begin_worker
 from hf_compat.trainer.preemption import Preemption, agreed, requeue
-from tests.run.test_crash import FINISHED, Server, assert_tidy, newest, outcome, steps
 from tests.scripts.crash_script import STEPS
+from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
 
@@ -168,15 +168,6 @@ def test_runs_without_checkpoints(server, tmp_path, settings, saved):
     events = signalled(server, tmp_path, "training", 3, signal.SIGTERM, **settings)
     assert events[-1] == ({"event": "exit", "status": -signal.SIGTERM} if saved is None else LEFT_ON_SIGTERM)
     assert newest(tmp_path) == (saved or 0)
-
-
-def fake_scontrol(folder, status=0):
-    """A program that notes its arguments; return what makes a process find it."""
-    folder.mkdir()
-    program = folder / "scontrol"
-    program.write_text(f'#!/bin/sh\necho "$@" >> "{folder}/calls"\necho refused >&2\nexit {status}\n')
-    program.chmod(0o755)
-    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
 
 
 def test_slurm_requeue(server, undisturbed, tmp_path):

@@ -42,3 +42,13 @@ def train_upstream(model: nn.Module, folder: Path, **fields: Any) -> Any:
     trainer = upstream_trainer(model, folder, **fields)
     trainer.train()
     return trainer
+
+
+class Trap:
+    """Creates ``path`` when it is unpickled without care."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
