@@ -44,9 +44,10 @@ class Ledger:
         """
         folder = Path(checkpoint).resolve()
         marker = read_marker(folder)
+        run_id = None if marker is None else marker.run_id
         beside = (item.path.resolve() for item in list_checkpoints(folder.parent))
-        adopted = frozenset(path for path in beside if _run_id(path) is None)
-        return cls(secrets.token_hex(8) if marker is None or marker.run_id is None else marker.run_id, adopted)
+        adopted = frozenset(path for path in beside if (run_id if path == folder else _run_id(path)) is None)
+        return cls(run_id or secrets.token_hex(8), adopted)
 
     def owns(self, checkpoint: Path) -> bool:
         """Return whether the run may delete ``checkpoint``."""
