@@ -1,4 +1,4 @@
-"""The checkpoint that a run resumes from: what is read of it, how often, and what is said of a file that does not fit."""
+"""The checkpoint that a run resumes from: what is read of it, how often, and what is said of what does not fit."""
 
 import builtins
 import collections

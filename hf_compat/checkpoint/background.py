@@ -84,7 +84,7 @@ class _Copier:
     """Copies each object once, however often it is met."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Any, Any]] = {}  # with the original, whose id must not be reused meanwhile
+        self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
         self._storages: dict[tuple[torch.device, int], torch.UntypedStorage] = {}
 
     def copied(self, value: Any) -> Any:
@@ -135,9 +135,12 @@ class Writes:
         """Return ``state``, or a copy of it in host memory if calls are deferred."""
         return state if self._deferred is None else to_host(state)
 
-    def state_of(self, model: nn.Module) -> Any:
+    def state_of(self, model: nn.Module) -> dict[str, Any] | None:
         """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
-        return None if self._deferred is None else to_host(model.state_dict())
+        if self._deferred is None:
+            return None
+        copied: dict[str, Any] = to_host(model.state_dict())
+        return copied
 
     @contextmanager
     def deferred(self, calls: list[Write]) -> Iterator[None]:

@@ -160,6 +160,6 @@ class CheckpointWriter:
         if launch.num_nodes > 1 and not multi_process.is_shared(output_dir):
             raise TrainerSetupError(
                 f"`save_async={save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with "
-                f"`output_dir={output_dir!r}`, which is not on a disk that all {launch.num_nodes} nodes share. Set "
+                f"`output_dir={output_dir!r}`, which is not on a disk that all nodes share. Set "
                 "`save_async=False`, or choose a folder that they share."
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -32,6 +32,13 @@ __all__ = ["HFCheckpointIO"]
 _HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 _LISTS = (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME))
 """Lists in Lightning's checkpoints; one with a single state becomes a file as transformers names it."""
+
+
+class Savable(Protocol):
+    """A tokenizer or processor."""
+
+    def save_pretrained(self, folder: str | os.PathLike[str], /) -> object:
+        """Write its files into ``folder``."""
 
 
 class HFCheckpointIO(CheckpointIO):
@@ -62,7 +69,7 @@ class HFCheckpointIO(CheckpointIO):
         self,
         model: str | Callable[[pl.LightningModule], nn.Module] | None = None,
         *,
-        processing_class: Any = None,
+        processing_class: Savable | None = None,
         max_shard_size: int | str | None = None,
     ) -> None:
         self._model = model
