@@ -1,16 +1,25 @@
-"""Which methods a subclass may override, which it may not, and how overrides of any release are called."""
+"""Which methods a subclass may override, whether it does, and how overrides of any release are called."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import HFCompatWarning, TrainerSetupError
 
-__all__ = ["NEVER_CALLED", "OVERRIDABLE", "call_as_defined", "refuse_overrides_never_called"]
+__all__ = [
+    "NEVER_CALLED",
+    "OVERRIDABLE",
+    "WarnOnce",
+    "call_as_defined",
+    "is_ours",
+    "is_overridden",
+    "refuse_overrides_never_called",
+]
 
 OVERRIDABLE: tuple[str, ...] = (
     "autocast_smart_context_manager",
@@ -139,6 +148,41 @@ def refuse_overrides_never_called(kind: type) -> None:
     if found:
         advice = "".join(f"\n  `{name}`: {NEVER_CALLED[name]}." for name in found)
         raise TrainerSetupError(f"`{kind.__name__}` overrides what a run never calls:{advice}")
+
+
+def is_ours(function: object) -> bool:
+    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else."""
+    return str(getattr(function, "__module__", "")).startswith("hf_compat.")
+
+
+def is_overridden(holder: object, base: type, *names: str) -> bool:
+    """Return whether any of ``base``'s methods ``names`` is another one in ``holder``.
+
+    Args:
+        holder: A class derived from ``base``, or an instance, which may have been assigned a method of its own.
+        base: The class that defines the methods.
+        *names: The methods.
+    """
+    kind, assigned = (holder, {}) if isinstance(holder, type) else (type(holder), vars(holder))
+    return any(name in assigned or getattr(kind, name) is not getattr(base, name) for name in names)
+
+
+class WarnOnce:
+    """Gives each warning once in its lifetime, whatever Python's filters say."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def __call__(self, message: str, *, stacklevel: int = 2) -> None:
+        """Warn of ``message``, a ``HFCompatWarning``, unless that was done before.
+
+        Args:
+            message: What to say.
+            stacklevel: Whose line the warning names, counted as ``warnings.warn`` does: 2 is the caller's.
+        """
+        if message not in self._given:
+            self._given.add(message)
+            warnings.warn(message, HFCompatWarning, stacklevel=stacklevel)
 
 
 @dataclass(frozen=True, slots=True)

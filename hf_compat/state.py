@@ -25,6 +25,7 @@ __all__ = [
     "NotExportableError",
     "TrainerControl",
     "TrainerState",
+    "export_states",
     "is_exportable",
 ]
 
@@ -74,6 +75,23 @@ def _export(callbacks: Iterable[Any]) -> dict[str, Any]:
             )
         states.setdefault(type(callback).__name__, []).append(callback.state())
     return {name: found[0] if len(found) == 1 else found for name, found in states.items()}
+
+
+def export_states(kept: dict[str, Any], callbacks: Iterable[object]) -> None:
+    """Bring ``kept``, ``TrainerState.stateful_callbacks``, up to date with those of ``callbacks`` that have a state.
+
+    References:
+        As transformers ``trainer.py`` ``Trainer._save_checkpoint``: a list, of callbacks of one class, grows with each
+        call.
+    """
+    for callback in callbacks:
+        if not is_exportable(callback):
+            continue
+        name, state = type(callback).__name__, callback.state()  # type: ignore[attr-defined]
+        if isinstance(kept.get(name), list):
+            kept[name].append(state)
+        else:
+            kept[name] = state
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Saving in the background: a copy in host memory, written by a thread while the training goes on."""
+"""Saving in the background: a copy in host memory, written by a thread while training continues."""
 
 from __future__ import annotations
 
@@ -8,44 +8,63 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ENVIRONMENT_VARIABLE", "BackgroundSaver", "Writes", "background_problems", "is_wanted", "to_host"]
+from hf_compat.distributed.launch import Launch
+
+__all__ = ["ENVIRONMENT_VARIABLE", "BackgroundSaver", "Write", "Writes", "background_problems", "is_wanted", "to_host"]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """Set to 1 it asks for saving in the background, as ``TrainingArguments(save_async=True)`` does."""
 
 
-_WHOLE_ON_EACH = ("one device", "ddp")
-"""Strategies under which each process has the whole model."""
+_FULL_MODEL_ON_EACH_RANK = ("one device", "ddp")
+"""Strategies that do not shard the model."""
 
 
-def is_wanted(args: Any) -> bool:
+class _Arguments(Protocol):
+    """The fields of ``TrainingArguments`` that say how checkpoints are saved."""
+
+    save_async: bool
+    save_on_each_node: bool
+
+    @property
+    def launch(self) -> Launch:
+        """Which process this is, of how many."""
+
+
+Write: TypeAlias = Callable[[], object]
+"""A deferred call that writes a file."""
+
+
+def is_wanted(args: _Arguments) -> bool:
     """Return whether the arguments or the environment ask for saving in the background."""
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
 
-def background_problems(args: Any, strategy: str) -> list[str]:
-    """Return what is wrong where saving in the background is asked for.
+def background_problems(args: _Arguments, strategy: str) -> list[str]:
+    """Return what rules out the saving in the background that is asked for; nothing if it is not.
 
     Args:
         args: The training arguments.
-        strategy: Where the model is; a name in ``engine.strategies.STRATEGIES``.
+        strategy: A name in ``engine.strategies.kinds.STRATEGIES``.
     """
     if not is_wanted(args):
         return []
     asked = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
     problems = []
-    if strategy not in _WHOLE_ON_EACH:
+    if strategy not in _FULL_MODEL_ON_EACH_RANK:
         problems.append(
-            f"{asked}: a model that is spread over the processes, by {strategy}, is only saved at once; drop it."
+            f"{asked} is not supported with {strategy}: sharded checkpoints can only be saved synchronously. Set "
+            "`save_async=False`."
         )
     if args.save_on_each_node and args.launch.num_nodes > 1:
         problems.append(
-            f"{asked} excludes `save_on_each_node=True` with {args.launch.num_nodes} nodes: set one of them."
+            f"{asked} is not supported with `save_on_each_node=True` on {args.launch.num_nodes} nodes: a node cannot "
+            "tell when the checkpoints of the others are complete. Set one of the two to False."
         )
     return problems
 
@@ -53,7 +72,7 @@ def background_problems(args: Any, strategy: str) -> list[str]:
 def to_host(value: Any) -> Any:
     """Return a copy of ``value`` in host memory that shares nothing with it.
 
-    Tensors in it that share memory do so in the copy too: what is written of it is what would be written of ``value``.
+    Tensors that share memory share it in the copy too, so that the files written of either are the same.
 
     Args:
         value: Tensors, plain values, and dicts, lists and tuples of them.
@@ -65,7 +84,7 @@ class _Copier:
     """Copies each object once, however often it is met."""
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Any, Any]] = {}  # with the object itself, so that its id is not given away
+        self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
         self._storages: dict[tuple[torch.device, int], torch.UntypedStorage] = {}
 
     def copied(self, value: Any) -> Any:
@@ -77,7 +96,7 @@ class _Copier:
         if isinstance(value, Tensor):
             return _copied_tensor(value, self._storages)
         if isinstance(value, dict):
-            twin = copy.copy(value)  # keeps an ordered dict's kind, and the versions noted on a state dict
+            twin = copy.copy(value)  # keeps the type of dict, and a state dict's `_metadata`
             for key, item in value.items():
                 twin[key] = self.copied(item)
             return twin
@@ -100,67 +119,74 @@ def _copied_tensor(tensor: Tensor, storages: dict[tuple[torch.device, int], torc
 
 
 class Writes:
-    """Makes calls that write files, at once or, inside ``kept``, later and of a copy."""
+    """Makes calls that write files: immediately or, inside ``deferred``, later and from a snapshot."""
 
     def __init__(self) -> None:
-        self._later: list[Callable[[], Any]] | None = None
+        self._deferred: list[Write] | None = None
 
-    def __call__(self, write: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call ``write`` with the arguments, or keep the call."""
-        if self._later is None:
+    def __call__(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call ``write`` with the arguments, or defer the call."""
+        if self._deferred is None:
             write(*args, **kwargs)
         else:
-            self._later.append(partial(write, *args, **kwargs))
+            self._deferred.append(partial(write, *args, **kwargs))
 
     def snapshot(self, state: Any) -> Any:
-        """Return ``state``, or a copy of it in host memory if calls are kept."""
-        return state if self._later is None else to_host(state)
+        """Return ``state``, or a copy of it in host memory if calls are deferred."""
+        return state if self._deferred is None else to_host(state)
 
-    def state_of(self, model: nn.Module) -> Any:
-        """Return None, which stands for the model's weights at the time of writing, or a copy if calls are kept."""
-        return None if self._later is None else to_host(model.state_dict())
+    def state_of(self, model: nn.Module) -> dict[str, Any] | None:
+        """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
+        if self._deferred is None:
+            return None
+        copied: dict[str, Any] = to_host(model.state_dict())
+        return copied
 
     @contextmanager
-    def kept(self, calls: list[Callable[[], Any]]) -> Iterator[None]:
-        """Append to ``calls`` what would be written."""
-        before, self._later = self._later, calls
+    def deferred(self, calls: list[Write]) -> Iterator[None]:
+        """Append to ``calls`` each call that would write, instead of making it."""
+        before, self._deferred = self._deferred, calls
         try:
             yield
         finally:
-            self._later = before
+            self._deferred = before
 
 
 class BackgroundSaver:
-    """Runs one piece of work at a time in a thread, and hands on what goes wrong in it.
+    """Runs one task at a time in a thread, and raises its error where the next one is started or awaited.
 
-    The thread is no daemon: a process that comes to its end waits for it.
+    The thread is no daemon: a process that exits waits for it. A pickled saver comes back idle.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def start(self, work: Callable[[], None]) -> None:
-        """Begin ``work``, after what was begun before has ended.
+    def __reduce__(self) -> tuple[type[BackgroundSaver], tuple[()]]:
+        """Return what makes an idle saver: a thread, and its error, belong to this process."""
+        return type(self), ()
+
+    def start(self, task: Callable[[], None]) -> None:
+        """Start ``task`` once the one before has ended.
 
         Raises:
-            Exception: What went wrong in the work before.
+            Exception: The error of the task before.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="hf_compat-save")
+        self._thread = threading.Thread(target=self._run, args=(task,), name="hf_compat-save")
         self._thread.start()
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, task: Callable[[], None]) -> None:
         try:
-            work()
+            task()
         except BaseException as error:
             self._error = error
 
     def wait(self) -> None:
-        """Return once nothing is being done.
+        """Return once no task is running.
 
         Raises:
-            Exception: What went wrong since the last call.
+            Exception: The error of the last task, unless it was raised before.
         """
         if self._thread is not None:
             self._thread.join()

@@ -27,7 +27,7 @@ class Marker:
     step: int
     """The update step of the checkpoint."""
     run_id: str | None
-    """The run that wrote it; a resumed run goes on under the same one."""
+    """The run that wrote it; a resumed run has the same one."""
     files: dict[str, int]
     """The size in bytes of each file, by its path inside the folder with forward slashes."""
 
@@ -91,7 +91,7 @@ def is_complete(path: str | os.PathLike[str]) -> bool:
 
 
 def differences(folder: Path, marker: Marker) -> Iterator[str]:
-    """Yield in what ``folder`` differs from its ``marker``: files that are missing, or binary ones of another size."""
+    """Yield each difference between ``folder`` and its ``marker``: a missing file, or a binary one of another size."""
     for name, size in marker.files.items():
         path = folder / name
         if ".." in PurePosixPath(name).parts or path == Path(name):

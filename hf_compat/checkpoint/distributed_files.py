@@ -1,7 +1,7 @@
-"""States written and read by several processes at once, with torch.distributed.checkpoint, without trusting the files.
+"""Sharded state dicts, saved and loaded with torch.distributed.checkpoint, without trusting the files.
 
-That package's list of contents, ``.metadata``, is a pickle, and so is every value that is no tensor. Here neither can
-run code: the list is read by an unpickler that knows the few classes it is made of, values as tensors files are.
+That package's metadata file, ``.metadata``, is a pickle, and so is every value that is no tensor. Here neither can run
+code: the metadata are read by an unpickler that knows the few classes they consist of, values as tensor files are.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _KNOWN = {
     "torch.serialization": ("_get_layout",),
     "collections": ("OrderedDict",),
 }
-"""Module to the names in it that a list of contents is made of, besides torch's dtypes and paths."""
+"""Module → the names in it that metadata consist of, besides torch's dtypes and paths."""
 
 
 def is_sharded(folder: Path) -> bool:
-    """Return whether ``folder`` was written by torch.distributed.checkpoint."""
+    """Return whether torch.distributed.checkpoint wrote ``folder``."""
     return (folder / names.SHARDED_CONTENTS_NAME).is_file()
 
 
@@ -63,16 +63,15 @@ class _MetadataUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if module.partition(".")[0] == "pathlib" and name.endswith("Path") and "." not in name:
-            return PurePath  # where the checkpoint was written, on whichever system
+            return PurePath  # of the system that wrote the checkpoint
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
-    """Return what the list of contents of ``folder`` says.
+    """Return the metadata of ``folder``, without running code that they may hold.
 
     Raises:
-        CheckpointError: If it cannot be read, holds anything else, or names a file outside ``folder``; nothing of it
-            ran.
+        CheckpointError: If they cannot be read, hold anything else, or name a file outside ``folder``.
     """
     path = Path(folder, names.SHARDED_CONTENTS_NAME)
     try:
@@ -81,7 +80,7 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
         files = {info.relative_path for info in metadata.storage_data.values()}
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"`{path}` is refused: it holds more than a list of tensors, or is damaged ({error}). Nothing of it was "
+            f"`{path}` is refused: it holds more than a list of tensors, or is damaged ({error}). No code in it was "
             "run."
         ) from error
     except Exception as error:  # a damaged pickle raises whatever its opcodes stumble over
@@ -95,7 +94,7 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
 
 
 def contents(metadata: Metadata) -> dict[tuple[Any, ...], Any]:
-    """Return what is known of each entry by its path in the nested state."""
+    """Return each entry's metadata by its path in the nested state dict."""
     paths: Any = metadata.planner_data or {}
     return {paths.get(name, (name,)): entry for name, entry in metadata.state_dict_metadata.items()}
 
@@ -118,11 +117,11 @@ class _TrustedPlanner(DefaultLoadPlanner):
 
 
 def load(state: dict[str, Any], folder: Path, metadata: Metadata | None = None) -> None:
-    """Fill ``state`` from ``folder``: the tensors in place, each process its part of DTensors, other values anew.
+    """Load ``state`` from ``folder``: tensors in place, of DTensors each rank its shards, other values as new objects.
 
     Args:
-        state: Nested; every entry has to be in ``folder``. What is in ``folder`` besides is left out.
-        folder: Written by any number of processes.
+        state: A nested state dict, every entry of which has to be in ``folder``; the rest of ``folder`` is left out.
+        folder: Written with any world size.
         metadata: What ``read_metadata`` returned; read if None.
 
     Raises:
@@ -149,10 +148,10 @@ def _first_failure(error: BaseException) -> BaseException:
 
 
 def save(state: dict[str, Any], folder: Path) -> None:
-    """Write the nested ``state`` into ``folder``; every process has to call it, and writes its part of DTensors.
+    """Save the nested state dict ``state`` into ``folder``; every rank has to call it, and saves its shards.
 
     Raises:
-        CheckpointWriteError: On every process, if any could not write.
+        CheckpointWriteError: On every rank, if any could not write.
     """
     try:
         save_together(state, storage_writer=FileSystemWriter(folder))
@@ -161,10 +160,10 @@ def save(state: dict[str, Any], folder: Path) -> None:
 
 
 def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
-    """Load the weights that several processes wrote into ``model``, whole or itself sharded.
+    """Load the sharded weights in ``folder`` into ``model``, sharded or not.
 
     Returns:
-        The names that ``folder`` lacks, and those that the model does not know.
+        The names that ``folder`` lacks, and those that the model does not have.
     """
     metadata = read_metadata(folder)
     written = {
@@ -175,7 +174,7 @@ def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
     state = model.state_dict()
     found = {name: value for name, value in state.items() if name in written}
     load({"model": found}, folder, metadata)
-    model.load_state_dict(found, strict=False)  # a wrapper's state is a copy
+    model.load_state_dict(found, strict=False)  # a wrapper's state dict is a copy
     return [name for name in state if name not in written], sorted(written - set(state))
 
 

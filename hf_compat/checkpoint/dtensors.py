@@ -1,4 +1,4 @@
-"""Between states of which each process holds a part and whole ones."""
+"""Between sharded and full state dicts: gathering DTensors, and distributing full tensors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["placed_like", "placing", "whole"]
 
 
 def whole(value: Any, *, keeps: bool) -> Any:
-    """Return ``value`` with whole tensors in host memory; every process has to call it.
+    """Return ``value`` with full tensors in host memory; every rank has to call it.
 
-    One object stays one object, so weights that share memory do in the result.
+    One object stays one object, so weights that share memory share it in the result.
 
     Args:
         value: Tensors and plain values in dicts, lists and tuples.
-        keeps: Whether this process wants the result; the others take part and get dicts without tensors.
+        keeps: Whether this rank wants the result; the others take part and get dicts without tensors.
     """
     return _Gathering(keeps).whole(value)
 
@@ -27,7 +27,7 @@ def whole(value: Any, *, keeps: bool) -> Any:
 class _Gathering:
     def __init__(self, keeps: bool) -> None:
         self._keeps = keeps
-        self._done: dict[int, tuple[Any, Any]] = {}  # with the object itself, so that its id is not given away
+        self._done: dict[int, tuple[Any, Any]] = {}  # with the original, whose id must not be reused meanwhile
 
     def whole(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -42,18 +42,18 @@ class _Gathering:
     def _gather(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, DTensor):
             return tensor.detach().cpu() if self._keeps else None
-        exchanged: Any = tensor.detach().to(tensor.device_mesh.device_type)  # it may be kept on the host
+        exchanged: Any = tensor.detach().to(tensor.device_mesh.device_type)  # it may be offloaded to the host
         gathered: Tensor = exchanged.full_tensor()
         return gathered.cpu() if self._keeps else None
 
 
-def placed_like(target: Any, values: Tensor) -> Tensor:
-    """Return the whole ``values``, the same on all processes, as ``target`` is placed; nothing is exchanged.
+def placed_like(target: object, values: Tensor) -> Tensor:
+    """Return the full tensor ``values``, equal on all ranks, placed as ``target`` is; without communication.
 
     Args:
-        target: A tensor of the state that the values are for. Where it is a DTensor, values of another shape, such as
-            an optimizer's means over rows, are whole on each process; so are single numbers, which stay tensors.
-        values: ``target``'s shape mostly.
+        target: The tensor of a state dict that the values are for. Where it is a DTensor, values of another shape, such
+            as an optimizer's means over rows, are replicated; scalars stay plain tensors.
+        values: Mostly of ``target``'s shape.
     """
     if not isinstance(target, DTensor) or isinstance(values, DTensor) or values.ndim == 0:
         return values
@@ -65,7 +65,7 @@ def placed_like(target: Any, values: Tensor) -> Tensor:
 
 @contextmanager
 def placing(model: nn.Module) -> Iterator[None]:
-    """Have ``model.load_state_dict``, whoever calls it, take whole values for parameters that are DTensors."""
+    """Make ``model.load_state_dict``, whoever calls it, accept full tensors for parameters that are DTensors."""
 
     def place(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         targets = module.state_dict()

@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds: its checkpoints, and the newest complete one."""
+"""What a folder of checkpoints holds: its checkpoints, the newest complete one, the one to resume from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Checkpoint", "checkpoint_at", "get_last_checkpoint", "list_checkpoints", "moved_along"]
+__all__ = ["Checkpoint", "checkpoint_at", "get_last_checkpoint", "list_checkpoints", "moved_along", "to_resume"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[Checkpoint]:
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     """Return the path of the complete checkpoint with the largest update step in ``folder``, None if there is none.
 
-    Each incomplete one that is passed over is named in a logged warning, with the reason.
+    Each incomplete one that is skipped is named in a logged warning, with the reason.
 
     Raises:
         FileNotFoundError: If there is no ``folder``.
@@ -60,16 +60,58 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
         reason = incomplete_reason(checkpoint.path)
         if reason is None:
             return os.path.join(folder, checkpoint.path.name)
-        logger.warning("Passed over the incomplete checkpoint %s: %s", checkpoint.path, reason)
+        logger.warning("Skipped the incomplete checkpoint %s: %s", checkpoint.path, reason)
     return None
+
+
+def to_resume(
+    output_dir: str | os.PathLike[str], resume_from_checkpoint: str | os.PathLike[str] | bool | None, *, is_main: bool
+) -> str | None:
+    """Return the path of the checkpoint to resume from, None to start from the beginning; every rank has to call it.
+
+    Args:
+        output_dir: Where the run's checkpoints are.
+        resume_from_checkpoint: A path; True for the newest complete checkpoint in ``output_dir``; ``"auto"`` for the
+            same if there is one; None or False for none. One by its path may be incomplete, with a logged warning.
+        is_main: Whether this is the main process, which searches for all: another one might see a folder that is being
+            written or deleted.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint.
+    """
+    if resume_from_checkpoint is None or resume_from_checkpoint is False:
+        return None
+    if resume_from_checkpoint in ("auto", True):
+        from hf_compat.distributed import collectives  # imports torch, which the tools that list checkpoints do not
+
+        newest = get_last_checkpoint(output_dir) if is_main else None
+        path: str | None = collectives.broadcast_object(newest)
+        if path is None and resume_from_checkpoint is True:
+            raise CheckpointError(
+                f"`resume_from_checkpoint=True`: no valid checkpoint found in output directory `{output_dir}`. Pass a "
+                "checkpoint's path, or leave the argument out to start from the beginning."
+            )
+    else:
+        path = str(resume_from_checkpoint)
+    if path is None:
+        return None
+    if not Path(path).is_dir():
+        raise CheckpointError(
+            f"`resume_from_checkpoint={path!r}`: there is no such folder. "
+            "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
+        )
+    reason = incomplete_reason(path)
+    if reason is not None:  # a file may have been removed on purpose; what is damaged is refused when it is read
+        logger.warning("`resume_from_checkpoint=%s`: the checkpoint was modified since it was saved: %s", path, reason)
+    return path
 
 
 def moved_along(best: str, resumed: str | os.PathLike[str]) -> str:
     """Return where the run's best checkpoint is now: at ``best``, or beside the one resumed if the run has moved.
 
     Args:
-        best: What the state of the resumed checkpoint says; returned as it is if it is nowhere.
-        resumed: The checkpoint that the run goes on from.
+        best: The path in the resumed checkpoint's state; returned unchanged if it is in neither place.
+        resumed: The checkpoint that the run resumes from.
 
     Raises:
         CheckpointError: If ``best`` does not end in the name of a checkpoint: nobody's trainer wrote that.

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint make the model, and how they come into the output folder while training goes on."""
+"""Which files of a checkpoint hold the model, and copying them into the output folder while training continues."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_files(checkpoint: Path) -> list[Path]:
 
 
 def copy_model_files(files: list[Path], folder: Path) -> None:
-    """Copy ``files`` into ``folder``; at every moment each name there is one whole file, the former or the new one."""
+    """Copy ``files`` into ``folder``; a reader sees the old file of a name or the new one, never a part."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in files:
         partial = folder / f"_{source.name}.partial"  # no push takes names that begin so

@@ -1,4 +1,4 @@
-"""Writing one checkpoint folder from several processes: all write into it, then it is published once on each disk."""
+"""Writing one checkpoint folder from several ranks: all write into it, then it is published once on each disk."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def begin(
     launch: Launch,
     writes: bool,
 ) -> Path:
-    """Return a folder on each process that becomes ``final`` where ``stack`` is left, without asking the others.
+    """Return on each rank a folder that becomes ``final`` when ``stack`` is closed, which takes no communication.
 
-    The main process makes it and publishes it. So does the first process of every other node that does not see that
-    folder, as its disk is its own, or that is to write a whole checkpoint itself. ``stack`` may be left once all have
+    Rank 0 creates it and publishes it. So does local rank 0 of every other node that does not see that folder, because
+    its disk is not shared, or that is to write a complete checkpoint itself. ``stack`` may be closed once all have
     written; see :func:`failing_together`.
 
     Args:
-        stack: What undoes everything if it is left by an error.
+        stack: Publishes, or deletes everything if an error leaves it.
         final: The checkpoint folder. One that exists is replaced.
         step: The update step, for the completion marker.
         run_id: The run that writes, for the completion marker.
-        launch: Which process this is.
-        writes: Whether this process writes what is the same on all.
+        launch: Which rank this is.
+        writes: Whether this rank writes what is the same on all.
 
     Raises:
-        CheckpointWriteError: On every process, if any could not write; checkpoints written before are untouched.
+        CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
     """
     own = None
     with failing_together():
@@ -56,11 +56,11 @@ def begin(
 
 
 def wait_for(saver: BackgroundSaver) -> None:
-    """Return once no process of the run writes in the background; each has to call it.
+    """Return once no rank writes in the background; every rank has to call it.
 
     Raises:
-        Exception: What went wrong since the last call, where it did; on the other processes a CheckpointError, one
-            that is a CheckpointWriteError if it was the disk.
+        Exception: The error of the last save, on the rank where it happened; on the others a CheckpointError, a
+            CheckpointWriteError if the file system refused the write.
     """
     failure: Exception | None = None
     try:
@@ -75,7 +75,7 @@ def wait_for(saver: BackgroundSaver) -> None:
 
 
 def is_shared(folder: str | os.PathLike[str]) -> bool:
-    """Return whether all processes see what the main process writes into ``folder``; each has to call it."""
+    """Return whether all ranks see what rank 0 writes into ``folder``; every rank has to call it."""
     with ExitStack() as stack:
         probe = None
         with failing_together():
@@ -87,10 +87,10 @@ def is_shared(folder: str | os.PathLike[str]) -> bool:
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """Run the block on every process; where a file could not be written on one, raise on all.
+    """Run the block on every rank; if a file cannot be written on one, raise on all.
 
     Raises:
-        CheckpointWriteError: If another process could not write.
+        CheckpointWriteError: If another rank could not write.
     """
     if collectives.get_world_size() == 1:
         yield
@@ -106,6 +106,6 @@ def failing_together() -> Iterator[None]:
     if isinstance(failure, CheckpointWriteError):
         raise failure
     if failure is not None:
-        raise CheckpointWriteError(f"Process {collectives.get_rank()} could not write: {failure}") from failure
+        raise CheckpointWriteError(f"Rank {collectives.get_rank()} could not write: {failure}") from failure
     if any(told):
         raise CheckpointWriteError(next(text for text in told if text))

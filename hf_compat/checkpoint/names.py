@@ -47,12 +47,12 @@ TRAINING_ARGS_NAME = "training_args.bin"
 WHOLE_OPTIMIZER_NAME = "optimizer.bin"
 """The optimizer's state of an FSDP run by the names of parameters, as accelerate writes it."""
 WHOLE_FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
-"""The same weights as in the files beside it, in the only place where transformers looks to resume an FSDP run."""
+"""The same weights as in the files beside it, in the only file from which transformers resumes an FSDP run."""
 SHARDED_WEIGHTS_NAME = "pytorch_model_fsdp_0"
 """A folder of torch.distributed.checkpoint, as accelerate calls it; so is the next."""
 SHARDED_OPTIMIZER_NAME = "optimizer_0"
 SHARDED_CONTENTS_NAME = ".metadata"
-"""The list of contents of such a folder."""
+"""The metadata of such a folder."""
 
 LIGHTNING_STATE_NAME = "lightning.pt"
 """The states of Lightning's callbacks and loops."""
@@ -66,5 +66,5 @@ def checkpoint_name(step: int) -> str:
 
 
 def rng_state_name(rank: int, world_size: int) -> str:
-    """Return the name of the file with the random states of process ``rank`` out of ``world_size``."""
+    """Return the name of the file with the random states of ``rank`` out of ``world_size``."""
     return "rng_state.pth" if world_size <= 1 else f"rng_state_{rank}.pth"

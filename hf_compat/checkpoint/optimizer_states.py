@@ -1,4 +1,4 @@
-"""The optimizer's state by the names of parameters, so that a run with another strategy can go on with it."""
+"""The optimizer's state by parameter name, so that a run with another strategy can resume with it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.optim import Optimizer
 
 from hf_compat.checkpoint import distributed_files, dtensors, names
 from hf_compat.checkpoint.unpickle import load_trusted
@@ -24,19 +25,19 @@ _FILES = (names.OPTIMIZER_NAME, names.WHOLE_OPTIMIZER_NAME)
 
 
 def is_there(folder: Path) -> bool:
-    """Return whether the checkpoint ``folder`` holds the state of an optimizer, whole or sharded."""
+    """Return whether the checkpoint ``folder`` holds an optimizer's state dict, full or sharded."""
     return any((folder / name).is_file() for name in _FILES) or distributed_files.is_sharded(
         folder / names.SHARDED_OPTIMIZER_NAME
     )
 
 
-def by_name(optimizer: Any, model: nn.Module) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()`` with the names of ``model``'s parameters in place of their numbers."""
+def by_name(optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return ``optimizer.state_dict()`` with the names of ``model``'s parameters in place of their indices."""
     return _renamed(optimizer.state_dict(), dict(enumerate(_parameter_names(optimizer, model))))
 
 
 def weights_for_resuming(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of ``model``'s whole ``state`` by which transformers resumes: of a peft model what is trained."""
+    """Return what transformers resumes from of ``model``'s full state dict: of a peft model, trainable parameters."""
     if not is_peft_model(model):
         return state
     named = model.named_parameters(remove_duplicate=False)
@@ -44,21 +45,21 @@ def weights_for_resuming(model: nn.Module, state: dict[str, Any]) -> dict[str, A
     return {name: value for name, value in state.items() if name in trained}
 
 
-def _parameter_names(optimizer: Any, model: nn.Module) -> list[str]:
-    """Return the names of the parameters in the order in which ``optimizer`` numbers them."""
+def _parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """Return the names of the parameters in the order of their indices in ``optimizer``."""
     known = {id(parameter): name.replace(_WRAPPER, "") for name, parameter in model.named_parameters()}
     try:
         return [known[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     except KeyError:
         raise CheckpointError(
-            f"{type(optimizer).__name__} updates parameters that are not {type(model).__name__}'s, so its state has no "
-            "names for them. Make it in `create_optimizer`, of the model as it is then."
+            f"`optimizer`: the {type(optimizer).__name__} updates parameters that are not {type(model).__name__}'s, so "
+            "its state cannot be saved by parameter name. Create it in `create_optimizer`, from the model of the run."
         ) from None
 
 
 @contextmanager
-def fitting(optimizer: Any, folder: Path) -> Iterator[None]:
-    """Turn what goes wrong when ``optimizer`` is given the state in ``folder`` into a ``CheckpointError``."""
+def fitting(optimizer: Optimizer, folder: Path) -> Iterator[None]:
+    """Raise what goes wrong when ``optimizer`` loads the state in ``folder`` as a ``CheckpointError``."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -70,10 +71,8 @@ def fitting(optimizer: Any, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def load(optimizer: Any, model: nn.Module, folder: Path) -> None:
-    """Give ``optimizer`` the state in ``folder``, in whichever form it was written.
-
-    Of sharded parameters each process keeps its part of the state.
+def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
+    """Load the state in ``folder``, full or sharded, into ``optimizer``; of sharded parameters each rank its shards.
 
     Raises:
         CheckpointError: If the state cannot be read, or is that of other parameters.
@@ -94,8 +93,8 @@ def load(optimizer: Any, model: nn.Module, folder: Path) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
 
 
-def read_whole(optimizer: Any, model: nn.Module, folder: Path) -> dict[str, Any] | None:
-    """Return the whole state in ``folder`` by the names of parameters, None if several processes wrote parts of it.
+def read_whole(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str, Any] | None:
+    """Return the full state dict in ``folder`` by parameter name, None if there is only a sharded one.
 
     Raises:
         CheckpointError: If the state cannot be read, or is that of other parameters.
@@ -108,18 +107,18 @@ def read_whole(optimizer: Any, model: nn.Module, folder: Path) -> dict[str, Any]
         return _renamed(saved, dict(enumerate(_parameter_names(optimizer, model))))
 
 
-def _by_number(saved: Mapping[str, Any], optimizer: Any, model: nn.Module) -> dict[str, Any]:
+def _by_number(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     return _renamed(saved, {name: number for number, name in enumerate(_parameter_names(optimizer, model))})
 
 
 def _renamed(saved: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the state ``saved`` with ``new`` names or numbers of parameters in place of the old ones."""
+    """Return the state dict ``saved`` with ``new`` names or indices of parameters in place of the old ones."""
     groups = [{**group, "params": [new[old] for old in group.get("params", ())]} for group in saved["param_groups"]]
     return {"state": {new[old]: entry for old, entry in saved["state"].items()}, "param_groups": groups}
 
 
 def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state that several processes wrote, by the names of ``parameters``; of DTensors this process's part.
+    """Return the sharded state dict in ``folder`` by the names of ``parameters``; of DTensors this rank's shards.
 
     Raises:
         CheckpointError: If it cannot be read.
@@ -140,7 +139,7 @@ def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _room_for(entry: TensorStorageMetadata, parameter: Any) -> torch.Tensor:
+def _room_for(entry: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
     dtype = entry.properties.dtype
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach(), dtype=dtype)

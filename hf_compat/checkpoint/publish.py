@@ -1,11 +1,11 @@
-"""Writing a checkpoint folder so that neither ``kill -9`` nor a full disk can spoil it, or one written before.
+"""Writing a checkpoint folder so that neither ``kill -9`` nor a full disk can damage it, or an earlier one.
 
 A checkpoint is written to a hidden sibling folder, flushed to the disk, marked as complete and then renamed. Hidden
 siblings that a killed process left behind are dealt with by ``clean_orphans``. Their names say what they are::
 
     .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
     .checkpoint-12.replaced-<host>-<pid>-<token>    the former checkpoint-12, about to be deleted
-    .checkpoint-12.deleted-<host>-<pid>-<token>     given up by rotation, about to be deleted
+    .checkpoint-12.deleted-<host>-<pid>-<token>     beyond ``save_total_limit``, about to be deleted
     .checkpoint-12.pushed-<host>-<pid>-<token>      what is being uploaded of it; see ``hub.py``
 
 No listing, transformers' own included, takes one for a checkpoint.
@@ -63,7 +63,7 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
         run_id: The run that writes, for the completion marker; see ``rotation.Ledger``.
 
     Raises:
-        CheckpointWriteError: If the folder cannot be written; checkpoints written before are untouched.
+        CheckpointWriteError: If the folder cannot be written; earlier checkpoints are untouched.
     """
     target, free = Path(final), ""
     try:
@@ -72,20 +72,20 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
             yield staged
             publish(staged, target, step=step, run_id=run_id)
         except BaseException:
-            free = _free_space(staged)  # before what was written is given back
+            free = _free_space(staged)  # before the files written so far are deleted
             abandon(staged)
             raise
     except (OSError, RuntimeError, SafetensorError) as error:
         if not is_write_failure(error):
             raise
         raise CheckpointWriteError(
-            f"`{target}` cannot be written: {error}{free}. Checkpoints written before are untouched; look for free "
-            f"space and permissions in `{target.parent}`."
+            f"`{target}` cannot be written: {error}{free}. Earlier checkpoints are untouched. Check the free space "
+            f"and the permissions of `{target.parent}`."
         ) from error
 
 
 def _free_space(folder: Path) -> str:
-    """Return how much space was left, as torch's errors do not say that there was none."""
+    """Return how much space was free, for torch's errors do not say that there was none."""
     try:
         return f" ({shutil.disk_usage(folder).free} bytes were free)"
     except OSError:
@@ -157,9 +157,9 @@ def delete_folder(folder: Path) -> None:
 
 
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
-    """Deal with what processes of this host that are no more left in ``folder``; return the hidden folders concerned.
+    """Clean up the hidden folders that ended processes of this host left in ``folder``; return those folders.
 
-    A checkpoint that was complete but for its rename gets its name; everything else is deleted.
+    A checkpoint that was complete but not renamed yet is renamed; everything else is deleted.
     """
     parent = Path(folder)
     if not parent.is_dir():
@@ -173,7 +173,7 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
         final = parent / match["final"]
         if not os.path.lexists(final) and (kind == "replaced" or (kind == "partial" and _is_marked(path))):
             path.rename(final)
-            logger.warning("Gave %s its name, which a killed process had left as %s.", final, path.name)
+            logger.warning("Renamed %s, complete but left unpublished by a killed process, to %s.", path.name, final)
         else:
             _remove(path)
             logger.info("Deleted %s, left behind by a killed process.", path)
@@ -187,13 +187,13 @@ def _is_marked(path: Path) -> bool:
 
 def _is_orphan(match: re.Match[str]) -> bool:
     if match["host"] != _host():
-        return False  # its processes cannot be asked after from here
+        return False  # whether its processes are alive cannot be seen from here
     pid = int(match["pid"])
     return match["token"] not in _own_tokens if pid == os.getpid() else not _is_alive(pid)
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # where signal 0 is no question but Ctrl-C
+    if os.name == "nt":  # where signal 0 is Ctrl-C, not a question
         return True
     try:
         os.kill(pid, 0)
@@ -212,8 +212,8 @@ def hidden_sibling(final: Path, kind: str) -> Path:
     """Return a new name beside ``final`` that ``clean_orphans`` knows.
 
     Args:
-        final: The checkpoint folder that it is about.
-        kind: What it is for; see the module's table.
+        final: The checkpoint folder that it belongs to.
+        kind: What it is for; see the table in the module's docstring.
     """
     token = secrets.token_hex(4)
     _own_tokens.add(token)
@@ -221,7 +221,7 @@ def hidden_sibling(final: Path, kind: str) -> Path:
 
 
 def _keep_other_files(existing: Path, staged: Path) -> None:
-    """Copy what a subclass put into a folder of that name beforehand; what was written since wins."""
+    """Copy what a subclass put into a folder of that name beforehand; files that were staged since win."""
     for path in existing.iterdir():
         target = staged / path.name
         if target.exists():
@@ -241,7 +241,7 @@ def _remove(path: Path) -> None:
 
 
 def _flush(path: Path) -> None:
-    """Have the system write a file's content, or a folder's list of names, to the disk."""
+    """Make the system write a file's content, or a folder's entries, to the disk."""
     if path.is_symlink() or (os.name == "nt" and path.is_dir()):
         return
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)

@@ -47,7 +47,7 @@ def rng_state(*, distributed: bool = False) -> dict[str, Any]:
     """Return the states of the global generators.
 
     Args:
-        distributed: Whether to take the states of all of this process's GPUs, as a list, and not the current one's.
+        distributed: Whether to return a list with the states of all GPUs of this process, not the current GPU's.
     """
     state = host_rng_state()
     if torch.cuda.is_available():
@@ -56,35 +56,35 @@ def rng_state(*, distributed: bool = False) -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Set the global generators to ``state``; GPUs that it knows nothing of keep theirs, with a logged warning."""
+    """Set the global generators to ``state``; GPUs without a state in it keep theirs, with a logged warning."""
     set_host_rng_state(state)
     if torch.cuda.is_available():
         _set_cuda_state(state.get("cuda"))
 
 
-def _set_cuda_state(saved: Any) -> None:
+def _set_cuda_state(saved: object) -> None:
     if isinstance(saved, torch.Tensor):
         torch.cuda.random.set_rng_state(saved)
     elif isinstance(saved, list) and len(saved) == torch.cuda.device_count():
         torch.cuda.random.set_rng_state_all(saved)
     else:
-        logger.warning("The checkpoint's random states are not of these GPUs: dropout will differ.")
+        logger.warning("The checkpoint has no random states for these GPUs: dropout will differ.")
 
 
 def save_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:
-    """Write the states of the global generators of process ``rank`` into ``folder``."""
+    """Save the states of the global generators of ``rank`` into ``folder``."""
     torch.save(rng_state(distributed=world_size > 1), Path(folder, rng_state_name(rank, world_size)))
 
 
 def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> bool:
-    """Set the global generators to the states in ``folder``; return whether there were any for process ``rank``.
+    """Set the global generators to the states in ``folder``; return whether there were any for ``rank``.
 
     Raises:
         CheckpointError: If the file cannot be read or holds something else.
     """
     path = Path(folder, rng_state_name(rank, world_size))
     if not path.is_file():
-        logger.warning("`%s` is not there: random numbers will differ from those of an uninterrupted run.", path)
+        logger.warning("`%s` is missing: random numbers will differ from those of an uninterrupted run.", path)
         return False
     state = load_trusted(path)
     try:

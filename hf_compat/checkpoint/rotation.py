@@ -1,4 +1,4 @@
-"""Which checkpoints ``save_total_limit`` deletes, and deleting them."""
+"""Which checkpoints are beyond ``save_total_limit``, and deleting them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,35 @@ __all__ = ["Ledger", "by_age", "rotate", "victims"]
 logger = logging.getLogger(__name__)
 
 _USELESS_SPREAD = 1.0
-"""Seconds: file times all within this are not times, some network file systems make them up."""
+"""Seconds: file times that all lie within this are unreliable, as on some network file systems."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Which checkpoints belong to a run: those that it, or the run it goes on from, wrote."""
+    """Which checkpoints belong to a run: those that it, or the run it resumes, wrote."""
 
     run_id: str
     """Written into each checkpoint's completion marker."""
     adopted: frozenset[Path] = frozenset()
-    """Resolved folders without a marker that the run also answers for: transformers wrote them."""
+    """Resolved folders without a marker, written by transformers, that count as the run's own."""
 
     @classmethod
     def start(cls) -> Ledger:
-        """Return the ledger of a run that starts anew."""
+        """Return the ledger of a run that starts from the beginning."""
         return cls(secrets.token_hex(8))
 
     @classmethod
     def resume(cls, checkpoint: str | os.PathLike[str]) -> Ledger:
-        """Return the ledger of a run that goes on from ``checkpoint``: of the run that wrote it.
+        """Return the ledger of a run that resumes from ``checkpoint``: the one of the run that wrote it.
 
-        Whoever goes on from a folder of transformers', or beside such folders, takes over all that lie there.
+        Folders of transformers' beside ``checkpoint`` become the run's own.
         """
         folder = Path(checkpoint).resolve()
         marker = read_marker(folder)
+        run_id = None if marker is None else marker.run_id
         beside = (item.path.resolve() for item in list_checkpoints(folder.parent))
-        adopted = frozenset(path for path in beside if _run_id(path) is None)
-        return cls(secrets.token_hex(8) if marker is None or marker.run_id is None else marker.run_id, adopted)
+        adopted = frozenset(path for path in beside if (run_id if path == folder else _run_id(path)) is None)
+        return cls(run_id or secrets.token_hex(8), adopted)
 
     def owns(self, checkpoint: Path) -> bool:
         """Return whether the run may delete ``checkpoint``."""
@@ -76,10 +77,10 @@ def victims(
 
     Args:
         checkpoints: All that count, oldest first.
-        limit: How many to keep. The newest and the best are kept even if that makes two under a limit of one.
+        limit: How many to keep. The newest and the best are kept even under a limit of one.
         best: The best checkpoint; it need not be among them.
-        protects_newest: Whether newest and best are taken out of the order, as transformers does since 5.2. Before,
-            the best was moved to the place before the newest.
+        protects_newest: Whether newest and best are never candidates, as in transformers since 5.2. Before, the best
+            was moved to the place before the newest.
 
     References:
         Same folders as transformers ``trainer_utils.py`` ``rotate_checkpoints`` and, before 5.2, ``trainer.py``

@@ -1,4 +1,4 @@
-"""The states of optimizer, scheduler and gradient scaler as files."""
+"""The state dicts of optimizer, scheduler and gradient scaler as files."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Stateful(Protocol):
     """An optimizer, scheduler or gradient scaler."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state."""
+        """Return the state dict."""
 
-    def load_state_dict(self, state_dict: Any, /) -> Any:
-        """Take over a state."""
+    def load_state_dict(self, state_dict: Any, /) -> object:
+        """Load a state dict."""
 
 
 def save_state_file(
     source: Stateful, folder: str | os.PathLike[str], name: str, *, writes: Writes | None = None
 ) -> None:
-    """Write ``source.state_dict()`` to ``folder/name``, at once or when ``writes`` does."""
+    """Save ``source.state_dict()`` to ``folder/name``, immediately or when ``writes`` does."""
     writes = writes or Writes()
     writes(torch.save, writes.snapshot(source.state_dict()), Path(folder, name))
 
 
-def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str, *, map_location: Any = "cpu") -> None:
-    """Give ``target`` the state in ``folder/name``.
+def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str) -> None:
+    """Load the state dict in ``folder/name`` into ``target``.
 
     An optimizer moves what it loads to its parameters' devices by itself.
 
@@ -43,7 +43,7 @@ def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str,
         CheckpointError: If the file cannot be read, or is the state of another kind of object.
     """
     path = Path(folder, name)
-    state = load_trusted(path, map_location)
+    state = load_trusted(path)
     try:
         target.load_state_dict(state)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Safetensors files written one tensor at a time, so that a model larger than the memory can be."""
+"""Safetensors files written one tensor at a time, so that the model may be larger than the memory."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _CODES = {
     torch.uint64: "U64",
     torch.float64: "F64",
 }
-"""torch's dtype to what the format calls it."""
+"""torch's dtype → its name in the format."""
 _ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a file's header says of one tensor."""
+    """One tensor's entry in a file's header."""
 
     name: str
     dtype: torch.dtype
@@ -47,22 +47,22 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """The bytes that the tensor takes in the file."""
+        """The tensor's size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def write_tensors(path: Path, entries: Iterable[Entry], read: Callable[[Entry], Tensor]) -> None:
-    """Write the safetensors file ``path``, on the disk when this returns; one tensor at a time is held.
+    """Write the safetensors file ``path``, flushed to the disk; one tensor at a time is in memory.
 
     Args:
         path: It does not exist yet.
-        entries: What the file is to hold.
-        read: Returns the tensor of an entry, on the CPU; called once for each.
+        entries: The tensors of the file.
+        read: Returns the tensor of an entry, on the CPU; called once each.
 
     Raises:
-        CheckpointError: If the format knows no such dtype.
+        CheckpointError: If the format has no such dtype.
     """
-    # Wide numbers first, so that each tensor starts at a multiple of its own width.
+    # Widest dtypes first, so that each tensor is aligned to its item size.
     ordered = sorted(entries, key=lambda entry: (-entry.dtype.itemsize, entry.name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

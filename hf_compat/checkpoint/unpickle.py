@@ -1,4 +1,4 @@
-"""Reading files of torch's without running code that they may hold."""
+"""Loading files of ``torch.save`` without running code that they may hold."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["is_trusted", "load_trusted"]
 
 @cache
 def _allowed() -> tuple[Any, ...]:
-    """Return what may be rebuilt besides tensors: numpy's arrays and scalars of numbers, as in random states."""
+    """Return what may be unpickled besides tensors: numpy's arrays and scalars, as in random states."""
     core: Any = getattr(np, "_core", None) or np.core
     multiarray = core.multiarray
     numbers = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -34,42 +34,40 @@ def _allowed() -> tuple[Any, ...]:
 
 def load_trusted(
     path: str | os.PathLike[str] | IO[bytes],
-    map_location: Any = "cpu",
     *,
     mmap: bool = False,
     allowed: Sequence[Any] = (),
 ) -> Any:
-    """Return the tensors, numbers, strings and containers of them that a file of ``torch.save`` holds.
+    """Return the tensors, on the CPU, numbers, strings and containers of them in a file of ``torch.save``.
 
     Args:
         path: ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``pytorch_model.bin``, ...
-        map_location: The device for the tensors.
-        mmap: Whether to read of a tensor only what is used.
-        allowed: Further classes that may be rebuilt; of those whose making runs no code alone.
+        mmap: Whether to map the file into memory, so that only the tensors in use are read.
+        allowed: Further classes that may be unpickled; only such as run no code when created.
 
     Raises:
-        CheckpointError: If the file cannot be read or holds anything else, such as code to run; nothing of it ran.
+        CheckpointError: If the file cannot be read, or holds anything else, such as code, which is not run.
     """
     try:
         with torch.serialization.safe_globals([*_allowed(), *allowed]):
-            return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         cause = str(error).partition("WeightsUnpickler error: ")[2].partition("\n")[0] or str(error).partition("\n")[0]
         raise CheckpointError(
-            f"`{path}` is refused: it holds more than tensors and plain values, or is damaged ({cause}). Nothing of it "
+            f"`{path}` is refused: it holds more than tensors and plain values, or is damaged ({cause}). No code in it "
             "was run."
         ) from error
-    except Exception as error:  # a damaged file makes torch raise whatever its parser stumbled over
+    except Exception as error:  # a damaged file makes torch raise any kind of error
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
 
 
-def is_trusted(value: Any) -> bool:
-    """Return whether ``load_trusted`` would read a file that ``torch.save`` wrote of ``value``."""
+def is_trusted(value: object) -> bool:
+    """Return whether ``load_trusted`` can load what ``torch.save`` writes of ``value``."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
         file.seek(0)
         load_trusted(file)
-    except Exception:  # what cannot be pickled fails in ways of its own
+    except Exception:  # objects that cannot be pickled raise any kind of error
         return False
     return True

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint folder hold the model's weights, and whether they are whole."""
+"""Which files of a checkpoint folder hold the model's weights, and whether they are damaged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the file or the shards with the whole model's weights, in order; none if there are only adapters.
+    """Return the file or the shards with the full model's weights, in order; none if there are only adapters.
 
-    A single file wins over an index, safetensors over a pickle.
+    A single file is preferred to an index, safetensors to a pickle.
 
     Raises:
-        CheckpointError: If an index cannot be read, names a file outside ``folder``, or one that is not there.
+        CheckpointError: If an index cannot be read, or lists a file outside ``folder``, or a missing one.
     """
     whole = _first(folder, _WHOLE)
     if whole is not None:
@@ -59,7 +59,7 @@ def _is_plain_name(name: str) -> bool:
 
 
 def adapter_file(folder: Path) -> Path | None:
-    """Return the file with the weights of the adapter in ``folder``, None if there is none."""
+    """Return the file with the weights of an adapter in ``folder``, None if there is none."""
     return _first(folder, _ADAPTERS)
 
 
@@ -69,9 +69,9 @@ def adapter_folders(folder: Path) -> tuple[Path, ...]:
 
 
 def damage(folder: Path) -> Iterator[str]:
-    """Yield what keeps the weights and states in ``folder`` from being read, judging by headers and sizes.
+    """Yield why weights or states in ``folder`` cannot be read, judging by headers and sizes.
 
-    A cut safetensors file is noticed by its header, a cut file of torch's by the table of contents at its end.
+    A truncated safetensors file is noticed by its header, one of ``torch.save`` by the directory at its end.
     """
     try:
         weights = weight_files(folder)
@@ -102,7 +102,7 @@ def _pickle_damage(path: Path) -> str | None:
         start = file.read(2)
     if not start:
         return "it is empty."
-    # What torch wrote before 1.6 is no zip file and has no table of contents.
+    # Files of torch before 1.6 are no zip files, so they have no directory.
     if start == b"PK" and not zipfile.is_zipfile(path):
-        return "its end is missing."
+        return "it is truncated."
     return None

@@ -1,4 +1,4 @@
-"""A model's weights in a checkpoint folder: written for ``from_pretrained`` to read, read from whoever wrote them."""
+"""A model's weights in a checkpoint folder: saved so that ``from_pretrained`` loads them, loaded from any format."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def save_weights(
     safe_serialization: bool = True,
     max_shard_size: int | str | None = None,
 ) -> None:
-    """Write ``model``'s weights, and its configuration if it is one of transformers' or peft's, into ``folder``.
+    """Save ``model``'s weights, and its configuration if it is one of transformers' or peft's, into ``folder``.
 
-    Of weights that share memory in any other module one is written, which loads them all.
+    Of tied weights of any other module one is saved, from which all are loaded.
 
     Args:
         model: Unwrapped.
         folder: It exists.
-        state_dict: What to write. Default: ``model.state_dict()``.
-        safe_serialization: Whether to write safetensors; pickles otherwise, where the model still can.
+        state_dict: The full state dict to save. Default: ``model.state_dict()``.
+        safe_serialization: Whether to save safetensors; otherwise pickles, if the model's library still can.
         max_shard_size: Bytes, or text such as ``"5GB"``, beyond which one of transformers' models is split into
             several files. Default: the installed transformers'.
 
     Raises:
-        CheckpointError: If safetensors cannot hold an entry of the state.
+        CheckpointError: If safetensors cannot hold an entry of the state dict.
     """
     if _saves_itself(model):
         options: dict[str, Any] = {"state_dict": state_dict, "max_shard_size": max_shard_size}
@@ -75,10 +75,10 @@ def save_weights(
 
 
 def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
-    """Write what ``from_pretrained`` needs to know of a model of transformers' beside weights in another form."""
+    """Save the configuration of a model of transformers', for weights that are saved in another form."""
     if is_pretrained_model(model):
         config = copy.deepcopy(model.config)
-        # The class of a sharded model is made of this one.
+        # The class of a sharded model is derived from this one.
         config.architectures = [type(model).__name__.removeprefix("FSDP")]
         config.dtype = str(model.dtype).removeprefix("torch.")
         config.save_pretrained(folder)
@@ -87,23 +87,23 @@ def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
 
 
 def _saves_itself(model: nn.Module) -> bool:
-    """Whether ``model`` is an instance of a class of transformers or peft that writes its own checkpoints."""
-    # Where there is an instance, its class's module is loaded.
+    """Whether ``model`` is an instance of a class of transformers or peft that saves its own checkpoints."""
+    # If there is an instance, its class's module has been imported.
     loaded = (getattr(sys.modules.get(module), name, None) for module, name in _SAVE_THEMSELVES)
     return any(cls is not None and isinstance(model, cls) for cls in loaded)
 
 
-def _memory(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what two tensors have in common if they are one and the same memory."""
+def _memory(tensor: Tensor) -> tuple[object, ...]:
+    """Return a key that is equal for two tensors if they are views of the same memory."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     storage = tensor.untyped_storage()
     return (tensor.device, storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def _without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``state`` with the first name of each tensor, contiguous, and no two sharing memory."""
+    """Return ``state`` with the first name of each tied tensor, contiguous, no two sharing memory."""
     kept: dict[str, Tensor] = {}
-    tensors: set[tuple[Any, ...]] = set()
+    tensors: set[tuple[object, ...]] = set()
     storages: set[tuple[torch.device, int]] = set()
     for name, tensor in state.items():
         if tensor.numel() > 0 and _memory(tensor) in tensors:
@@ -121,16 +121,16 @@ def load_weights(
 ) -> tuple[list[str], list[str]]:
     """Load the weights in ``folder`` into ``model``; return the names that were missing and the unexpected ones.
 
-    A name that shares memory with a loaded one is not missing. The files may be transformers', peft's or hf_compat's:
-    safetensors, pickles, either in shards, adapters, or what several processes wrote together.
+    A name tied to a loaded one is not missing. The files may be transformers', peft's or hf_compat's: safetensors or
+    pickles, in one file or several, adapters, or sharded state dicts.
 
     Args:
-        model: Unwrapped; of a sharded one each process loads its part.
+        model: Unwrapped; of a sharded one each rank loads its shards.
         folder: A checkpoint.
-        trains_on: Whether a peft model goes on training; else it is left in evaluation mode.
+        trains_on: Whether training continues; a peft model is otherwise left in evaluation mode.
 
     Raises:
-        CheckpointError: If the weights are not there, cannot be read, or do not fit the model.
+        CheckpointError: If the weights are missing, cannot be read, or do not fit the model.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -147,7 +147,7 @@ def load_weights(
         return distributed_files.load_model(model, together)
     raise CheckpointError(
         f"Can't find a valid checkpoint at `{path}`: it holds no weights for {type(model).__name__}, neither "
-        f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, whole or in shards with an index."
+        f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, nor an index of shards."
     )
 
 
@@ -188,7 +188,7 @@ def _read(file: Path) -> Iterator[tuple[str, Any]]:
 
 @contextmanager
 def _naming(file: Path, model: nn.Module) -> Iterator[None]:
-    """Name ``file`` and ``model`` in what goes wrong when weights are given to the model."""
+    """Name ``file`` and ``model`` in the error if weights cannot be loaded into the model."""
     try:
         yield
     except (AttributeError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, ValueError) as error:
@@ -196,20 +196,20 @@ def _naming(file: Path, model: nn.Module) -> Iterator[None]:
 
 
 def _not_aliased(model: nn.Module, missing: list[str]) -> list[str]:
-    """Return those of ``missing`` that share no memory with a weight that was loaded."""
+    """Return those of ``missing`` that are not tied to a weight that was loaded."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     loaded = {_memory(value) for name, value in state.items() if name not in missing}
     return [name for name in missing if name not in state or _memory(state[name]) not in loaded]
 
 
 def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
-    """Load weights that ``save_pretrained`` wrote under other names or in other shapes than the model has them.
+    """Load weights that ``save_pretrained`` saved under other names or in other shapes than the model has.
 
-    transformers 5 keeps experts of a mixture fused in memory and apart on the disk; only its ``from_pretrained``
-    puts them together.
+    transformers 5 holds a mixture's experts fused in memory and separate in files; only its ``from_pretrained`` fuses
+    them.
     """
-    logger.info("%s: the weights have other names than in %s; converting.", file.parent, type(model).__name__)
-    # What the fresh model draws for its first weights is no part of the run.
+    logger.info("%s: the weights have other names than in %s: converting them.", file.parent, type(model).__name__)
+    # The random numbers that initialise the new model must not change those of the run.
     with torch.random.fork_rng(devices=[]), _naming(file, model):
         source, report = type(model).from_pretrained(
             str(file.parent), config=model.config, dtype=model.dtype, local_files_only=True, output_loading_info=True
@@ -221,7 +221,7 @@ def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
 
 
 def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trains_on: bool) -> None:
-    """Load the adapters in ``folder``, the default one, and in ``children``, the one in each named like it."""
+    """Load the adapter in ``folder``, the default one, and those in ``children``, each named like its folder."""
     was_training = model.training
     active = model.active_adapters[0] if hasattr(model, "active_adapters") else model.active_adapter
     own = [(folder, "default" if children else active)] if adapter_file(folder) is not None else []
@@ -229,10 +229,10 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
         file = adapter_file(path)
         assert file is not None, "adapter folders hold one"
         if file.suffix == ".bin":
-            load_trusted(file)  # peft reads it as carefully, but its error would not name the file
+            load_trusted(file)  # peft is as strict, but its error would not name the file
         with _naming(file, model):
             model.load_adapter(str(path), name, is_trainable=trains_on and name == active)
     if children:
         model.set_adapter(active)
     if trains_on:
-        model.train(was_training)  # peft goes into evaluation mode with each adapter that is not trained
+        model.train(was_training)  # peft sets evaluation mode with each adapter that is not trainable

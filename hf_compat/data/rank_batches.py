@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 from hf_compat.data.stream_states import resumed_stream
 from hf_compat.errors import DataError
 
-__all__ = ["BatchShard", "StreamShard", "check_split"]
+__all__ = ["BatchShard", "StreamShard", "check_even", "check_split"]
 
 
 def check_split(batch_size: int | None, processes: int) -> None:
@@ -208,3 +208,21 @@ class StreamShard(IterableDataset[Any]):
             generator.manual_seed(self.epoch)
         self._read = self.dataset if state is None else resumed_stream(self.dataset, state)
         return iter(self._read)
+
+
+def check_even(loader: object) -> None:
+    """Refuse to train with a loader that gives some ranks a batch less than others.
+
+    Args:
+        loader: A train loader; where it shares no batches out there is nothing to check.
+
+    Raises:
+        DataError: If it does.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, BatchShard) and not sampler.is_even:
+        raise DataError(
+            f"`accelerator_config`: even_batches=False leaves some of {sampler.num_processes} processes with one "
+            f"of {sampler.total_length} batches less, for whose gradients the others would wait forever. Set "
+            "`dataloader_drop_last=True`, or leave batches even for training."
+        )

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint folders for any ``lightning.Trainer``."""
+"""Hugging Face checkpoint folders for any ``lightning.Trainer``: written when it saves, read when it resumes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 import torch
@@ -19,7 +20,9 @@ from torch import nn
 
 from hf_compat.checkpoint import names, publish, rng, weights
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.unpickle import is_trusted, load_trusted
+from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.unpickle import is_trusted
+from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.internals.strategies import calling_strategy
 from hf_compat.errors import CheckpointError, HFCompatWarning, TrainerSetupError
 from hf_compat.state import TrainerState
@@ -31,20 +34,27 @@ _LISTS = (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SC
 """Lists in Lightning's checkpoints; one with a single state becomes a file as transformers names it."""
 
 
+class Savable(Protocol):
+    """A tokenizer or processor."""
+
+    def save_pretrained(self, folder: str | os.PathLike[str], /) -> object:
+        """Write its files into ``folder``."""
+
+
 class HFCheckpointIO(CheckpointIO):
-    """Makes a ``lightning.Trainer`` write Hugging Face checkpoint folders, and go on from them.
+    """Makes a ``lightning.Trainer`` write Hugging Face checkpoint folders, and resume from them.
 
     ``lightning.Trainer(plugins=[HFCheckpointIO()])`` is all: each path that ``ModelCheckpoint`` or
     ``trainer.save_checkpoint`` names becomes a folder that ``from_pretrained`` reads, with the model's weights and
     configuration, ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``trainer_state.json`` and, in
     ``lightning.pt``, what only Lightning knows: loops, callbacks, hyperparameters, and the module's weights outside
-    the model. It appears complete or not at all. ``ckpt_path`` takes such a folder: ``fit`` goes on as if it had never
-    stopped, random numbers included; ``validate``, ``test`` and ``predict`` load the weights, also from folders of
-    transformers. Nothing is unpickled that could run code.
+    the model. It appears complete or not at all. ``ckpt_path`` takes such a folder: ``fit`` resumes as if it had never
+    been interrupted, random numbers included; ``validate``, ``test`` and ``predict`` load the weights, also from
+    folders of transformers. Nothing is unpickled that could run code.
 
-    In the middle of an epoch, as with any Lightning checkpoint, the data go on at the right sample only if the train
+    In the middle of an epoch, as with any Lightning checkpoint, the data resume at the right sample only if the train
     loader has a ``state_dict``. Of several processes Lightning has only the main one call a plugin for checkpoints: its
-    random state is kept, and all go on with that.
+    random state is saved, and all ranks resume with it.
 
     Args:
         model: Which part of the LightningModule is the model: the attribute's name, dotted if it lies deeper, or a
@@ -59,12 +69,13 @@ class HFCheckpointIO(CheckpointIO):
         self,
         model: str | Callable[[pl.LightningModule], nn.Module] | None = None,
         *,
-        processing_class: Any = None,
+        processing_class: Savable | None = None,
         max_shard_size: int | str | None = None,
     ) -> None:
         self._model = model
         self._processing_class = processing_class
         self._max_shard_size = max_shard_size
+        self._checkpoints = CheckpointWriter()
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
@@ -83,25 +94,33 @@ class HFCheckpointIO(CheckpointIO):
         if storage_options is not None:
             raise TrainerSetupError(f"`storage_options={storage_options!r}`: HFCheckpointIO takes none; drop it.")
         strategy = _strategy()
+        parts = self._parts(checkpoint, strategy)
+        # Lightning has only the main process call a plugin for checkpoints.
+        self._checkpoints.write_alone(Path(path), parts, step=checkpoint["global_step"])
+
+    def _parts(self, checkpoint: Mapping[str, Any], strategy: Strategy) -> list[Part]:
+        """Return what the folder of ``checkpoint`` consists of; all that has no file of its own is in the last part."""
         prefix, model = self._find_model(strategy)
-        kept = dict(checkpoint)
-        state = kept.pop("state_dict")
+        rest = dict(checkpoint)
+        state = rest.pop("state_dict")
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        rest = {name: value for name, value in state.items() if not name.startswith(prefix)}
-        with publish.staging(path, step=checkpoint["global_step"]) as folder:
-            weights.save_weights(model, folder, state_dict=own, max_shard_size=self._max_shard_size)
-            if self._processing_class is not None:
-                self._processing_class.save_pretrained(folder)
-            scaler = type(strategy.precision_plugin).__qualname__
-            if _has_scaler(strategy) and scaler in kept:
-                torch.save(kept.pop(scaler), folder / names.SCALER_NAME)
-            for key, name in _LISTS:
-                if len(kept.get(key, ())) == 1:
-                    torch.save(kept.pop(key)[0], folder / name)
-            if "optimizer_states" in checkpoint:  # else weights alone were asked for
-                rng.save_rng_state(folder)
-            _state_of(checkpoint, strategy).save_to_json(str(folder / names.TRAINER_STATE_NAME))
-            _save_rest({**kept, "state_dict": rest}, folder / names.LIGHTNING_STATE_NAME)
+        save_weights = partial(weights.save_weights, model, state_dict=own, max_shard_size=self._max_shard_size)
+        parts = [Part(save_weights)]
+        if self._processing_class is not None:
+            parts.append(Part(self._processing_class.save_pretrained))
+        scaler = type(strategy.precision_plugin).__qualname__
+        if _has_scaler(strategy) and scaler in rest:
+            parts.append(_file(names.SCALER_NAME, rest.pop(scaler)))
+        for key, name in _LISTS:
+            if len(rest.get(key, ())) == 1:
+                parts.append(_file(name, rest.pop(key)[0]))
+        if "optimizer_states" in checkpoint:  # else weights alone were asked for
+            parts.append(Part(rng.save_rng_state))
+        counts = _state_of(checkpoint, strategy)
+        parts.append(Part(lambda folder: counts.save_to_json(folder / names.TRAINER_STATE_NAME)))
+        rest["state_dict"] = {name: value for name, value in state.items() if not name.startswith(prefix)}
+        parts.append(Part(lambda folder: _save_rest(rest, folder / names.LIGHTNING_STATE_NAME)))
+        return parts
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
@@ -123,17 +142,17 @@ class HFCheckpointIO(CheckpointIO):
         strategy = _strategy()
         module = _module(strategy)
         fits = module.trainer.state.fn is TrainerFn.FITTING
-        file = folder / names.LIGHTNING_STATE_NAME
-        kept: dict[str, Any] = load_trusted(file) if file.is_file() else {}
+        point = ResumePoint(folder)
+        kept = point.lightning_state()
         if fits and "loops" not in kept:
             raise CheckpointError(
-                f"`ckpt_path={str(path)!r}` was not written by HFCheckpointIO, so `fit` cannot go on from it: load the "
-                "model with `from_pretrained` and start anew, or resume with `hf_compat.Trainer`."
+                f"`ckpt_path={str(path)!r}` was not written by HFCheckpointIO, so `fit` cannot resume from it: load "
+                "the model with `from_pretrained` and start from the beginning, or resume with `hf_compat.Trainer`."
             )
         kept["state_dict"] = {**self._load_weights(strategy, folder, fits), **kept.get("state_dict", {})}
         kept.setdefault("pytorch-lightning_version", version("lightning"))
         if fits:
-            _load_states(kept, folder, strategy)
+            _load_states(kept, point, strategy)
         return kept
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
@@ -206,6 +225,11 @@ def _has_scaler(strategy: Strategy) -> bool:
     return getattr(strategy.precision_plugin, "scaler", None) is not None
 
 
+def _file(name: str, state: object) -> Part:
+    """Return the part that writes ``state`` to the file ``name``."""
+    return Part(lambda folder: torch.save(state, folder / name))
+
+
 def _state_of(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState:
     """Return the counts of the run as transformers writes them; epochs with the fraction of the one under way."""
     trainer = _module(strategy).trainer
@@ -223,14 +247,18 @@ def _state_of(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState
     )
 
 
-def _load_states(kept: dict[str, Any], folder: Path, strategy: Strategy) -> None:
+def _load_states(kept: dict[str, Any], point: ResumePoint, strategy: Strategy) -> None:
     """Add the states that have files of their own to ``kept``, and set the random generators."""
     for key, name in _LISTS:
-        if key not in kept and (folder / name).is_file():
-            kept[key] = [load_trusted(folder / name)]
-    if _has_scaler(strategy) and (folder / names.SCALER_NAME).is_file():
-        kept[type(strategy.precision_plugin).__qualname__] = load_trusted(folder / names.SCALER_NAME)
-    rng.load_rng_state(folder)
+        if key not in kept:
+            state = point.read(name)
+            if state is not None:
+                kept[key] = [state]
+    if _has_scaler(strategy):
+        state = point.read(names.SCALER_NAME)
+        if state is not None:
+            kept[type(strategy.precision_plugin).__qualname__] = state
+    point.restore_rng(0, 1)
     if not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
         _module(strategy).trainer.callbacks.append(_RandomState(rng.rng_state()))  # type: ignore[attr-defined]
 

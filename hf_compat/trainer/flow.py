@@ -46,7 +46,7 @@ class FlowMethods(SearchMethods):
     def _log_evaluate_save(self) -> None:
         """Log, evaluate and save, each if the control asks for it."""
         assert self.lightning_trainer is not None, "a run has a Lightning trainer"
-        self._has_saved = False
+        self._checkpoints.last_step = None  # what is logged or evaluated next is in no checkpoint yet
         call_as_defined(
             self._maybe_log_save_evaluate,
             ("tr_loss", self._tr_loss),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hf_compat.arguments.releases.semantics import resolve_semantics
-from hf_compat.errors import ArgumentsError, HFCompatWarning
+from hf_compat.errors import ArgumentsError
 from hf_compat.model_facts import count_parameters
 from hf_compat.optim.external import keep_embeddings_in_32_bits
 from hf_compat.optim.groups import decay_parameter_names, parameter_groups
@@ -19,7 +18,7 @@ from hf_compat.optim.in_backward import leave_step_to_backward, notices
 from hf_compat.optim.optim_args import parse_optim_args
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.optim.schedulers import build_scheduler, unknown_scheduler_kwargs
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import WarnOnce, call_as_defined, is_overridden
 from hf_compat.trainer.data import DataMethods
 
 __all__ = ["OptimizerMethods"]
@@ -67,7 +66,7 @@ class OptimizerMethods(DataMethods):
 
     def _is_own(self, *names: str) -> bool:
         """Return whether no subclass overrides any of these methods."""
-        return all(getattr(type(self), name) is getattr(OptimizerMethods, name) for name in names)
+        return not is_overridden(self, OptimizerMethods, *names)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Set ``optimizer`` and ``lr_scheduler`` for a run of ``num_training_steps`` update steps."""
@@ -107,11 +106,9 @@ class OptimizerMethods(DataMethods):
         return chosen(groups, **kwargs)
 
     def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, HFCompatWarning, stacklevel=2)
+        self._notices(message, stacklevel=3)
 
-    _warned: set[str]
+    _notices: WarnOnce
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
         """Set and return ``lr_scheduler``: the one passed in, else the one that ``args.lr_scheduler_type`` names."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.data.rank_batches import BatchShard
-from hf_compat.errors import DataError
+from hf_compat.data.rank_batches import check_even
 from hf_compat.metrics import has_length
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
 from hf_compat.overriding import call_as_defined
 from hf_compat.plan import RunPlan, build_plan
+from hf_compat.plan.upstream import from_values, to_values
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerState
 from hf_compat.trainer.flow import FlowMethods
@@ -60,10 +60,7 @@ class PlanningMethods(FlowMethods):
         samples = self.get_total_train_batch_size(args) if total_train_batch_size is None else total_train_batch_size
         examples = self.num_examples(dataloader) if batches else None
         plan = build_plan(args, batches=batches, examples=examples, samples_per_update_step=samples)
-        first = (plan.num_train_epochs, plan.update_steps_per_epoch, plan.num_examples, plan.num_train_samples)
-        if self.semantics.plans_by_batches:
-            return *first, samples, plan.batches_per_epoch, plan.max_steps
-        return *first, args.max_steps < 0, batches, plan.max_steps
+        return to_values(plan, batches=batches, epochs_decide=args.max_steps < 0, semantics=self.semantics)
 
     def _plan(self, train_dataloader: Any) -> RunPlan:
         """Return every number of the run.
@@ -71,13 +68,7 @@ class PlanningMethods(FlowMethods):
         Raises:
             DataError: If processes would get different numbers of batches.
         """
-        sampler = getattr(train_dataloader, "batch_sampler", None)
-        if isinstance(sampler, BatchShard) and not sampler.is_even:
-            raise DataError(
-                f"`accelerator_config`: even_batches=False leaves some of {sampler.num_processes} processes with one "
-                f"of {sampler.total_length} batches less, for whose gradients the others would wait forever. Set "
-                "`dataloader_drop_last=True`, or leave batches even for training."
-            )
+        check_even(train_dataloader)
         args, by_batches = self.args, self.semantics.plans_by_batches
         samples = None if by_batches else self.get_total_train_batch_size(args)
         values = call_as_defined(
@@ -86,18 +77,7 @@ class PlanningMethods(FlowMethods):
             ("dataloader", train_dataloader),
             *(() if by_batches else (("total_train_batch_size", samples),)),
         )
-        epochs, steps_per_epoch, examples, train_samples, fifth, batches, max_steps = values
-        accumulate = args.gradient_accumulation_steps
-        return RunPlan(
-            num_train_epochs=epochs,
-            update_steps_per_epoch=steps_per_epoch,
-            batches_per_epoch=max_steps * accumulate if batches is None else batches,
-            accumulate=accumulate,
-            max_steps=max_steps,
-            num_examples=examples,
-            num_train_samples=train_samples,
-            samples_per_update_step=fifth if samples is None else samples,
-        )
+        return from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
 
     def compare_trainer_and_checkpoint_args(self, training_args: Any, trainer_state: TrainerState) -> None:
         """Warn where the checkpoint's cadences, which win, or its batch size differ from the arguments'."""

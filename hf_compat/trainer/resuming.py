@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from hf_compat.checkpoint import names
-from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
 from hf_compat.data.stream_states import StreamStates
@@ -22,8 +19,6 @@ from hf_compat.trainer.older import OlderMethods
 __all__ = ["ResumingMethods"]
 
 logger = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 
 class ResumingMethods(OlderMethods):
@@ -96,7 +91,7 @@ class ResumingMethods(OlderMethods):
 
     def _saved_position(self, checkpoint: str) -> DataPosition | None:
         """Return the position that ``checkpoint`` keeps; None if transformers wrote it."""
-        return self._saved(checkpoint, "position", DataPosition.from_dict)
+        return self._resume_point(checkpoint).lightning("position", DataPosition.from_dict)
 
     def _saved_stream(self, loader: Any, checkpoint: str, *, same_batches: bool) -> Any:
         """Return the loader of what is left of a stream that said where it was; None if that is not to be used.
@@ -107,7 +102,7 @@ class ResumingMethods(OlderMethods):
         alone = isinstance(loader, DispatchingDataLoader)
         process, processes = (0 if alone else self.args.process_index), self.args.world_size
         read = functools.partial(StreamStates.of_process, process=process, processes=processes, alone=alone)
-        saved = self._saved(checkpoint, "stream", read)
+        saved = self._resume_point(checkpoint).lightning("stream", read)
         # What the workers gave since they had all had their turn is counted in batches of the old size.
         if saved is None or (saved.since and not same_batches):
             return None
@@ -119,13 +114,5 @@ class ResumingMethods(OlderMethods):
                 "data that the checkpoint was written with, or set `ignore_data_skip=True`."
             ) from error
 
-    def _saved(self, checkpoint: str, name: str, read: Callable[[Any], _T]) -> _T | None:
-        """Return what ``lightning.pt`` keeps under ``name``, as ``read`` understands it; None if there is nothing."""
-        path = Path(checkpoint, names.LIGHTNING_STATE_NAME)
-        content = load_trusted(path) if path.is_file() else {}
-        if not isinstance(content, dict) or name not in content:
-            return None
-        try:
-            return read(content[name])
-        except ValueError as error:
-            raise CheckpointError(f"`{path}` is damaged: {error}") from error
+    def _resume_point(self, folder: str) -> ResumePoint:
+        raise NotImplementedError

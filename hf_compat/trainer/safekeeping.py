@@ -10,11 +10,10 @@ from typing import Any
 
 from torch import nn
 
-from hf_compat.checkpoint import multi_process
 from hf_compat.checkpoint.background import is_wanted
 from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
-from hf_compat.errors import CheckpointWriteError, TrainerSetupError
+from hf_compat.errors import CheckpointWriteError
 from hf_compat.overriding import call_as_defined
 from hf_compat.trainer.preemption import Preemption, agreed, exit_status, requeue
 from hf_compat.trainer.saving import SavingMethods
@@ -27,27 +26,7 @@ logger = logging.getLogger(__name__)
 class SafekeepingMethods(SavingMethods):
     """Saves with an answer to errors, and leaves on a signal."""
 
-    _has_saved: bool = False
-    """Whether the last log, evaluate, save has saved."""
     _best_before_save: str | None = None
-
-    def _check_disks(self) -> None:
-        """Refuse to save in the background where each node has a disk of its own.
-
-        A checkpoint is complete once all have written, which the background of one process does not learn of another.
-
-        Raises:
-            TrainerSetupError: On every process.
-        """
-        if (
-            is_wanted(self.args)
-            and self.args.launch.num_nodes > 1
-            and not multi_process.is_shared(self.args.output_dir)
-        ):
-            raise TrainerSetupError(
-                f"`save_async={self.args.save_async}` (or HF_COMPAT_ASYNC_SAVE): `output_dir={self.args.output_dir!r}` "
-                "is not on a disk that all nodes share; drop the one, or choose another folder."
-            )
 
     def _save_and_tell(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; what cannot be written ends the run or, if asked for, is logged."""
@@ -58,7 +37,7 @@ class SafekeepingMethods(SavingMethods):
         except CheckpointWriteError as error:
             self._give_up_checkpoint(error)
             return
-        self._has_saved = True
+        self._checkpoints.last_step = self.state.global_step  # an override may write by itself
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _finish_saving(self) -> None:
@@ -66,7 +45,7 @@ class SafekeepingMethods(SavingMethods):
         if not is_wanted(self.args):
             return
         try:
-            multi_process.wait_for(self._saver)
+            self._checkpoints.wait()
         except CheckpointWriteError as error:
             self._give_up_checkpoint(error)
 
@@ -87,7 +66,7 @@ class SafekeepingMethods(SavingMethods):
                 yield
         except BaseException:
             try:
-                self._saver.wait()
+                self._checkpoints.saver.wait()
             except Exception as error:  # what ended the run is the error to tell of
                 logger.error("%s", error)
             raise
@@ -108,7 +87,7 @@ class SafekeepingMethods(SavingMethods):
             return
         name, step = signal.Signals(signum).name, self.state.global_step
         logger.warning("%s: the run leaves at update step %s.", name, step)
-        if not self._has_saved:
+        if self._checkpoints.last_step != step:
             self._save_and_tell(self.model_wrapped, self._trial)
         self._finish_saving()
         if signum == watch.requeue_signal and self.is_world_process_zero():

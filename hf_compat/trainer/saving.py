@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,15 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_compat.checkpoint import multi_process, names, rng, rotation, state_dict_files, training_args, weights
-from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
-from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
+from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.data.stream_states import saved_states
-from hf_compat.distributed import collectives
 from hf_compat.engine.internals.loops import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
+from hf_compat.overriding import is_ours
 from hf_compat.plan import DataPosition
-from hf_compat.state import is_exportable
+from hf_compat.state import export_states
 from hf_compat.trainer.pushing import PushingMethods
 
 __all__ = ["SavingMethods"]
@@ -76,11 +76,12 @@ class SavingMethods(PushingMethods):
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         model = self.accelerator.unwrap_model(self.model)
-        self._writes(
+        writes = self._checkpoints.writes
+        writes(
             weights.save_weights,
             model,
             folder,
-            state_dict=self._writes.state_of(model) if state_dict is None else self._writes.snapshot(state_dict),
+            state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
             safe_serialization=self.args.save_safetensors,
         )
         self._save_beside_weights(folder)
@@ -99,12 +100,9 @@ class SavingMethods(PushingMethods):
     def _save_checkpoint(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
         """Write ``checkpoint-<update step>``, complete or not at all, then delete what is too old.
 
-        With ``save_async`` the folder appears later: its content is copied in host memory, as many bytes as the
-        checkpoint has, and written while the training goes on; one checkpoint at a time. Of several processes each
-        writes its random states at once, and the one that writes the rest does so in the background, where it talks to
-        no other. What a subclass writes in methods of its own is written at once, and published with the rest. Where a
-        subclass overrides this method, or a callback ``on_save``, and may look at the folder, it is there before either
-        goes on.
+        With ``save_async`` it is written in the background; see ``CheckpointWriter.write``. Each rank writes its random
+        states synchronously, and so does a subclass what it writes in methods of its own. Where a subclass overrides
+        this method, or a callback ``on_save``, and may look at the folder, it is there before either continues.
 
         Args:
             model: What was trained; the Trainer's own model is written.
@@ -116,55 +114,36 @@ class SavingMethods(PushingMethods):
             self.store_flos()
         run_dir = Path(self._get_output_dir(trial=trial))
         step = self.state.global_step
-        folder = run_dir / names.checkpoint_name(step)
-        later: list[Callable[[], Any]] = []
-        in_background = is_wanted(self.args)
-        if in_background:
-            multi_process.wait_for(self._saver)
-        with ExitStack() as stack:
-            staged = multi_process.begin(
-                stack,
-                folder,
-                step=step,
-                run_id=self._ledger.run_id,
-                launch=self.args.launch,
-                writes=self.args.should_save,
-            )
-            with multi_process.failing_together():  # published only once all have written
-                self._write_part(later, in_background, ("save_model", "_save"), str(staged), _internal_call=True)
-                self._note_best_checkpoint(run_dir)
-                if not self.args.save_only_model:
-                    for part in ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state"):
-                        self._write_part(later, in_background, (part,), str(staged))
-                    self._write_part(later, in_background, ("_save_lightning_state",), staged)
-                if self.args.should_save:
-                    self._export_callback_states()
-                    self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
-            published = stack.pop_all()
-        if in_background:
-            if self.args.should_save:
-                self._saver.start(partial(self._publish, published, later, folder))
-            if any(collectives.gather_objects([self._folder_is_looked_at()])):
-                multi_process.wait_for(self._saver)
-            return
-        with multi_process.failing_together(), published:
-            pass
-        self._after_publishing(folder)
+        self._checkpoints.write(
+            run_dir / names.checkpoint_name(step),
+            self._checkpoint_parts(run_dir),
+            step=step,
+            launch=self.args.launch,
+            writes_files=self.args.should_save,
+            background=is_wanted(self.args),
+            then=(self._after_publishing,),
+            looked_at=self._folder_is_looked_at,
+        )
 
-    def _write_part(
-        self, later: list[Callable[[], Any]], in_background: bool, methods: tuple[str, ...], *args: Any, **kwargs: Any
-    ) -> None:
-        """Call the first of ``methods``; keep its writing for later if all of them are our own."""
-        own = all(_is_ours(getattr(type(self), name)) for name in methods)
-        with self._writes.kept(later) if in_background and own else nullcontext():
-            getattr(self, methods[0])(*args, **kwargs)
+    def _checkpoint_parts(self, run_dir: Path) -> list[Part]:
+        """Return what a checkpoint consists of, in upstream's order."""
+        saves_model = is_ours(self.save_model) and is_ours(self._save)
+        parts = [
+            Part(lambda staged: self.save_model(str(staged), _internal_call=True), may_wait=saves_model),
+            Part(lambda staged: self._note_best_checkpoint(run_dir)),
+        ]
+        if not self.args.save_only_model:
+            for save in (self._save_optimizer_and_scheduler, self._save_scaler, self._save_rng_state):
+                parts.append(_part_of(save))
+            parts.append(Part(self._save_lightning_state, may_wait=True))
+        parts.append(Part(self._save_state))
+        return parts
 
-    def _publish(self, stack: ExitStack, later: list[Callable[[], Any]], folder: Path) -> None:
-        """Make the calls kept for ``later``, give ``folder`` its name and go on from there."""
-        with stack:
-            for write in later:
-                write()
-        self._after_publishing(folder)
+    def _save_state(self, folder: Path) -> None:
+        """Write ``trainer_state.json``, with the states of callbacks that have one."""
+        if self.args.should_save:
+            export_states(self.state.stateful_callbacks, [*self.callback_handler.callbacks, self.control])
+            self.state.save_to_json(str(folder / names.TRAINER_STATE_NAME))
 
     def _after_publishing(self, folder: Path) -> None:
         """Push the checkpoint ``folder`` if asked to, and delete what is too old."""
@@ -178,7 +157,7 @@ class SavingMethods(PushingMethods):
         if told:
             names_of_callbacks = ", ".join(sorted({type(callback).__name__ for callback in told}))
             logger.info("Saving in the background waits for its end, as `on_save` of %s is told.", names_of_callbacks)
-        return bool(told) or not _is_ours(type(self)._save_checkpoint)
+        return bool(told) or not is_ours(self._save_checkpoint)
 
     def _note_best_checkpoint(self, run_dir: Path) -> None:
         """Set ``state.best_model_checkpoint`` if the best evaluation's update step is, or was, saved."""
@@ -189,30 +168,18 @@ class SavingMethods(PushingMethods):
         if best_step == self.state.global_step or best.exists():
             self.state.best_model_checkpoint = os.path.join(self._get_output_dir(self._trial), best.name)
 
-    def _export_callback_states(self) -> None:
-        """Bring ``state.stateful_callbacks`` up to date."""
-        kept: Any = self.state.stateful_callbacks
-        for callback in [*self.callback_handler.callbacks, self.control]:
-            if not is_exportable(callback):
-                continue
-            name = type(callback).__name__
-            if isinstance(kept.get(name), list):
-                kept[name].append(callback.state())
-            else:
-                kept[name] = callback.state()
-
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Write ``optimizer.pt`` and ``scheduler.pt``."""
-        optimizer_writes = self._writes if self.args.should_save else None
-        self.accelerator.strategy.save_optimizer(self.optimizer, output_dir, writes=optimizer_writes)
-        if self.args.should_save and not self.accelerator.strategy.saves_scheduler:
-            state_dict_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=self._writes)
+        strategy, writes = self.accelerator.strategy, self._checkpoints.writes
+        strategy.save_optimizer(self.optimizer, output_dir, writes=writes if self.args.should_save else None)
+        if self.args.should_save and not strategy.saves_scheduler:
+            state_dict_files.save_state_file(self.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=writes)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Write ``scaler.pt`` of an fp16 run."""
         if self.accelerator.scaler is not None and self.args.should_save:
-            scaler = self.accelerator.scaler
-            state_dict_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=self._writes)
+            scaler, writes = self.accelerator.scaler, self._checkpoints.writes
+            state_dict_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=writes)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Write the states of the random generators of python, numpy and torch."""
@@ -227,7 +194,8 @@ class SavingMethods(PushingMethods):
         if stream is not None:
             content["stream"] = stream
         if self.args.should_save:
-            self._writes(torch.save, self._writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+            writes = self._checkpoints.writes
+            writes(torch.save, writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
@@ -237,7 +205,7 @@ class SavingMethods(PushingMethods):
                 limit=self.args.save_total_limit,
                 best=self.state.best_model_checkpoint,
                 protects_newest=self.semantics.rotation_protects_newest,
-                ledger=self._ledger,
+                ledger=self._checkpoints.ledger,
             )
 
     # ---- the best model ----
@@ -319,19 +287,17 @@ class SavingMethods(PushingMethods):
             return
         if strategy.has_optimizer(checkpoint) and Path(checkpoint, names.SCHEDULER_NAME).is_file():
             strategy.load_optimizer(self.optimizer, checkpoint)
-            state_dict_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+            ResumePoint(checkpoint).load(self.lr_scheduler, names.SCHEDULER_NAME)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Give the gradient scaler of an fp16 run the state of ``checkpoint`` if it has one."""
-        if checkpoint is None or self.accelerator.scaler is None:
-            return
-        if Path(checkpoint, names.SCALER_NAME).is_file():
-            state_dict_files.load_state_file(self.accelerator.scaler, checkpoint, names.SCALER_NAME)
+        if checkpoint is not None and self.accelerator.scaler is not None:
+            ResumePoint(checkpoint).load(self.accelerator.scaler, names.SCALER_NAME)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Set the random generators to the states of ``checkpoint`` if it has them."""
         if checkpoint is not None:
-            rng.load_rng_state(checkpoint, rank=self.args.process_index, world_size=self.args.world_size)
+            ResumePoint(checkpoint).restore_rng(self.args.process_index, self.args.world_size)
 
     def _load_callback_state(self) -> None:
         """Make the exportable callbacks anew with their saved states, if asked to."""
@@ -354,25 +320,23 @@ class SavingMethods(PushingMethods):
         """Give Lightning callbacks the states of a resumed checkpoint that has some."""
         if self._resume_path is None:
             return
-        path = Path(self._resume_path, names.LIGHTNING_STATE_NAME)
-        if not path.is_file():
-            return
-        try:
-            states = load_trusted(path).get("callbacks", {})  # `HFCheckpointIO` may have kept none
-            restore_callback_states(self.lightning_trainer, states)  # type: ignore[arg-type]
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"`{path}` does not fit this run's Lightning callbacks: {error or type(error).__name__}. Resume with "
-                "the callbacks that the checkpoint was written with."
-            ) from error
+        restore = partial(restore_callback_states, self.lightning_trainer)  # type: ignore[arg-type]
+        self._resume_point(self._resume_path).lightning("callbacks", restore)
+
+    def _resume_point(self, folder: str) -> ResumePoint:
+        raise NotImplementedError
 
     _resume_path: str | None = None
+    _resume: ResumePoint | None = None
     _position: DataPosition | None = None
     _windows: Any = None
     """The windows of the run under way."""
-    _ledger: rotation.Ledger
-    _saver: BackgroundSaver
-    _writes: Writes
+    _checkpoints: CheckpointWriter
+
+
+def _part_of(save: Callable[[str], object]) -> Part:
+    """Return the part of a checkpoint that the method ``save`` writes."""
+    return Part(lambda staged: save(str(staged)), may_wait=is_ours(save))
 
 
 def _rebuilt(callback: Any, state: Any) -> Any:
@@ -390,9 +354,4 @@ def _rebuilt(callback: Any, state: Any) -> Any:
 def _is_told_of_saves(callback: Any) -> bool:
     function = getattr(type(callback), "on_save", None)
     # A base class's own, here or in transformers, does nothing.
-    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not _is_ours(function)
-
-
-def _is_ours(function: Any) -> bool:
-    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else."""
-    return str(getattr(function, "__module__", "")).startswith("hf_compat.")
+    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)

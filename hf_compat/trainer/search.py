@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_compat.arguments.enums import HPSearchBackend
 from hf_compat.checkpoint import names, publish
+from hf_compat.checkpoint.writer import Part
 from hf_compat.errors import SearchError
 from hf_compat.trainer.batch_size import free_memory
 from hf_compat.trainer.safekeeping import SafekeepingMethods
@@ -109,12 +110,11 @@ class SearchMethods(SafekeepingMethods):
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write a checkpoint that Ray may go on from into ``checkpoint_dir``."""
         folder = Path(checkpoint_dir, names.checkpoint_name(self.state.global_step))
-        with publish.staging(folder, step=self.state.global_step, run_id=self._ledger.run_id) as staged:
-            self.save_model(str(staged), _internal_call=True)
-            if self.args.should_save:
-                self._save_optimizer_and_scheduler(str(staged))
-                self._export_callback_states()
-                self.state.save_to_json(str(staged / names.TRAINER_STATE_NAME))
+        parts = [Part(lambda staged: self.save_model(str(staged), _internal_call=True))]
+        if self.args.should_save:
+            parts.append(Part(lambda staged: self._save_optimizer_and_scheduler(str(staged))))
+            parts.append(Part(self._save_state))
+        self._checkpoints.write_alone(folder, parts, step=self.state.global_step)
 
     def _release_model(self) -> None:
         """Let go of the model and the run around it, so that the next trial has the memory."""

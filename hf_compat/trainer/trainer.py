@@ -22,7 +22,8 @@ from hf_compat.callbacks import (
     ProgressCallback,
     is_in_notebook,
 )
-from hf_compat.checkpoint.background import BackgroundSaver, Writes, background_problems
+from hf_compat.checkpoint.background import background_problems
+from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data.collators import default_collator_for
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.environments import Placement, place_run
@@ -46,7 +47,7 @@ from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, shifts_lab
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.optim.settings import plain_name
-from hf_compat.overriding import refuse_overrides_never_called
+from hf_compat.overriding import WarnOnce, refuse_overrides_never_called
 from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerControl, TrainerState, is_exportable
@@ -114,8 +115,8 @@ class Trainer(SharingMethods):
             processing_class = _processing_class_of(tokenizer, processing_class)
         self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
         self.semantics = resolve_semantics(self.args.semantics)
-        self._warned = set()
-        self._saver, self._writes = BackgroundSaver(), Writes()
+        self._notices = WarnOnce()
+        self._checkpoints = CheckpointWriter()
         self._lightning_keywords = dict(lightning or {})
         self._placement = self._place()
         self.is_fsdp_enabled = self._placement.fsdp is not None

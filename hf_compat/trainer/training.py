@@ -16,16 +16,14 @@ from torch import nn
 
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.checkpoint import publish
-from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.layout import get_last_checkpoint, moved_along
-from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.layout import moved_along, to_resume
+from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.windows import Start, WindowLoader
-from hf_compat.distributed import collectives
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
-from hf_compat.errors import CheckpointError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.model_facts import number_of_arguments
@@ -82,8 +80,12 @@ class TrainingMethods(ResumingMethods):
             self._prepare_output_dir()
             publish.clean_orphans(self.args.output_dir)
         self.accelerator.wait_for_everyone()
-        self._check_disks()
-        resume_path = self._find_checkpoint(resume_from_checkpoint)
+        if is_wanted(self.args):
+            self._checkpoints.check_disks(
+                self.args.output_dir, launch=self.args.launch, save_async=self.args.save_async
+            )
+        resume_path = to_resume(self.args.output_dir, resume_from_checkpoint, is_main=self.is_world_process_zero())
+        self._resume = None
         if not (self.args.auto_find_batch_size and self.semantics.keeps_batch_size_found):
             self._train_batch_size = self.args.train_batch_size
         self.is_in_train = True
@@ -96,7 +98,7 @@ class TrainingMethods(ResumingMethods):
                 added.callback(self._deactivate_neftune, self.model)
             if DebugOption.UNDERFLOW_OVERFLOW in self.args.debug:
                 added.enter_context(DebugUnderflowOverflow(self.model))
-            self._ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
+            self._checkpoints.ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
                 if not self._placement.shards_model:
                     self._load_from_checkpoint(resume_path)
@@ -120,31 +122,11 @@ class TrainingMethods(ResumingMethods):
             self._memory_tracker.cancel()
             self._past = None
 
-    def _find_checkpoint(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        if resume_from_checkpoint is None or resume_from_checkpoint is False:
-            return None
-        if resume_from_checkpoint in ("auto", True):
-            # The main process decides for all: another might see a folder that is being written or deleted.
-            newest = get_last_checkpoint(self.args.output_dir) if self.is_world_process_zero() else None
-            path: str | None = collectives.broadcast_object(newest)
-            if path is None and resume_from_checkpoint is True:
-                raise CheckpointError(
-                    f"`resume_from_checkpoint=True`: no valid checkpoint found in output directory "
-                    f"`{self.args.output_dir}`. Pass a checkpoint's path, or leave the argument out to start anew."
-                )
-        else:
-            path = str(resume_from_checkpoint)
-        if path is None:
-            return None
-        if not Path(path).is_dir():
-            raise CheckpointError(
-                f"`resume_from_checkpoint={path!r}`: there is no such folder. "
-                "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
-            )
-        reason = incomplete_reason(path)
-        if reason is not None:  # a file may have been taken out on purpose; what is broken is refused when it is read
-            logger.warning("`resume_from_checkpoint=%s`: it is not as it was written: %s", path, reason)
-        return path
+    def _resume_point(self, folder: str) -> ResumePoint:
+        """Return the reader of the checkpoint ``folder``: the same one as long as it is asked for the same folder."""
+        if self._resume is None or self._resume.folder != Path(folder):
+            self._resume = ResumePoint(folder)
+        return self._resume
 
     # ---- before the run ----
 
@@ -202,7 +184,7 @@ class TrainingMethods(ResumingMethods):
         self.state.compute_steps(self.args, max_steps)
         position = (0, 0)
         if resume_from_checkpoint is not None:
-            self.state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+            self.state = self._resume_point(resume_from_checkpoint).trainer_state()
             if self.state.best_model_checkpoint is not None:
                 self.state.best_model_checkpoint = moved_along(self.state.best_model_checkpoint, resume_from_checkpoint)
             self._forget_missing_best_checkpoint()
@@ -232,7 +214,7 @@ class TrainingMethods(ResumingMethods):
             self.state.best_model_checkpoint = None
 
     def _resumed_batch_size(self, resume_from_checkpoint: str) -> None:
-        state = TrainerState.load_from_json(str(Path(resume_from_checkpoint, TRAINER_STATE_NAME)))
+        state = self._resume_point(resume_from_checkpoint).trainer_state()
         wins = self.args.auto_find_batch_size or not self.semantics.resumes_batch_size_if_searching
         if state.train_batch_size is not None and wins:
             self._train_batch_size = state.train_batch_size
@@ -296,7 +278,6 @@ class TrainingMethods(ResumingMethods):
         step = self.state.global_step
         fit(trainer, module, windows, start=None if start is None else (start.epoch, step, step))
         if not self._has_begun:  # no epoch was left to run, so Lightning called no hook
-            self._build_optimizer_and_scheduler()
             self._begin_training()
             self._finish_training()
 
@@ -337,6 +318,8 @@ class TrainingMethods(ResumingMethods):
     def _begin_training(self) -> None:
         """Fire ``on_train_begin``, and evaluate once if asked to."""
         self._has_begun = True
+        if self._resume is not None:
+            self._resume.drop_caches()
         self._start_time = time.time()
         self.model_wrapped.zero_grad()
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)

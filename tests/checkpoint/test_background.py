@@ -16,6 +16,7 @@ from torch import nn
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Writes, background_problems, to_host
 from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
@@ -98,23 +99,23 @@ def test_same_files(tmp_path, monkeypatch, kind):
     assert all(torch.equal(one, other) for one, other in zip(*left, strict=True))
 
 
-class Held(Trainer):
+class HeldWriter(CheckpointWriter):
     """Can finish a save only once the next one, or the end, waits for it."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self):
+        super().__init__()
         self.awaited, self.writing, self.most = threading.Event(), 0, 0
 
-    def _finish_saving(self):
+    def wait(self):
         self.awaited.set()
-        super()._finish_saving()
+        super().wait()
 
-    def _publish(self, stack, later, run_dir):
+    def _publish(self, *given):
         self.writing += 1
         self.most = max(self.most, self.writing)
         self.awaited.clear()
         self.awaited.wait(60)
-        super()._publish(stack, later, run_dir)
+        super()._publish(*given)
         self.writing -= 1
 
 
@@ -134,25 +135,34 @@ class Looks(TrainerCallback):
 def test_training_goes_on_meanwhile(tmp_path):
     """Update steps are made while a checkpoint is written; the next save waits for it, and so does the end."""
     looks = Looks()
-    trainer = run(tmp_path, Held, callbacks=[looks], save_async=True)
+    trainer = run(tmp_path, callbacks=[looks], save_async=True)
+    trainer._checkpoints = HeldWriter()
     trainer.train()
     assert looks.seen == {0: [], 1: [], 2: [], 3: [], 4: [2], 5: [2], "end": [2, 4, 6]}
-    assert trainer.most == 1
+    assert trainer._checkpoints.most == 1
 
 
-class Broken(Trainer):
+class BrokenWriter(CheckpointWriter):
     """A disk that fails while the first checkpoint is written."""
 
     saves = 0
 
-    def _publish(self, stack, later, run_dir):
+    def _publish(self, publication, deferred, folder, then):
         self.saves += 1
         if self.saves == 1:
-            later.append(self._fail)
-        super()._publish(stack, later, run_dir)
+            deferred.append(self._fail)
+        super()._publish(publication, deferred, folder, then)
 
     def _fail(self):
         raise OSError("the disk failed")
+
+
+class Broken(Trainer):
+    """Saves to that disk."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._checkpoints = BrokenWriter()
 
 
 @pytest.mark.parametrize("save_steps", [pytest.param(2, id="next save"), pytest.param(6, id="end")])
@@ -239,10 +249,10 @@ def test_copy_in_host_memory():
 
 
 def test_writes_and_saver():
-    """Calls are made at once unless they are kept; the saver hands an error on once."""
+    """Calls are made at once unless they are deferred; the saver hands an error on once."""
     writes, made, later = Writes(), [], []
     writes(made.append, 1)
-    with writes.kept(later):
+    with writes.deferred(later):
         writes(made.append, 2)
     writes(made.append, 3)
     assert made == [1, 3]
@@ -260,7 +270,7 @@ def test_writes_and_saver():
     ("strategy", "fields", "nodes", "told"),
     [
         pytest.param("ddp", {}, 2, [], id="copies of the model"),
-        pytest.param("a sharding one", {}, 1, ["by a sharding one"], id="parts of the model"),
+        pytest.param("a sharding one", {}, 1, ["with a sharding one"], id="parts of the model"),
         pytest.param("ddp", {"save_on_each_node": True}, 1, [], id="one node"),
         pytest.param("ddp", {"save_on_each_node": True}, 2, ["save_on_each_node"], id="a save on each node"),
         pytest.param("a sharding one", {"save_async": False, "save_on_each_node": True}, 2, [], id="not asked for"),

@@ -165,7 +165,7 @@ def test_nodes_without_a_shared_disk(finished):
         results = outcome(finished, "nodes_without_a_shared_disk", "ours", rank).results
         kept = {each["name"]: each["value"] for each in results}
         assert re.search("`save_async=True`.* is not on a disk that all nodes share", kept["save_on_each_node=False"])
-        assert "excludes `save_on_each_node=True` with 2 nodes" in kept["save_on_each_node=True"]
+        assert "is not supported with `save_on_each_node=True` on 2 nodes" in kept["save_on_each_node=True"]
         assert kept["written"] == []
 
 

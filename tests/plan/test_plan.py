@@ -8,6 +8,7 @@ import pytest
 from hf_compat.errors import DataError
 from hf_compat.plan import build_plan
 from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
+from hf_compat.plan.upstream import from_values, to_values
 
 
 def plan(*, batches, accumulate=1, epochs=3.0, max_steps=-1, examples=100):
@@ -72,3 +73,26 @@ def test_nothing_to_train_on(settings, named):
     """A run without a batch, or without an end, is refused with the argument's name."""
     with pytest.raises(DataError, match=named):
         plan(**settings)
+
+
+@pytest.mark.parametrize("plans_by_batches", [True, False], ids=["since 5.3", "before"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"batches": 10, "accumulate": 3, "epochs": 1.3}, id="by epochs"),
+        pytest.param({"batches": 10, "accumulate": 2, "max_steps": 7}, id="by max_steps"),
+        pytest.param({"batches": None, "accumulate": 2, "max_steps": 4, "examples": None}, id="without length"),
+    ],
+)
+def test_values_of_either_release_stand_for_the_plan(settings, plans_by_batches):
+    """`from_values` gives back the plan that `to_values` was given, and the values agree with each release's order."""
+    original, accumulate = plan(**settings), settings["accumulate"]
+    epochs_decide = settings.get("max_steps", -1) < 0
+    semantics = SimpleNamespace(plans_by_batches=plans_by_batches)
+    values = to_values(original, batches=settings["batches"], epochs_decide=epochs_decide, semantics=semantics)
+    if plans_by_batches:
+        assert values[4:6] == (8 * accumulate, original.batches_per_epoch)
+    else:
+        assert values[4:6] == (epochs_decide, settings["batches"])
+    samples = None if plans_by_batches else 8 * accumulate
+    assert from_values(values, accumulate=accumulate, samples_per_update_step=samples) == original

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hf_compat import HFCompatError, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from hf_compat.checkpoint.writer import CheckpointWriter
 
 STEPS = 3 * 7
 """26 rows are 13 batches of two: six windows of two batches and a short one an epoch, for three epochs."""
@@ -85,12 +87,29 @@ class Saves(Progress):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 
 
+class PatientWriter(CheckpointWriter):
+    """Calls ``wait`` before what was written in the background is published."""
+
+    def __init__(self, wait: Callable[[str, int], None]) -> None:
+        super().__init__()
+        self._wait_at = wait
+        self.saves = 0
+
+    def _publish(self, publication: ExitStack, deferred: list[Any], folder: Path, then: Any) -> None:
+        self.saves += 1
+        publication.callback(self._wait_at, "in the background", self.saves)  # the training is further by now
+        super()._publish(publication, deferred, folder, then)
+
+
 class PatientTrainer(Trainer):
     """Waits to be killed, or for SIGUSR2, at ``stage`` of update step ``wait_step``, once."""
 
     stage: str | None = None
     wait_step: int | None = None
-    saves = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._checkpoints = PatientWriter(self._wait_at)
 
     def _wait_at(self, stage: str, step: int | None = None) -> None:
         if (stage, self.state.global_step if step is None else step) == (self.stage, self.wait_step):
@@ -105,11 +124,6 @@ class PatientTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         self._wait_at("evaluating")
         return super().evaluate(*args, **kwargs)
-
-    def _publish(self, stack: ExitStack, later: list[Any], run_dir: Path) -> None:
-        self.saves += 1
-        stack.callback(self._wait_at, "in the background", self.saves)  # the training is further by now
-        super()._publish(stack, later, run_dir)
 
 
 class WaitingTrainer(PatientTrainer):

@@ -17,6 +17,7 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 
+from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError, TrainerSetupError
 from tests.support import helpers, scenarios
 from tests.support.parity import SCENARIOS, Kit
@@ -139,7 +140,16 @@ def _held(kit: Kit) -> Any:
     """Return a Trainer that finishes a save only when the next update step, or the end of the run, has begun."""
     begun = {step: threading.Event() for step in range(20)}
 
+    class HeldWriter(CheckpointWriter):
+        def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
+            assert begun[int(folder.name.split("-")[1])].wait(60)
+            super()._publish(publication, deferred, folder, then)
+
     class Held(_unwatched(kit)):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._checkpoints = HeldWriter()
+
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             begun[self.state.global_step].set()
             return super().training_step(model, inputs, num_items_in_batch)
@@ -147,10 +157,6 @@ def _held(kit: Kit) -> Any:
         def _finalize_training(self, *args: Any) -> Any:
             begun[self.state.global_step].set()
             return super()._finalize_training(*args)
-
-        def _publish(self, stack: Any, later: Any, folder: Path) -> None:
-            assert begun[int(folder.name.split("-")[1])].wait(60)
-            super()._publish(stack, later, folder)
 
     return Held
 
@@ -178,7 +184,7 @@ def disk_fails_in_the_background(kit: Kit) -> None:
         settings["output_dir"] = f"{kit.output_dir}/{answer}"
         trainer = language_model(kit, rows=56, fields=settings, subclass=_unwatched(kit))
         spoils = Spoils()
-        spoils.saver = trainer._saver
+        spoils.saver = trainer._checkpoints.saver
         trainer.add_callback(spoils)
         try:
             trainer.train()

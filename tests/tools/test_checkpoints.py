@@ -192,7 +192,7 @@ def test_checkpoint_of_transformers(tmp_path, capsys):
     cut(folder / "scheduler.pt")
     lines, status = listed(capsys, tmp_path, "--verify")
     assert status == 1
-    assert lines[1].endswith("`scheduler.pt` is damaged: its end is missing.")
+    assert lines[1].endswith("`scheduler.pt` is damaged: it is truncated.")
 
 
 def test_names_of_files_are_not_obeyed(tmp_path, capsys):

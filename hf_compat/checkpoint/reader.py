@@ -1,0 +1,123 @@
+"""The checkpoint that a run resumes from: each of its files is read once, however many ask for what is in it."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hf_compat.checkpoint import names, rng, state_dict_files
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.errors import CheckpointError
+from hf_compat.state import TrainerState
+
+__all__ = ["ResumePoint"]
+
+_T = TypeVar("_T")
+
+_MISFITS: dict[str, str] = {
+    "callbacks": (
+        "`{path}` does not fit this run's Lightning callbacks: {reason}. Resume with the callbacks that the checkpoint "
+        "was written with."
+    ),
+}
+"""An entry of ``lightning.pt`` → what is said if it cannot be read; of the others, that the file is damaged."""
+
+
+class ResumePoint:
+    """A checkpoint folder to resume from.
+
+    Weights and the optimizer's state are the strategy's to read: it knows which part of them is this rank's.
+
+    Args:
+        folder: The checkpoint. What it lacks is not resumed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._state: TrainerState | None = None
+        self._lightning: dict[str, Any] | None = None
+
+    def trainer_state(self) -> TrainerState:
+        """Return what ``trainer_state.json`` says, a new object each time.
+
+        Raises:
+            CheckpointError: If the file is not a trainer state.
+            FileNotFoundError: If there is no such file.
+        """
+        if self._state is None:
+            self._state = TrainerState.load_from_json(self.folder / names.TRAINER_STATE_NAME)
+        return copy.deepcopy(self._state)
+
+    def lightning(self, name: str, read: Callable[[Any], _T]) -> _T | None:
+        """Return what ``lightning.pt`` holds under ``name``, as ``read`` understands it.
+
+        Args:
+            name: ``"callbacks"``, ``"position"``, ``"stream"``, ...
+            read: Given what the file holds; the same objects each time, so it must not change them.
+
+        Returns:
+            What ``read`` returned; None if there is no such file, or nothing of that name in it.
+
+        Raises:
+            CheckpointError: If the file cannot be read or is damaged, or what it holds does not fit this run.
+        """
+        content = self.lightning_state()
+        if name not in content:
+            return None
+        try:
+            return read(content[name])
+        except CheckpointError:
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            path, reason = self.folder / names.LIGHTNING_STATE_NAME, error or type(error).__name__
+            message = _MISFITS.get(name, "`{path}` is damaged: {reason}")
+            raise CheckpointError(message.format(path=path, reason=reason)) from error
+
+    def lightning_state(self) -> dict[str, Any]:
+        """Return all that ``lightning.pt`` holds, empty if there is no such file.
+
+        Raises:
+            CheckpointError: If it cannot be read, or holds no dict.
+        """
+        if self._lightning is None:
+            content = self.read(names.LIGHTNING_STATE_NAME)
+            if content is not None and not isinstance(content, dict):
+                path = self.folder / names.LIGHTNING_STATE_NAME
+                raise CheckpointError(f"`{path}` is damaged: it holds a {type(content).__name__}, not a dict.")
+            self._lightning = content or {}
+        return dict(self._lightning)
+
+    def read(self, file_name: str) -> Any:
+        """Return what a file of ``torch.save`` holds, None if it is not there; nothing is cached.
+
+        Raises:
+            CheckpointError: If it cannot be read, or holds what could run code.
+        """
+        path = self.folder / file_name
+        return load_trusted(path) if path.is_file() else None
+
+    def load(self, target: state_dict_files.Stateful, file_name: str) -> bool:
+        """Give ``target`` the state in a file such as ``scheduler.pt``; return whether there is one.
+
+        Raises:
+            CheckpointError: If it cannot be read, or is the state of another kind of object.
+        """
+        if not (self.folder / file_name).is_file():
+            return False
+        state_dict_files.load_state_file(target, self.folder, file_name)
+        return True
+
+    def restore_rng(self, rank: int, world_size: int) -> bool:
+        """Set the random generators to the states that ``rank`` saved; return whether there are any.
+
+        Raises:
+            CheckpointError: If the file cannot be read or holds something else.
+        """
+        return rng.load_rng_state(self.folder, rank=rank, world_size=world_size)
+
+    def drop_caches(self) -> None:
+        """Free what was read; what is asked for after that is read again."""
+        self._state = self._lightning = None

@@ -1,0 +1,152 @@
+"""The writer of checkpoints: the order of its parts, what may wait, what follows, and that it can be pickled."""
+
+import pickle
+import threading
+import warnings
+
+import pytest
+import torch
+
+from hf_compat import HFCompatWarning
+from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.checkpoint.completeness import read_marker
+from hf_compat.checkpoint.rotation import Ledger
+from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.distributed.launch import Launch
+from hf_compat.errors import CheckpointWriteError
+from hf_compat.overriding import WarnOnce, is_ours, is_overridden
+from hf_compat.state import TrainerControl, TrainerState, export_states
+
+ONE = Launch(world_size=1, local_world_size=1)
+HERE = threading.main_thread().name
+
+
+def text_part(writer, name, *, may_wait):
+    """Return a part that writes the name of the thread that writes it."""
+
+    def write(folder):
+        writer.writes(lambda: (folder / name).write_text(threading.current_thread().name))
+
+    return Part(write, may_wait=may_wait)
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["synchronously", "in the background"])
+def test_what_a_checkpoint_consists_of(background, tmp_path):
+    """Parts are written in order; those that may wait, and what follows, in the background's thread if there is one."""
+    writer, followed = CheckpointWriter(), []
+    writer.ledger = Ledger("mine")
+    writer.write(
+        tmp_path / "checkpoint-3",
+        [text_part(writer, "a.txt", may_wait=True), text_part(writer, "b.txt", may_wait=False)],
+        step=3,
+        launch=ONE,
+        writes_files=True,
+        background=background,
+        then=[lambda folder: followed.append((folder.name, folder.is_dir(), threading.current_thread().name))],
+    )
+    assert writer.last_step == 3
+    writer.wait()
+    later = "hf_compat-save" if background else HERE
+    folder = tmp_path / "checkpoint-3"
+    assert [(folder / name).read_text() for name in ("a.txt", "b.txt")] == [later, HERE]
+    assert followed == [("checkpoint-3", True, later)]
+    marker = read_marker(folder)
+    assert (marker.step, marker.run_id, set(marker.files)) == (3, "mine", {"a.txt", "b.txt"})
+
+
+def test_a_folder_that_is_looked_at_is_waited_for(tmp_path):
+    """Where somebody expects the folder it is there when `write` returns."""
+    writer = CheckpointWriter()
+    parts = [text_part(writer, "a.txt", may_wait=True)]
+    settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "looked_at": lambda: True}
+    writer.write(tmp_path / "checkpoint-1", parts, **settings)
+    assert (tmp_path / "checkpoint-1" / "a.txt").is_file()
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path):
+    """Neither a folder nor a last step is left of a part that fails, however the checkpoint is written."""
+
+    def fail(folder):
+        raise OSError("the disk failed")
+
+    writer = CheckpointWriter()
+    with pytest.raises(CheckpointWriteError, match="the disk failed"):
+        writer.write(tmp_path / "checkpoint-1", [Part(fail)], step=1, launch=ONE, writes_files=True, background=False)
+    with pytest.raises(CheckpointWriteError, match="the disk failed"):
+        writer.write_alone(tmp_path / "checkpoint-1", [Part(fail)], step=1)
+    assert writer.last_step is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writing_alone(tmp_path):
+    """`write_alone` publishes a complete folder, and is no checkpoint of the run."""
+    writer = CheckpointWriter()
+    writer.write_alone(tmp_path / "a", [Part(lambda folder: torch.save(1, folder / "scaler.pt"))], step=5)
+    assert read_marker(tmp_path / "a").step == 5
+    assert writer.last_step is None
+
+
+def test_a_writer_can_be_pickled(tmp_path):
+    """What it knows goes along; a thread under way, or its error, does not."""
+    writer, go = CheckpointWriter(), threading.Event()
+    writer.ledger, writer.last_step = Ledger("mine"), 4
+    writer.saver.start(go.wait)
+    twin = pickle.loads(pickle.dumps(writer))
+    assert (twin.ledger, twin.last_step) == (Ledger("mine"), 4)
+    twin.wait()
+    go.set()
+    writer.wait()
+    assert isinstance(twin.saver, BackgroundSaver)
+
+
+def test_states_of_callbacks_are_brought_up_to_date():
+    """A single state is replaced; of several callbacks of one class the list grows, as upstream's does."""
+    state = TrainerState(stateful_callbacks=[TrainerControl()])
+    export_states(state.stateful_callbacks, [TrainerControl(should_log=True), object()])
+    assert state.stateful_callbacks["TrainerControl"]["args"]["should_log"] is True
+    export_states(kept := {"TrainerControl": [1]}, [TrainerControl()])
+    assert len(kept["TrainerControl"]) == 2
+
+
+class Base:
+    def method(self):
+        pass
+
+    def other(self):
+        pass
+
+
+class Derived(Base):
+    def method(self):
+        pass
+
+
+def test_what_is_overridden():
+    """A subclass's method is another one, and so is one that an instance was assigned."""
+    assert is_overridden(Derived, Base, "other", "method")
+    assert is_overridden(Derived(), Base, "method")
+    assert not is_overridden(Derived(), Base, "other")
+    instance = Base()
+    assert not is_overridden(instance, Base, "method")
+    instance.method = print
+    assert is_overridden(instance, Base, "method")
+
+
+def test_what_is_ours():
+    """A function of this package is, bound or not; one defined elsewhere is not."""
+    assert is_ours(CheckpointWriter.write)
+    assert is_ours(CheckpointWriter().write)
+    assert not is_ours(Derived().method)
+    assert not is_ours(print)
+
+
+def test_a_warning_is_given_once():
+    """Each message is warned of once, in the name of the line that asks for it."""
+    warn_once = WarnOnce()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for message in ("a", "b", "a"):
+            warn_once(message)
+    assert [(str(item.message), item.category) for item in caught] == [("a", HFCompatWarning), ("b", HFCompatWarning)]
+    assert {item.filename for item in caught} == {__file__}
+    assert [pickle.loads(pickle.dumps(warn_once))._given] == [{"a", "b"}]
