@@ -19,29 +19,27 @@ ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """Set to 1 it asks for saving in the background, as ``TrainingArguments(save_async=True)`` does."""
 
 
-_WHOLE_ON_EACH = ("one device", "ddp")
-"""Strategies under which each process has the whole model."""
-
-
 def is_wanted(args: Any) -> bool:
     """Return whether the arguments or the environment ask for saving in the background."""
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
 
-def background_problems(args: Any, strategy: str) -> list[str]:
+def background_problems(args: Any, strategy: str, *, is_supported: bool) -> list[str]:
     """Return what is wrong where saving in the background is asked for.
 
     Args:
         args: The training arguments.
-        strategy: Where the model is; a name in ``engine.strategies.STRATEGIES``.
+        strategy: The strategy's name, to be told.
+        is_supported: Whether that saves in the background: each rank has the full state dicts.
     """
     if not is_wanted(args):
         return []
     asked = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
     problems = []
-    if strategy not in _WHOLE_ON_EACH:
+    if not is_supported:
         problems.append(
-            f"{asked}: a model that is spread over the processes, by {strategy}, is only saved at once; drop it."
+            f"{asked} is not supported with `{strategy}`: sharded checkpoints can only be saved synchronously. Set "
+            "`save_async=False`."
         )
     if args.save_on_each_node and args.launch.num_nodes > 1:
         problems.append(

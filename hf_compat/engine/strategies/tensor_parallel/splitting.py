@@ -58,8 +58,8 @@ def check_plan(model: nn.Module, size: int) -> None:
     """Refuse a ``model`` that cannot be split over ``size`` processes; one that a Trainer has split so is right.
 
     Raises:
-        ModelError: If it has no plan, one that names what it has not or what is not carried out, or odd sizes; or if
-            it is split already by anyone else.
+        ModelError: If it has no plan, one that names what it has not or what is not supported, or odd sizes; or if it
+            is split already by anyone else.
     """
     name = type(model).__name__
     if (getattr(model, "_tp_size", None) or 1) > 1 or (size > 1 and is_split(model) and not _is_ours(model, size)):
