@@ -202,7 +202,7 @@ def test_an_adapter_is_trained_and_resumed(together, tmp_path):
     ("case", "told"),
     [
         ("optimizers", "`optimizers` is not supported with FSDP"),
-        ("even_batches", "even_batches=False may give a process fewer batches"),
+        ("even_batches", "even_batches=False may give a rank fewer batches"),
         ("save_async", "`save_async=True`"),
         ("peft", "`model`: the adapters of a peft model are saved as a full state dict only"),
     ],
