@@ -77,8 +77,12 @@ class TrainerHost:
         return bool(self._trainer._should_stop())
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
-        """Train and evaluate ``wrapped``."""
-        self._trainer._take_wrapper(wrapped)
+        """Train and evaluate ``wrapped``; as a fit begins a sharded model gets the weights of a resumed checkpoint."""
+        trainer = self._trainer
+        trainer._take_wrapper(wrapped)
+        facts = trainer._placement.facts
+        if trainer.is_in_train and trainer._resume_path is not None and facts.shards_model and not facts.has_engine:
+            trainer._load_from_checkpoint(trainer._resume_path)
 
     def take_optimizers(self, optimizer: Any, scheduler: Any) -> None:
         """Go on with ``optimizer`` and ``scheduler``, and give them the states of a resumed checkpoint."""

@@ -315,12 +315,7 @@ class TrainingMethods(ResumingMethods):
         return TrainerHost(self)
 
     def _build_optimizer_and_scheduler(self) -> None:
-        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint.
-
-        A model of which this process holds a part gets its weights here, too: it is wrapped by now.
-        """
-        if self._resume_path is not None and self._placement.facts.shards_model:
-            self._load_from_checkpoint(self._resume_path)
+        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint."""
         assert self.run_plan is not None, "a run has a plan"
         max_steps = self.run_plan.max_steps
         if self.semantics.creates_scheduler_apart:

@@ -22,8 +22,8 @@ class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
     The wrapper goes around the model itself: it is the Trainer's ``model_wrapped``, and what ``compute_loss`` is given.
 
     Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
+        placement: Which rank of how many this is.
+        device: The device of this rank.
         settings: Keywords of torch's ``DistributedDataParallel``.
         hooks: Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated.
     """

@@ -103,7 +103,7 @@ def build_engine(
         model: The model itself.
         config: DeepSpeed's config, without any ``"auto"``.
         device: The device of this rank.
-        launch: Which process this is.
+        launch: Which rank this is.
         optimizer: Ours; None for the one in ``config``, or for none.
         parameters: What an optimizer of ``config`` trains.
         scheduler: Returns a schedule for DeepSpeed's optimizer; None for the one in ``config``, or for none.

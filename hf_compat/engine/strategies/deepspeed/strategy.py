@@ -42,8 +42,8 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
     was trained yet.
 
     Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
+        placement: Which rank of how many this is.
+        device: The device of this rank.
         settings: DeepSpeed's config, some of it perhaps ``"auto"``.
         finalize: Fills in what the model and the update steps of the run decide; ``settings`` are complete then.
         log_level: Of DeepSpeed's own logger while a model trains.

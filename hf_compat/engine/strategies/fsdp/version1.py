@@ -34,8 +34,8 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
     """The model inside a wrapper that gathers and gives up its parameters; it is wrapped once and stays so.
 
     Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
+        placement: Which rank of how many this is.
+        device: The device of this rank.
         settings: What is sharded how, and what checkpoints hold.
         dtype: Of mixed precision; None without.
     """

@@ -29,8 +29,8 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
     """The model itself with parameters that are DTensors; it is sharded once and stays so.
 
     Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
+        placement: Which rank of how many this is.
+        device: The device of this rank.
         settings: What is sharded how, and what checkpoints hold.
         dtype: Of mixed precision; None without.
     """
