@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -58,7 +58,6 @@ class Accelerator(ProcessState):
         data_parallel_rank: The number of this one among them.
         state: Facts of this process.
         strategy: What the strategy of the run under way, or of the last one, does with the model.
-        sync_gradients: Whether the backward pass under way ends an update step.
         gradient_accumulation_steps: 1, as in transformers' Trainer, which accumulates itself.
     """
 
@@ -91,7 +90,6 @@ class Accelerator(ProcessState):
         self._eval_loader: Any = None
         self._train_loader: Any = None
         self.strategy = ModelStrategy()
-        self.sync_gradients = True
 
     # ---- the run under way ----
 
@@ -101,6 +99,15 @@ class Accelerator(ProcessState):
         self._train_loader = loader
         if strategy is not None:
             self.strategy = strategy
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the backward pass under way ends an update step; the strategy keeps it."""
+        return self.strategy.ends_update
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.strategy.ends_update = value
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
@@ -129,7 +136,6 @@ class Accelerator(ProcessState):
         elif self._module is None:
             torch.autograd.backward(loss, **kwargs)
         else:
-            self.strategy.ends_update_step = self.sync_gradients
             self._module.manual_backward(loss, **kwargs)
 
     def _fused_backward(self) -> Any:
@@ -143,13 +149,9 @@ class Accelerator(ProcessState):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Leave the gradients of backward passes on their process, unless the arguments ask for ``sync_each_batch``."""
-        self.sync_gradients = False
-        try:
-            with nullcontext() if self._syncs_each_batch else self.strategy.no_sync(model):
-                yield
-        finally:
-            self.sync_gradients = True
+        """Leave the gradients of backward passes on their rank, unless the arguments ask for ``sync_each_batch``."""
+        with self.strategy.accumulating(model, ends_update=False, syncs=self._syncs_each_batch):
+            yield
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:

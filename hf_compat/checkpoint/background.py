@@ -21,10 +21,6 @@ ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """Set to 1 it asks for saving in the background, as ``TrainingArguments(save_async=True)`` does."""
 
 
-_FULL_MODEL_ON_EACH_RANK = ("one device", "ddp")
-"""Strategies that do not shard the model."""
-
-
 class _Arguments(Protocol):
     """The fields of ``TrainingArguments`` that say how checkpoints are saved."""
 
@@ -45,20 +41,21 @@ def is_wanted(args: _Arguments) -> bool:
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
 
-def background_problems(args: _Arguments, strategy: str) -> list[str]:
+def background_problems(args: _Arguments, strategy: str, *, is_supported: bool) -> list[str]:
     """Return what rules out the saving in the background that is asked for; nothing if it is not.
 
     Args:
         args: The training arguments.
-        strategy: A name in ``engine.strategies.kinds.STRATEGIES``.
+        strategy: The strategy's name, for the message.
+        is_supported: Whether it saves in the background: each rank has the full state dicts.
     """
     if not is_wanted(args):
         return []
     asked = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
     problems = []
-    if strategy not in _FULL_MODEL_ON_EACH_RANK:
+    if not is_supported:
         problems.append(
-            f"{asked} is not supported with {strategy}: sharded checkpoints can only be saved synchronously. Set "
+            f"{asked} is not supported with `{strategy}`: sharded checkpoints can only be saved synchronously. Set "
             "`save_async=False`."
         )
     if args.save_on_each_node and args.launch.num_nodes > 1:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor, nn
 
 from hf_compat.data.windows import Window
 from hf_compat.engine.host import Host
 
-__all__ = ["HOOKS", "BridgeCallback"]
+__all__ = ["HOOKS", "BridgeCallback", "BridgeHost"]
 
 HOOKS: dict[str, tuple[str, ...]] = {
     "on_train_start": ("on_train_begin",),
@@ -27,6 +28,42 @@ HOOKS: dict[str, tuple[str, ...]] = {
 """Which events of a ``TrainerCallback`` are fired from which Lightning hook; the evaluation session fires its own."""
 
 
+class BridgeHost(Protocol):
+    """The part of :class:`hf_compat.Trainer` that the module and the bridge call, at upstream's points."""
+
+    args: Any
+    state: Any
+    control: Any
+    callback_handler: Any
+    accelerator: Any
+    model_wrapped: Any
+    current_gradient_accumulation_steps: int
+
+    @property
+    def _engine_host(self) -> Host: ...
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Run forward and backward on one batch."""
+
+    def _begin_training(self) -> None: ...
+
+    def _begin_epoch(self) -> None: ...
+
+    def _track_batch(self, loss: Tensor, inputs: Any) -> None: ...
+
+    def _clip_gradients(self) -> None: ...
+
+    def _count_update(self, window: Window) -> None: ...
+
+    def _log_evaluate_save(self) -> None: ...
+
+    def _leave_if_preempted(self) -> None: ...
+
+    def _should_stop(self) -> bool: ...
+
+    def _finish_training(self) -> None: ...
+
+
 class BridgeCallback(Checkpoint):
     """Fires the Trainer's events, and after them logs, evaluates and saves as the control asks.
 
@@ -34,7 +71,7 @@ class BridgeCallback(Checkpoint):
     the other callbacks did on the same update step.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: BridgeHost) -> None:
         self._host = host
         self._step_made = 0
 

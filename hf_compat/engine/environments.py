@@ -17,6 +17,7 @@ from hf_compat.engine.clusters import take_cluster_environment
 from hf_compat.engine.internals.parallel import grid_of
 from hf_compat.engine.internals.subprocesses import start_processes
 from hf_compat.engine.strategies.choice import read_choice, read_grid, shown_strategy
+from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["PLACING_KEYWORDS", "LaunchedEnvironment", "Placement", "Start", "place_run", "place_started"]
@@ -25,10 +26,7 @@ PLACING_KEYWORDS = ("accelerator", "devices", "num_nodes", "strategy")
 """Keywords of ``lightning.Trainer`` that say where a run takes place."""
 
 _ELSEWHERE = ("ACCELERATE_USE_MEGATRON_LM",)
-"""What ``accelerate launch`` sets for strategies that are not carried out yet."""
-
-_SHARDING = ("fsdp1", "fsdp2", "deepspeed", "tensor parallel")
-"""Strategies under which a process holds only a part of the model."""
+"""What ``accelerate launch`` sets for strategies that are not supported yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +44,7 @@ class Placement:
 
     launch: Launch
     strategy: str
-    """A name in ``engine.strategies.STRATEGIES``."""
-    shards_model: bool = False
-    """Whether a process holds only a part of the model; its weights are then loaded once it is wrapped."""
+    """A name in ``engine.strategies.facts.STRATEGY_FACTS``."""
     fsdp: FsdpSettings | None = None
     """How the model is sharded, if it is by FSDP."""
     settings: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +57,11 @@ class Placement:
     """Neighbouring processes that see the same batches, each with a part of every matrix."""
     data_parallel_group: Any = None
     """The torch process group of those that see different batches; None for all."""
+
+    @property
+    def facts(self) -> StrategyFacts:
+        """What is known of the strategy before there is one."""
+        return STRATEGY_FACTS[self.strategy]
 
     @property
     def data_parallel_size(self) -> int:
@@ -138,7 +139,7 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
 
     Raises:
         TrainerSetupError: If keywords, arguments and launcher contradict each other, or ask for a strategy that is not
-            carried out. A ``ClusterEnvironment`` among the plugins counts as a launcher.
+            supported. A ``ClusterEnvironment`` among the plugins counts as a launcher.
     """
     take_cluster_environment(args, keywords)
     strategy = keywords.get("strategy", "auto")
@@ -166,11 +167,8 @@ def place_run(args: Any, keywords: Mapping[str, Any]) -> Placement:
     grid = read_grid(args, strategy, choice.fsdp, launch)
     if grid is not None:
         group = grid_of(grid.data, grid.tensor, args.device)["data_parallel"].get_group()
-        return Placement(
-            launch, "tensor parallel", True, choice.fsdp, tensor_parallel=grid.tensor, data_parallel_group=group
-        )
-    name = _strategy_name(args, choice.fsdp, launch)
-    return Placement(launch, name, name in _SHARDING, choice.fsdp, choice.settings, choice.hooks)
+        return Placement(launch, "tensor parallel", choice.fsdp, tensor_parallel=grid.tensor, data_parallel_group=group)
+    return Placement(launch, _strategy_name(args, choice.fsdp, launch), choice.fsdp, choice.settings, choice.hooks)
 
 
 def _strategy_name(args: Any, fsdp: FsdpSettings | None, launch: Launch) -> str:

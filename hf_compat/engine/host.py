@@ -1,4 +1,4 @@
-"""What the engine asks of the Trainer whose run it carries out, and of an evaluation."""
+"""What the engine asks of a run: a module and a strategy of their training, a loop of its evaluation."""
 
 from __future__ import annotations
 
@@ -6,54 +6,64 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from hf_compat.data.windows import Window
+__all__ = ["EvaluationPass", "Host", "Optimization"]
 
-__all__ = ["EvaluationSession", "Host"]
+
+class Optimization(Protocol):
+    """Makes the optimizer and the learning-rate schedule of one run, by the Trainer's own override points."""
+
+    @property
+    def num_training_steps(self) -> int:
+        """Update steps of the run, which a schedule goes by."""
+
+    def create_optimizer(self) -> Any:
+        """Return a new optimizer of the model, which is wrapped or sharded by now."""
+
+    def create_scheduler(self, optimizer: Any) -> Any:
+        """Return a new schedule for ``optimizer``, the one that the strategy made of the host's."""
+
+    def create_both(self) -> tuple[Any, Any]:
+        """Return optimizer and schedule, as Lightning's ``configure_optimizers`` asks for them."""
 
 
 class Host(Protocol):
-    """The part of :class:`hf_compat.Trainer` that the module and the bridge call, at upstream's points."""
+    """A run, as a module and a strategy see it.
 
-    args: Any
-    state: Any
-    control: Any
-    callback_handler: Any
-    accelerator: Any
-    model_wrapped: Any
-    optimizer: Any
-    lr_scheduler: Any
-    current_gradient_accumulation_steps: int
+    A module holds it weakly, and nobody keeps a reference of its own.
+    """
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor: ...
+    @property
+    def optimization(self) -> Optimization:
+        """What makes the optimizer and the schedule."""
 
-    def _take_wrapper(self, wrapped: nn.Module) -> None: ...
+    def training_step(self, batch: Any, num_items: Any) -> Tensor:
+        """Run forward and backward on one batch; return its share of the window's loss, ``()``, detached.
 
-    def _build_optimizer_and_scheduler(self) -> None: ...
+        Args:
+            batch: What this rank gets in one forward pass.
+            num_items: Scored items in the whole window; None if the model does not ask.
+        """
 
-    def _begin_training(self) -> None: ...
+    def should_stop(self) -> bool:
+        """Return whether a callback asked to end the epoch or the training."""
 
-    def _begin_epoch(self) -> None: ...
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Train and evaluate ``wrapped``, the model in what the strategy put around it; every rank calls it.
 
-    def _track_batch(self, loss: Tensor, inputs: Any) -> None: ...
+        In a fit that is before there is an optimizer: a sharded model gets the weights of a resumed checkpoint here.
+        """
 
-    def _clip_gradients(self) -> None: ...
-
-    def _count_update(self, window: Window) -> None: ...
-
-    def _log_evaluate_save(self) -> None: ...
-
-    def _leave_if_preempted(self) -> None: ...
-
-    def _should_stop(self) -> bool: ...
-
-    def _finish_training(self) -> None: ...
+    def take_optimizers(self, optimizer: Any, scheduler: Any) -> None:
+        """Go on with ``optimizer`` and ``scheduler``, which an engine made of the host's; the scheduler may be None."""
 
 
-class EvaluationSession(Protocol):
+class EvaluationPass(Protocol):
     """One pass over an evaluation loader."""
 
     batches: Any
 
-    def step(self, inputs: Any) -> None: ...
+    def step(self, inputs: Any) -> None:
+        """Predict and gather one batch."""
 
-    def finish(self) -> dict[str, Any]: ...
+    def finish(self) -> dict[str, Any]:
+        """Return the metrics of all batches."""

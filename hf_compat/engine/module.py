@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
-from hf_compat.engine.host import EvaluationSession, Host
+from hf_compat.engine.bridge import BridgeHost
+from hf_compat.engine.host import EvaluationPass, Host
 from hf_compat.model_facts import accepts_parameter
 
 __all__ = ["HFModule"]
@@ -31,19 +32,24 @@ class HFModule(pl.LightningModule):
         host: The Trainer whose methods are called.
     """
 
-    def __init__(self, model: nn.Module, host: Host) -> None:
+    def __init__(self, model: nn.Module, host: BridgeHost) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         self._host_reference = weakref.ref(host)
-        self.session: EvaluationSession | None = None
+        self.session: EvaluationPass | None = None
 
     @property
-    def _host(self) -> Host:
+    def _host(self) -> BridgeHost:
         # Weakly held: a Lightning callback that copies the module must not copy the Trainer and its data sets.
         host = self._host_reference()
         assert host is not None, "a run's Trainer outlives it"
         return host
+
+    @property
+    def host(self) -> Host:
+        """The run, as a strategy asks it for an optimizer and gives it what it put around the model."""
+        return self._host._engine_host
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning sets this one some 45 times an update step; nn.Module's bookkeeping would cost 2 µs each time.
@@ -52,15 +58,9 @@ class HFModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
-    def _take_wrapper(self, wrapped: nn.Module) -> None:
-        """Have the Trainer train ``wrapped``, the model inside what the strategy put around it."""
-        self._host._take_wrapper(wrapped)
-
     def configure_optimizers(self) -> Any:
-        """Return the Trainer's optimizer, with its schedule so that Lightning callbacks see it."""
-        host = self._host
-        host._build_optimizer_and_scheduler()
-        optimizer, scheduler = host.optimizer, host.lr_scheduler
+        """Return the run's optimizer, with its schedule so that Lightning callbacks see it."""
+        optimizer, scheduler = self.host.optimization.create_both()
         if isinstance(scheduler, LRScheduler | ReduceLROnPlateau) and scheduler.optimizer is optimizer:
             return {"optimizer": optimizer, "lr_scheduler": scheduler}
         return optimizer

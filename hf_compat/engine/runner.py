@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
-from hf_compat.engine.bridge import BridgeCallback
+from hf_compat.engine.bridge import BridgeCallback, BridgeHost
 from hf_compat.engine.environments import Placement
-from hf_compat.engine.host import EvaluationSession, Host
+from hf_compat.engine.host import EvaluationPass
 from hf_compat.engine.internals.loops import (
     fast_forward,
     is_fitting,
@@ -103,7 +103,7 @@ def given_plugins(keywords: Mapping[str, Any]) -> list[Any]:
 
 
 def build_lightning_trainer(
-    host: Host,
+    host: BridgeHost,
     *,
     placement: Placement,
     precision: Precision,
@@ -179,7 +179,7 @@ def fit(trainer: pl.Trainer, module: HFModule, windows: Any, *, start: tuple[int
             raise
 
 
-def evaluate(trainer: pl.Trainer, module: HFModule, session: EvaluationSession, *, test: bool) -> None:
+def evaluate(trainer: pl.Trainer, module: HFModule, session: EvaluationPass, *, test: bool) -> None:
     """Run ``session`` over its batches in one of ``trainer``'s evaluation loops, so that Lightning callbacks take part.
 
     Inside a fit that is the validation loop, and the fit goes on undisturbed; outside, ``Trainer.validate`` or, for

@@ -228,9 +228,7 @@ class EvaluationMethods(StepMethods):
         """Put the model where and as it is evaluated; the first time, note how many seconds that took."""
         start = time.time()
         self._place_model(self.model)
-        self._attach_strategy()
-        if self.is_deepspeed_enabled:
-            self._ready_engine()
+        self._ready_strategy()
         if not self._model_is_prepared:
             self._model_is_prepared = True
             self.model_preparation_time = round(time.time() - start, 4)
@@ -259,6 +257,16 @@ class EvaluationMethods(StepMethods):
         if self.lightning_trainer is None:
             trainer = self.lightning_trainer = self._build_lightning_trainer(None)
             self.accelerator.attach(None, trainer.strategy)
+
+    def _ready_strategy(self) -> None:
+        """Let the strategy put around the model what it evaluates, or saves, through."""
+        self._attach_strategy()
+        wrapped = self.accelerator.strategy.prepare_evaluation(self.model)
+        if wrapped is not None:
+            self._take_wrapper(wrapped)
+
+    def _take_wrapper(self, wrapped: nn.Module) -> None:
+        raise NotImplementedError
 
     def _run_session(self, session: EvaluationSession, *, test: bool) -> None:
         raise NotImplementedError

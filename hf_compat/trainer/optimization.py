@@ -55,11 +55,6 @@ class OptimizerMethods(DataMethods):
                 "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
                 "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."
             )
-        if self.is_fsdp_enabled and any(item is not None for item in (self.optimizer, self.lr_scheduler)):
-            problems.append(
-                "`optimizers` would be of parameters that are whole, which FSDP shards: override `create_optimizer` "
-                "instead, or pass `optimizer_cls_and_kwargs`."
-            )
         if self.optimizer is not None and self.optimizer_cls_and_kwargs is not None:
             problems.append("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
         return problems

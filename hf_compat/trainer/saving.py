@@ -55,8 +55,8 @@ class SavingMethods(PushingMethods):
             HubError: If the push fails after, or without, training.
         """
         folder = self.args.output_dir if output_dir is None else output_dir
-        if self.is_deepspeed_enabled and self._deepspeed_settings.is_zero3():
-            self._ready_engine()
+        if self._placement.facts.shards_as_it_loads(self.args):
+            self._ready_strategy()
         strategy = self.accelerator.strategy
         if strategy.saves_sharded_weights and (_internal_call or not strategy.gathers_weights):
             strategy.save_sharded_weights(self.accelerator.unwrap_model(self.model), folder)
@@ -281,12 +281,10 @@ class SavingMethods(PushingMethods):
         if checkpoint is None:
             return
         strategy = self.accelerator.strategy
-        if self.is_deepspeed_enabled:  # the engine has its own part by now
-            if not strategy.saves_scheduler:
-                state_dict_files.load_state_file(self.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+        if not strategy.has_optimizer(checkpoint):
             return
-        if strategy.has_optimizer(checkpoint) and Path(checkpoint, names.SCHEDULER_NAME).is_file():
-            strategy.load_optimizer(self.optimizer, checkpoint)
+        strategy.load_optimizer(self.optimizer, checkpoint)
+        if not strategy.saves_scheduler:
             ResumePoint(checkpoint).load(self.lr_scheduler, names.SCHEDULER_NAME)
 
     def _load_scaler(self, checkpoint: str | None) -> None:

@@ -177,7 +177,9 @@ class Seq2SeqTrainer(Trainer):
             # These were made from the labels: the model would go on from the answer instead of finding one.
             given = {key: given[key] for key in given if key not in ("decoder_input_ids", "decoder_attention_mask")}
         with self.accelerator.strategy.gathered(self.model):
-            tokens: Tensor = self.model.generate(**given, **{"synced_gpus": self._placement.shards_model} | chosen)
+            tokens: Tensor = self.model.generate(
+                **given, **{"synced_gpus": self._placement.facts.shards_model} | chosen
+            )
         return tokens
 
     def _generation_config(self) -> Any:

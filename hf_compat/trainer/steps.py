@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, ModelError
 from hf_compat.model_facts import ignores_item_count, is_causal_lm
+from hf_compat.nested import map_nested
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.overriding import call_as_defined
-from hf_compat.trainer.deepspeed import DeepSpeedMethods
+from hf_compat.trainer.optimization import OptimizerMethods
 
 __all__ = ["StepMethods"]
 
 _SWITCH = "Set `TrainingArguments(semantics='corrected')` for the right ones."
 
 
-class StepMethods(DeepSpeedMethods):
+class StepMethods(OptimizerMethods):
     """What happens to one batch in training: draw, forward, loss, backward, count."""
 
     _tr_loss: Tensor
@@ -194,7 +195,8 @@ class StepMethods(DeepSpeedMethods):
     ) -> contextlib.AbstractContextManager[Any]:
         """Return the autocast that ``compute_loss`` runs in besides the model's own; a subclass may want one."""
         on_cpu = self.args.device.type == "cpu" and self.args.mixed_precision == "bf16"
-        if on_cpu and not self.is_deepspeed_enabled and not self.semantics.leaves_loss_out_of_cpu_autocast:
+        own_precision = self._placement.facts.own_precision
+        if on_cpu and not own_precision and not self.semantics.leaves_loss_out_of_cpu_autocast:
             return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
         return contextlib.nullcontext()
 
@@ -203,7 +205,8 @@ class StepMethods(DeepSpeedMethods):
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
         data = move_to_device(data, self.args.device)
-        return self._in_deepspeed_precision(data) if self.is_deepspeed_enabled else data
+        dtype = self._placement.facts.input_dtype(self.args)
+        return data if dtype is None else _in_dtype(data, dtype)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return one batch on the training device, with what the model remembers of the one before as ``mems``.
@@ -263,8 +266,8 @@ class StepMethods(DeepSpeedMethods):
         return 0
 
     def _parameters_outside_embeddings(self) -> int:
-        # What a process holds of a partitioned model changes from step to step, and so does transformers' count.
-        if self._counted_model is not self.model or self.is_deepspeed_enabled:
+        # What a rank holds of a sharded model may change from step to step, and so does transformers' count.
+        if self._counted_model is not self.model or self._placement.facts.recounts_parameters:
             self._counted_model = self.model
             self._parameter_count = self.model.num_parameters(exclude_embeddings=True)
         return self._parameter_count
@@ -316,3 +319,13 @@ class StepMethods(DeepSpeedMethods):
                 f"{self.semantics.release} trains it on losses and gradients up to {steps} times too large "
                 f"(`gradient_accumulation_steps={steps}`), and so does this run. {_SWITCH}"
             )
+
+
+def _in_dtype(data: Any, dtype: torch.dtype) -> Any:
+    """Return ``data`` with its floating-point and complex tensors in ``dtype``."""
+
+    def cast(leaf: Any) -> Any:
+        floating = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        return leaf.to(dtype) if floating else leaf
+
+    return map_nested(cast, data)

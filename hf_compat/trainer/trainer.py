@@ -37,7 +37,6 @@ from hf_compat.engine.runner import (
     keyword_problems,
     split_callbacks,
 )
-from hf_compat.engine.strategies.fsdp.limits import fsdp_limits
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ArgumentsError, DataError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
@@ -121,10 +120,10 @@ class Trainer(SharingMethods):
         self._placement = self._place()
         self.is_fsdp_enabled = self._placement.fsdp is not None
         self._precision = precision_plugin(
-            "no" if self.args.hf_deepspeed_config else self.args.mixed_precision,  # DeepSpeed's engine has its own
+            "no" if self._placement.facts.own_precision else self.args.mixed_precision,
             self.args.device,
             given_plugins(self._lightning_keywords),
-            flat_shards=self._placement.strategy == "fsdp1",
+            flat_shards=self._placement.facts.flat_shards,
         )
         self._set_log_level()
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
@@ -184,8 +183,15 @@ class Trainer(SharingMethods):
 
     def _setup_problems(self) -> list[str]:
         args, problems = self.args, keyword_problems(self._lightning_keywords)
-        problems += background_problems(args, self._placement.strategy)
-        problems += fsdp_limits(args, self._placement.fsdp, self.model)
+        facts, strategy = self._placement.facts, self._placement.strategy
+        problems += background_problems(args, strategy, is_supported=facts.saves_in_background)
+        problems += facts.limits(
+            args,
+            model=self.model,
+            gives_optimizers=any(item is not None for item in (self.optimizer, self.lr_scheduler)),
+            precision=self._precision,
+            settings=self._placement.fsdp,
+        )
         problems += precision_problems(args.mixed_precision, given_plugins(self._lightning_keywords))
         if args.world_size > 1 and args.auto_find_batch_size:
             problems.append(
@@ -200,7 +206,6 @@ class Trainer(SharingMethods):
             )
         if self.model is None and self.model_init is None:
             problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
-        problems += self._deepspeed_problems() if self.is_deepspeed_enabled else []
         return problems + self._given_optimizer_problems()
 
     def _empty_data(self) -> list[str]:
@@ -260,13 +265,13 @@ class Trainer(SharingMethods):
 
     def _places_model(self) -> bool:
         """Return whether the model is moved to its device at once; otherwise the first run or evaluation moves it."""
-        if self._placement.shards_model:  # a part of it is, once it is sharded
+        if not self._placement.facts.places_model:
             return False
         wanted = self.args.place_model_on_device
         full_eval = self.args.fp16_full_eval or self.args.bf16_full_eval
         if self.semantics.release < SINCE["leaves_model_placement_open"]:
-            return bool(wanted) and not self.is_deepspeed_enabled and not (full_eval and not self.args.do_train)
-        return not (full_eval or self.is_deepspeed_enabled) if wanted is None else bool(wanted)
+            return bool(wanted) and not (full_eval and not self.args.do_train)
+        return not full_eval if wanted is None else bool(wanted)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
         """Move ``model`` to ``device``, unless it was loaded into its place.
@@ -327,7 +332,9 @@ class Trainer(SharingMethods):
     # ---- Lightning ----
 
     def _build_lightning_trainer(self, plan: RunPlan | None) -> Any:
-        """Return a fresh ``lightning.Trainer`` for a run of ``plan``, or for evaluations alone."""
+        """Return a fresh ``lightning.Trainer`` for a run of ``plan``, or for evaluations alone; the last one ends."""
+        self.accelerator.strategy.close()
+        self.deepspeed = None
         limits = {"max_epochs": 0, "max_steps": -1}
         if plan is not None:
             # A resumed run that already made all its update steps makes one more, as upstream's does.
@@ -350,7 +357,7 @@ class Trainer(SharingMethods):
         if self._placed_model is model:
             return
         self._placed_model = model
-        if not self._placement.shards_model:
+        if self._placement.facts.places_model:
             _move(model, args.device)
         if isinstance(self._precision, ForwardMixedPrecision):
             autocast_forward(model, self._precision.autocast_context_manager)
@@ -361,11 +368,12 @@ class Trainer(SharingMethods):
 
     def _take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model with what the strategy put around it; compiled if asked for."""
-        args = self.args
+        args, strategy = self.args, self.accelerator.strategy
         if args.torch_compile:
             backend = args.torch_compile_backend or "inductor"
-            wrapped = torch.compile(wrapped, backend=backend, mode=args.torch_compile_mode)  # type: ignore[assignment]
+            wrapped = strategy.compiled(wrapped, backend=backend, mode=args.torch_compile_mode)
         self.model_wrapped = wrapped
+        self.deepspeed = strategy.engine
 
     def _run_session(self, session: Any, *, test: bool) -> None:
         self._attach_strategy()

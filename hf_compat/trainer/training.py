@@ -33,6 +33,7 @@ from hf_compat.plan import RunPlan
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.batch_size import with_smaller_batches
+from hf_compat.trainer.engine_host import TrainerHost
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.resuming import ResumingMethods
 
@@ -100,7 +101,7 @@ class TrainingMethods(ResumingMethods):
                 added.enter_context(DebugUnderflowOverflow(self.model))
             self._checkpoints.ledger = Ledger.start() if resume_path is None else Ledger.resume(resume_path)
             if resume_path is not None:
-                if not self._placement.shards_model:
+                if not self._placement.facts.shards_model:
                     self._load_from_checkpoint(resume_path)
                 self._resumed_batch_size(resume_path)
             run = functools.partial(
@@ -290,27 +291,29 @@ class TrainingMethods(ResumingMethods):
 
     # ---- during the run: called by the engine ----
 
-    def _build_optimizer_and_scheduler(self) -> None:
-        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint.
+    @property
+    def _engine_host(self) -> TrainerHost:
+        """This Trainer as the engine's module and strategies see it."""
+        return TrainerHost(self)
 
-        A model of which this process holds a part gets its weights here, too: it is wrapped by now.
-        """
-        if self._resume_path is not None and self._placement.shards_model and not self.is_deepspeed_enabled:
-            self._load_from_checkpoint(self._resume_path)
+    def _build_optimizer_and_scheduler(self) -> None:
+        """Create the optimizer and its schedule, and give them the state of a resumed checkpoint."""
         assert self.run_plan is not None, "a run has a plan"
         max_steps = self.run_plan.max_steps
-        if self.is_deepspeed_enabled:
-            self._start_deepspeed(max_steps)
-            if self._resume_path is not None:
-                self.accelerator.strategy.load_optimizer(self.optimizer, self._resume_path)
-        elif self.semantics.creates_scheduler_apart:
+        if self.semantics.creates_scheduler_apart:
             self.create_optimizer()
             self.create_scheduler(num_training_steps=max_steps)
         else:
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
+        self._resume_optimizer_and_scheduler()
+
+    def _resume_optimizer_and_scheduler(self) -> None:
+        """Show optimizer and schedule to callbacks, and give them the state of a resumed checkpoint."""
         self.callback_handler.model = self.model
         self.callback_handler.optimizer = self.optimizer
         self.callback_handler.lr_scheduler = self.lr_scheduler
+        if self._resume_path is not None:
+            self.accelerator.strategy.resume_engine(self._resume_path)
         if self._resume_path is not None or not self.semantics.loads_state_if_resumed:
             self._load_optimizer_and_scheduler(self._resume_path)
             self._load_scaler(self._resume_path)

@@ -48,13 +48,13 @@ SETUPS = {
         {},
         "`save_only_model=True` with `load_best_model_at_end=True`",
     ),
-    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size=True` is not carried out"),
+    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size=True` is not supported"),
     "two optimizers": (
         {"optim": "sgd", "deepspeed": config(1, optimizer={"type": "Adam", "params": {}})},
         {},
         "`optim='sgd'`: the DeepSpeed config names an `optimizer` too",
     ),
-    "saving in the background": ({"save_async": True}, {}, "`save_async=True`.* is not carried out with `deepspeed`"),
+    "saving in the background": ({"save_async": True}, {}, "`save_async=True`.* is not supported with `deepspeed`"),
     "Lightning's own": (
         {},
         {"lightning": {"strategy": "deepspeed_stage_3"}},

@@ -201,10 +201,10 @@ def test_an_adapter_is_trained_and_resumed(together, tmp_path):
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("optimizers", "`optimizers` would be of parameters that are whole"),
-        ("even_batches", "even_batches=False may give a process fewer batches"),
+        ("optimizers", "`optimizers` is not supported with FSDP"),
+        ("even_batches", "even_batches=False may give a rank fewer batches"),
         ("save_async", "`save_async=True`"),
-        ("peft", "`model`: the adapters of a peft model are written whole"),
+        ("peft", "`model`: the adapters of a peft model are saved as a full state dict only"),
     ],
 )
 def test_what_fsdp_cannot_do_is_told_first(together, case, told):

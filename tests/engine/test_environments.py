@@ -10,7 +10,8 @@ from hf_compat import TrainingArguments
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.clusters import take_cluster_environment
 from hf_compat.engine.environments import LaunchedEnvironment, Placement, Start, place_run
-from hf_compat.engine.strategies.kinds import STRATEGIES, ddp_settings
+from hf_compat.engine.strategies.ddp import ddp_settings
+from hf_compat.engine.strategies.kinds import STRATEGIES
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import PlainModel, gpt2
 

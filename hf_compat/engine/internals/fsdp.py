@@ -31,16 +31,16 @@ class RawModelFSDPStrategy(RawModelStrategy, FSDPStrategy):
     precision_plugin = Strategy.precision_plugin  # type: ignore[assignment]
 
     def wrapped(self, model: Any) -> Any:
-        """Return ``model`` in its wrapper, the one that it has if there is one."""
-        raise NotImplementedError
+        """Return what gathers the parameters of ``model``: the model itself, unless a strategy wraps it."""
+        return model
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Wrap the model, for evaluations alone too, and hand the wrapper to the module; a fit needs an optimizer."""
+        """Wrap the model, for evaluations alone too, and hand the wrapper to the run; a fit needs an optimizer."""
         assert self.accelerator is not None, "a trainer has given it"
         module: Any = self.lightning_module
         self.accelerator.setup(trainer)
         self.model = self.wrapped(module.model)
-        module._take_wrapper(self.model)
+        module.host.take_wrapper(self.model)
         if trainer.state.fn is TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()

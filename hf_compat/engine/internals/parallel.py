@@ -23,18 +23,17 @@ class RawModelParallelStrategy(RawModelStrategy, ModelParallelStrategy):
     """
 
     def shard(self, model: Any) -> None:
-        """Shard ``model`` in place, unless it is already."""
-        raise NotImplementedError
+        """Shard ``model`` in place, unless it is already; nothing here, a strategy says how."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Shard the model, for evaluations alone too; when fitting, hand it to the module and make the optimizer."""
+        """Shard the model, for evaluations alone too; when fitting, hand it to the run and make the optimizer."""
         assert self.accelerator is not None, "a trainer has given it"
         module: Any = self.lightning_module
         self.accelerator.setup(trainer)
         self.shard(module.model)
         if trainer.state.fn is TrainerFn.FITTING:
             self.model = module.model
-            module._take_wrapper(module.model)
+            module.host.take_wrapper(module.model)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 

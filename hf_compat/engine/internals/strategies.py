@@ -92,8 +92,8 @@ class RawModelDDPStrategy(RawModelStrategy, DDPStrategy):
     """
 
     def wrap(self, model: Any) -> Any:
-        """Return ``model`` with its gradients averaged over all processes."""
-        raise NotImplementedError
+        """Return what is called in place of ``model`` to train it: the model itself, unless a strategy wraps it."""
+        return model
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Set up a fit; for an evaluation alone there is nothing to wrap, and weights are left as they are."""
@@ -108,11 +108,11 @@ class RawModelDDPStrategy(RawModelStrategy, DDPStrategy):
         """Do nothing: the Trainer has put the model where it belongs."""
 
     def configure_ddp(self) -> None:
-        """Wrap the model and hand the wrapper to the module."""
+        """Wrap the model and hand the wrapper to the run."""
         module: Any = self.lightning_module
         self.model = self.wrap(module.model)
         self._register_ddp_hooks()
-        module._take_wrapper(self.model)
+        module.host.take_wrapper(self.model)
 
     def pre_backward(self, closure_loss: Any) -> None:
         """Do nothing: the forward pass went through the wrapper, which has prepared for the backward pass."""
@@ -125,7 +125,8 @@ class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):
     """Lightning's DeepSpeed with the engine around the model inside the LightningModule, on any device.
 
     Contract: Lightning's own changes ``config`` in ``_init_config_if_needed`` alone, which its ``setup`` calls; what
-    else differs from DDP while a model trains is in the methods here.
+    else differs from DDP while a model trains is in the methods here, and in ``setup_optimizers``, which Lightning
+    leaves empty and a strategy derived from this fills.
     """
 
     def setup_environment(self) -> None:
@@ -135,11 +136,11 @@ class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):
         self.set_world_ranks()
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Have the module build the optimizer, with the engine around the model, if this is a fit."""
+        """Build the optimizer, with the engine around the model, if this is a fit."""
         assert self.accelerator is not None, "a trainer has given it"
         self.accelerator.setup(trainer)
         if trainer.state.fn is TrainerFn.FITTING:
-            Strategy.setup_optimizers(self, trainer)
+            self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 
     @property

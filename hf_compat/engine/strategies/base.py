@@ -1,9 +1,9 @@
-"""What the Trainer asks of a strategy beyond what Lightning does; the answers of one process, and of DDP."""
+"""What the Trainer asks of a strategy beyond what Lightning does; the answers where each rank has the whole model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +20,111 @@ __all__ = ["ModelStrategy"]
 class ModelStrategy:
     """Mixed into a Lightning strategy that wraps the raw model, not the LightningModule around it.
 
-    What a strategy that shards the model does otherwise, it overrides here; nothing else of the Trainer needs to know.
+    What a strategy does otherwise, it overrides here; nothing else of the Trainer needs to know. Optimizer and schedule
+    are made in Lightning's ``setup_optimizers``: by ``HFModule.configure_optimizers``, which asks the run for both,
+    unless a strategy overrides it to ask ``module.host.optimization`` itself. One strategy belongs to one
+    ``lightning.Trainer``; whoever builds the next calls :meth:`close` before.
+
+    "Every rank" below means that ranks exchange something: one that does not call would leave the others waiting.
     """
 
+    engine: Any = None
+    """What trains in place of model, optimizer and schedule: DeepSpeed's engine. None without one."""
+    ends_update: bool = True
+    """Whether the backward pass under way is the last of its update step; :meth:`accumulating` sets it."""
     gathers_weights = False
-    """Whether ``full_state_dict`` has to be asked on every process for the model's weights to be saved."""
+    """Whether ``full_state_dict`` has to be asked on every rank for the model's weights to be saved."""
     saves_sharded_weights = False
-    """Whether checkpoints hold each process's part of the weights, written by ``save_sharded_weights``."""
-
+    """Whether checkpoints hold each rank's part of the weights, written by ``save_sharded_weights``."""
     saves_scheduler = False
     """Whether ``save_optimizer`` and ``load_optimizer`` take the learning-rate schedule with them."""
-    ends_update_step = True
-    """Whether the backward pass under way is the last of its update step."""
+
+    lightning_module: Any
+    """The module of the run under way, or of the last one."""
+
+    # ---- a fit: called by the host and the module ----
+
+    def compiled(self, wrapped: nn.Module, *, backend: str, mode: str | None) -> nn.Module:
+        """Return ``wrapped`` compiled as the arguments ask; the host calls it on what ``take_wrapper`` is given.
+
+        Args:
+            wrapped: The model in what the strategy put around it.
+            backend: A back end of ``torch.compile``.
+            mode: A mode of ``torch.compile``; None for its default.
+        """
+        return torch.compile(wrapped, backend=backend, mode=mode)  # type: ignore[return-value]
+
+    @contextmanager
+    def accumulating(self, model: nn.Module, *, ends_update: bool, syncs: bool | None = None) -> Iterator[None]:
+        """Open the context of one batch of a window, in which its forward and backward pass run.
+
+        ``HFModule`` enters it for each batch, by ``accelerator.no_sync`` for all but a window's last.
+
+        Args:
+            model: What is trained, wrapped.
+            ends_update: Whether the backward pass is the last of its update step.
+            syncs: Whether ranks exchange gradients in it. Default: if it ends the update step.
+        """
+        before, self.ends_update = self.ends_update, ends_update
+        try:
+            with nullcontext() if (ends_update if syncs is None else syncs) else self.without_sync(model):
+                yield
+        finally:
+            self.ends_update = before
+
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which backward passes through the wrapped ``model`` leave gradients on their rank."""
+        held: Any = getattr(model, "no_sync", nullcontext)
+        return held()  # type: ignore[no-any-return]
+
+    def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
+        """Clip the gradients of ``parameters`` to ``max_norm`` together; every rank calls it before an update step.
+
+        Args:
+            parameters: Those of the wrapped model.
+            max_norm: The norm that is not exceeded; infinite to measure alone.
+            norm_type: The power that is summed, 2 for the Euclidean norm.
+
+        Returns:
+            The norm of the gradients of all ranks before, ``()``.
+        """
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last update step left the weights as they were, because a gradient was infinite."""
         return False
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes through ``model`` leave gradients on their process."""
-        held: Any = getattr(model, "no_sync", nullcontext)
-        return held()  # type: ignore[no-any-return]
+    # ---- evaluating ----
 
-    def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
-        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
-        return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+    def prepare_evaluation(self, model: nn.Module) -> nn.Module | None:
+        """Return what the host has to take as wrapper before ``model`` is evaluated, or saved; None if it is ready.
 
-    def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state of the unwrapped ``model``; every process has to call it."""
-        return model.state_dict()
+        Every rank calls it, before each evaluation and before a model that was sharded as it was loaded is saved.
+        """
+        return None
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return what evaluations call of the wrapped ``model``: a copy per process needs no wrapper then."""
+        """Return what evaluations call of the wrapped ``model``: a copy per rank needs no wrapper then."""
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which the unwrapped ``model`` can be called; every process has to enter it."""
+        """Return a context in which the unwrapped ``model`` can be called itself; every rank enters it."""
         return nullcontext()
 
+    # ---- weights ----
+
+    def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return the full state dict of the unwrapped ``model``; every rank calls it.
+
+        Returns:
+            Names to tensors of the shapes of the unsharded model. A strategy that shards gives rank 0 alone the
+            tensors, in host memory, and the others an empty dict.
+        """
+        return model.state_dict()
+
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
-        """Give the unwrapped ``model`` the weights of a checkpoint; every process has to call it.
+        """Give the unwrapped ``model`` the weights of a checkpoint, full or sharded; every rank calls it.
 
         Args:
             model: The model itself; one that is sharded is wrapped by now.
@@ -73,30 +137,45 @@ class ModelStrategy:
         return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
-        """Write this process's part of the unwrapped ``model``; every process has to call it."""
-        raise NotImplementedError
+        """Write this rank's part of the unwrapped ``model`` into ``folder``; every rank calls it.
+
+        Nothing where ``saves_sharded_weights`` is False: no rank has a part.
+        """
+
+    # ---- the optimizer's state ----
 
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state into ``folder``; every process has to call it.
+        """Write the optimizer's state into ``folder``; every rank calls it.
 
         Args:
             optimizer: The run's.
             folder: A checkpoint being written.
-            writes: What makes the calls that write; None where this process does not write what is the same on all.
+            writes: What makes the calls that write; None where this rank does not write what is the same on all.
         """
         if writes is not None:
             state_dict_files.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, writes=writes)
 
+    def has_optimizer(self, folder: str) -> bool:
+        """Return whether a run can go on with optimizer and schedule in ``folder``; without both it has new ones."""
+        return optimizer_states.is_there(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
+
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
-        """Give the optimizer the state in ``folder``; every process has to call it."""
+        """Give the optimizer the state in ``folder``, by whichever strategy it was written; every rank calls it."""
         if Path(folder, names.OPTIMIZER_NAME).is_file():
             state_dict_files.load_state_file(optimizer, folder, names.OPTIMIZER_NAME)
         else:
             optimizer_states.load(optimizer, self.lightning_module.model, Path(folder))
 
-    lightning_module: Any
-    """The module of the run under way."""
+    def resume_engine(self, folder: str) -> None:
+        """Give the engine the weights, optimizer and schedule in ``folder``; nothing without one.
 
-    def has_optimizer(self, folder: str) -> bool:
-        """Return whether ``folder`` holds the state of an optimizer that ``load_optimizer`` can read."""
-        return optimizer_states.is_there(Path(folder))
+        Every rank calls it once the host has taken wrapper and optimizer, before ``load_optimizer``.
+        """
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Let go of the engine and take its hooks off the model; nothing without one, and nothing a second time.
+
+        Called before the strategy of the next ``lightning.Trainer`` is set up; every rank calls it.
+        """

@@ -60,7 +60,7 @@ def read_choice(args: Any, strategy: Any) -> Choice:
     """Return what ``args`` and ``strategy``, the user's keyword or ``"auto"``, say together.
 
     Raises:
-        TrainerSetupError: If they contradict each other, or ask for what cannot be carried out.
+        TrainerSetupError: If they contradict each other, or ask for what is not supported.
     """
     _refuse_deepspeed(strategy)
     fsdp = read_fsdp(args)

@@ -1,102 +1,29 @@
-"""Where a run's model lives: the Lightning strategy of one device, and that of one model copy per process."""
+"""From the name of a strategy to the strategy itself, one for each ``lightning.Trainer``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import Strategy
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.engine.environments import LaunchedEnvironment, Placement
-from hf_compat.engine.internals.strategies import RawModelDDPStrategy, StayingStrategy
-from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.deepspeed.strategy import DeepSpeedStrategy
+from hf_compat.engine.environments import Placement
+from hf_compat.engine.strategies.ddp import ddp_strategy
+from hf_compat.engine.strategies.deepspeed.strategy import deepspeed_strategy
 from hf_compat.engine.strategies.fsdp.version1 import fsdp1_strategy
 from hf_compat.engine.strategies.fsdp.version2 import fsdp2_strategy
+from hf_compat.engine.strategies.one_device import one_device_strategy
 from hf_compat.engine.strategies.tensor_parallel.strategy import tensor_parallel_strategy
-from hf_compat.model_facts import is_pretrained_model
 
-__all__ = ["STRATEGIES", "DDPStrategy", "OneDeviceStrategy", "ddp_settings", "device_keywords"]
-
-
-class OneDeviceStrategy(ModelStrategy, StayingStrategy, SingleDeviceStrategy):
-    """One device on which the optimizer's state stays when a run ends."""
-
-
-class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
-    """A copy of the model in each process, gradients averaged in the last backward pass of each window.
-
-    The wrapper goes around the model itself: it is the Trainer's ``model_wrapped``, and what ``compute_loss`` is given.
-
-    Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
-        settings: Keywords of torch's ``DistributedDataParallel``.
-        hooks: Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated.
-    """
-
-    def __init__(
-        self, placement: Placement, device: torch.device, settings: dict[str, Any], hooks: dict[str, Any]
-    ) -> None:
-        super().__init__(cluster_environment=LaunchedEnvironment(placement.launch), **hooks)
-        self._device = device
-        self._settings = settings
-
-    def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """Return ``model`` with gradients averaged over all processes, its weights those of process 0."""
-        return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
-
-
-_DDP_FIELDS = {
-    "ddp_bucket_cap_mb": "bucket_cap_mb",
-    "ddp_broadcast_buffers": "broadcast_buffers",
-    "ddp_static_graph": "static_graph",
-}
-"""Field of ``TrainingArguments`` to the keyword of ``DistributedDataParallel`` that it sets if it is not None."""
-
-
-def ddp_settings(args: Any, model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``DistributedDataParallel`` that follow from ``args``; those ``given`` win.
-
-    Unused parameters are looked for unless a model of transformers checkpoints its activations, which excludes it.
-    """
-    unused = args.ddp_find_unused_parameters
-    if unused is None:
-        checkpoints = args.activation_checkpointing or args.gradient_checkpointing
-        unused = not (is_pretrained_model(model) and (checkpoints or _checkpoints_activations(model)))
-    settings = {"find_unused_parameters": unused}
-    for field, keyword in _DDP_FIELDS.items():
-        if getattr(args, field) is not None:
-            settings[keyword] = getattr(args, field)
-    return settings | given
-
-
-def _checkpoints_activations(model: Any) -> bool:
-    name = "is_activation_checkpointing" if hasattr(model, "is_activation_checkpointing") else None
-    return bool(getattr(model, name or "is_gradient_checkpointing", False))
-
-
-def _one_device(placement: Placement, args: Any, model: nn.Module) -> Strategy:
-    return OneDeviceStrategy(device=args.device)
-
-
-def _ddp(placement: Placement, args: Any, model: nn.Module) -> Strategy:
-    return DDPStrategy(placement, args.device, ddp_settings(args, model, placement.settings), placement.hooks)
-
-
-def _deepspeed(placement: Placement, args: Any, model: nn.Module) -> Strategy:
-    return DeepSpeedStrategy(placement, args.device, args.hf_deepspeed_config.config)
-
+__all__ = ["STRATEGIES", "device_keywords"]
 
 STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
-    "one device": _one_device,
-    "ddp": _ddp,
+    "one device": one_device_strategy,
+    "ddp": ddp_strategy,
     "fsdp1": fsdp1_strategy,
     "fsdp2": fsdp2_strategy,
-    "deepspeed": _deepspeed,
+    "deepspeed": deepspeed_strategy,
     "tensor parallel": tensor_parallel_strategy,
 }
 """``Placement.strategy`` to a function that builds the strategy of one run from placement, arguments and model."""

@@ -25,11 +25,11 @@ def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> None:
 
     Args:
         checkpoint: The checkpoint folder.
-        launch: Which process this is of how many.
+        launch: Which rank this is of how many.
         universal: Whether it was converted for any number of processes.
 
     Raises:
-        CheckpointError: On every process, if files are missing, hold code, or are those of another number of processes.
+        CheckpointError: On every rank, if files are missing, hold code, or are those of another number of processes.
     """
     problem: str | None = None
     try:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["optimizer_on_host"]
+__all__ = ["optimizer_on_host", "ready_optimizer"]
 
 _ON_HOST: dict[str, tuple[str, str, dict[str, Any]]] = {
     "AdamW": ("adam", "DeepSpeedCPUAdam", {"adamw_mode": True}),
@@ -40,3 +40,10 @@ def optimizer_on_host(optimizer: Optimizer) -> Optimizer:
     kind: Any = getattr(importlib.import_module(f"deepspeed.ops.{module}"), name)
     made: Optimizer = kind(optimizer.param_groups, **keywords)
     return made
+
+
+def ready_optimizer(optimizer: Optimizer, config: dict[str, Any]) -> Optimizer:
+    """Return ``optimizer``, or DeepSpeed's in host memory where ``config`` keeps its state there."""
+    offload = config.get("zero_optimization", {}).get("offload_optimizer") or {}
+    offloads = offload.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True)
+    return optimizer_on_host(optimizer) if offloads else optimizer

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.model_facts import is_peft_model
 
 __all__ = ["fsdp_limits"]
 
 
-def fsdp_limits(args: Any, settings: Any, model: Any) -> list[str]:
+def fsdp_limits(
+    args: Any, *, model: Any, gives_optimizers: bool, precision: Any, settings: FsdpSettings | None
+) -> list[str]:
     """Return what is wrong for a run under FSDP.
 
     Args:
         args: The training arguments.
-        settings: How the model is sharded; None for a run without FSDP.
         model: The model; None if it is yet to be made.
+        gives_optimizers: Whether an optimizer or a schedule was passed in.
+        precision: Lightning's precision plugin, any of which will do.
+        settings: How the model is sharded; None if tensor parallelism alone splits it.
     """
     if settings is None:
         return []
@@ -23,8 +28,8 @@ def fsdp_limits(args: Any, settings: Any, model: Any) -> list[str]:
     config = args.accelerator_config
     if args.world_size > 1 and not config.even_batches and not config.split_batches:
         problems.append(
-            "`accelerator_config`: even_batches=False may give a process fewer batches, for whose part of the model "
-            "the others would wait forever under FSDP; leave batches even."
+            "`accelerator_config`: even_batches=False may give a rank fewer batches, for whose part of the model the "
+            "others would wait forever under FSDP. Leave batches even."
         )
     if args.save_on_each_node and args.launch.num_nodes > 1:
         problems.append(
@@ -33,7 +38,12 @@ def fsdp_limits(args: Any, settings: Any, model: Any) -> list[str]:
         )
     if is_peft_model(model) and settings.state_dict_type == "sharded":
         problems.append(
-            "`model`: the adapters of a peft model are written whole. Set `fsdp_config={'state_dict_type': "
-            "'FULL_STATE_DICT'}`."
+            "`model`: the adapters of a peft model are saved as a full state dict only. Set "
+            "`fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`."
+        )
+    if gives_optimizers:
+        problems.append(
+            "`optimizers` is not supported with FSDP: they hold the full parameters, which FSDP shards. Override "
+            "`create_optimizer`, or pass `optimizer_cls_and_kwargs`."
         )
     return problems

@@ -29,13 +29,13 @@ def shard_model(
 ) -> None:
     """Make ``model``'s parameters DTensors of which each process holds a part; its weights are those of process 0.
 
-    Unit by unit, so that a process holds at most one unit beyond its part on ``device``. Every process has to call it.
+    Unit by unit, so that a rank holds at most one unit beyond its part on ``device``. Every rank calls it.
 
     Args:
-        model: The model. On processes other than 0 only shapes and dtypes matter; it may be on any device, meta too.
+        model: The model. On ranks other than 0 only shapes and dtypes matter; it may be on any device, meta too.
         settings: What a unit is, when it is gathered and where it is kept.
-        mesh: The processes to shard over.
-        device: Where this process computes.
+        mesh: The ranks to shard over.
+        device: Where this rank computes.
         dtype: Of mixed precision: what units are gathered and gradients reduced in. Weights in training become
             float32 then. None: everything in the parameters' own.
 
@@ -68,7 +68,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def units_of(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
-    """Return the submodules that are gathered on their own, inner ones first.
+    """Return the FSDP units of ``model``, submodules that are gathered on their own, inner ones first.
 
     A module that shares a parameter with the rest of the model is none.
 
@@ -104,7 +104,7 @@ def layers_of(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
 
 
 def _modules_by_size(module: nn.Module, least: int, taken: Counter[int]) -> Iterator[nn.Module]:
-    """Yield modules with ``least`` numbers or more that are in no module yielded before, inner ones first."""
+    """Yield modules with ``least`` parameters or more that are in no module yielded before, inner ones first."""
     # Of this one the inner modules are not called, their weights are used.
     children = () if isinstance(module, nn.MultiheadAttention) else module.children()
     for child in children:

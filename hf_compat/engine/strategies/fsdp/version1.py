@@ -34,8 +34,8 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
     """The model inside a wrapper that gathers and gives up its parameters; it is wrapped once and stays so.
 
     Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
+        placement: Which rank of how many this is.
+        device: The device of this rank.
         settings: What is sharded how, and what checkpoints hold.
         dtype: Of mixed precision; None without.
     """
@@ -72,9 +72,9 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         return super().clip_grad_norm(clipped, max_norm, norm_type)
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state of ``model`` in host memory on process 0, an empty one elsewhere."""
+        """Return the full state dict of ``model`` in host memory on rank 0, an empty one elsewhere."""
         wrapped = self._wrapped(model)
-        with self._states(wrapped.root, whole=True, first_alone=True):
+        with self._states(wrapped.root, full=True, first_alone=True):
             state = wrapped.root.state_dict()
         return wrapped.tied(state) if self._launch.rank == 0 else {}
 
@@ -92,16 +92,16 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         return context  # type: ignore[no-any-return]
 
     @contextmanager
-    def _states(self, root: FullyShardedDataParallel, *, whole: bool, first_alone: bool = False) -> Iterator[None]:
-        """Have states of ``root`` be whole, or this process's part.
+    def _states(self, root: FullyShardedDataParallel, *, full: bool, first_alone: bool = False) -> Iterator[None]:
+        """Have state dicts of ``root`` be full, or sharded.
 
         Args:
             root: The wrapper.
-            whole: Which of them.
-            first_alone: Whether process 0 alone needs it, in host memory.
+            full: Which of them.
+            first_alone: Whether rank 0 alone needs it, in host memory.
         """
         offload = self._device.type != "cpu"  # torch frees what is on the CPU already
-        if whole:
+        if full:
             alone = first_alone and offload
             kind = StateDictType.FULL_STATE_DICT
             model: Any = FullStateDictConfig(offload_to_cpu=alone, rank0_only=alone)
@@ -114,27 +114,27 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
             yield
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
-        """Give this process's part of ``model`` the weights of a checkpoint, whole or sharded."""
+        """Give this rank's part of ``model`` the weights of a checkpoint, full or sharded."""
         wrapped, parts = self._wrapped(model), distributed_files.sharded_weights(Path(folder))
-        with self._states(wrapped.root, whole=parts is None), wrapped.states_through_root():
+        with self._states(wrapped.root, full=parts is None), wrapped.states_through_root():
             if parts is None:
                 return weights.load_weights(model, folder, trains_on=trains_on)
             return distributed_files.load_model(model, parts)
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
-        """Write this process's part of ``model`` into ``folder``."""
+        """Write this rank's part of ``model`` into ``folder``."""
         root = self.wrapped(model)
-        with self._states(root, whole=False):
+        with self._states(root, full=False):
             state = root.state_dict()
         distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME))
 
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state, whole or this process's part of it, as accelerate does.
+        """Write the optimizer's state, full or this rank's part of it, as accelerate does.
 
-        Where checkpoints are whole, transformers resumes from weights that it keeps beside the optimizer's state.
+        Where state dicts are full, transformers resumes from weights that it keeps beside the optimizer's state.
         """
         root: Any = self.model
-        with self._states(root, whole=not self.saves_sharded_weights, first_alone=True):
+        with self._states(root, full=not self.saves_sharded_weights, first_alone=True):
             state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
         if self.saves_sharded_weights:
             distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
@@ -146,11 +146,11 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
-        """Give the optimizer its part of the state in ``folder``, whole or sharded, by whichever strategy."""
+        """Give the optimizer its part of the state in ``folder``, full or sharded, by whichever strategy."""
         root: Any = self.model
         path = Path(folder)
         saved = optimizer_states.read_whole(optimizer, unwrap_model(root), path)
-        with self._states(root, whole=saved is not None), optimizer_states.fitting(optimizer, path):
+        with self._states(root, full=saved is not None), optimizer_states.fitting(optimizer, path):
             if saved is None:
                 saved = optimizer_states.read_shards(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))

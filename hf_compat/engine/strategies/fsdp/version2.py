@@ -1,4 +1,4 @@
-"""FSDP version 2: the model's parameters sharded over processes, on Lightning's ``ModelParallelStrategy``."""
+"""FSDP version 2: the model's parameters sharded over ranks, on Lightning's ``ModelParallelStrategy``."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
     """The model itself with parameters that are DTensors; it is sharded once and stays so.
 
     Args:
-        placement: Which process of how many this is.
-        device: The device of this process.
+        placement: Which rank of how many this is.
+        device: The device of this rank.
         settings: What is sharded how, and what checkpoints hold.
         dtype: Of mixed precision; None without.
     """
@@ -72,8 +72,8 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         finally:
             model.set_requires_gradient_sync(True)
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients stay whole on their process, to be reduced once by the next pass."""
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which gradients stay unsharded on their rank, to be reduced once by the next pass."""
         return self._unreduced(model)
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
@@ -85,7 +85,7 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         return norm
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the whole state of ``model`` in host memory on process 0, an empty one elsewhere."""
+        """Return the full state dict of ``model`` in host memory on rank 0, an empty one elsewhere."""
         state: dict[str, Any] = dtensors.whole(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
         return state
 
@@ -94,19 +94,19 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         return model
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
-        """Give this process's part of ``model`` the weights of a checkpoint, whole or sharded."""
+        """Give this rank's part of ``model`` the weights of a checkpoint, full or sharded."""
         reshard(model)
         with dtensors.placing(model):  # peft's own loading knows nothing of DTensors
             return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
-        """Write this process's part of ``model`` into ``folder``."""
+        """Write this rank's part of ``model`` into ``folder``."""
         distributed_files.save({"model": model.state_dict()}, Path(folder, names.SHARDED_WEIGHTS_NAME))
 
     def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state, whole or this process's part of it, as accelerate does.
+        """Write the optimizer's state, full or this rank's part of it, as accelerate does.
 
-        Where checkpoints are whole, transformers resumes from weights that it keeps beside the optimizer's state.
+        Where state dicts are full, transformers resumes from weights that it keeps beside the optimizer's state.
         """
         module: Any = self.lightning_module
         reshard(module.model)
@@ -122,7 +122,7 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
-        """Give the optimizer its part of the state in ``folder``, whole or sharded, by whichever strategy."""
+        """Give the optimizer its part of the state in ``folder``, full or sharded, by whichever strategy."""
         module: Any = self.lightning_module
         reshard(module.model)
         optimizer_states.load(optimizer, module.model, Path(folder))
@@ -147,7 +147,7 @@ def sharding_dtype(args: Any) -> torch.dtype | None:
     """
     if args.mixed_precision == "fp16":
         raise TrainerSetupError(
-            "`fp16=True`: there is no gradient scaler for gradients of which each process holds a part; set "
-            "`bf16=True` instead."
+            "`fp16=True` is not supported with FSDP version 2 or tensor parallelism: there is no gradient scaler for "
+            "sharded gradients. Set `bf16=True` instead."
         )
     return torch.bfloat16 if args.mixed_precision == "bf16" else None

@@ -79,10 +79,10 @@ def wrap_model(
     """Return ``model`` in its wrapper; the first time, with each process's part of it. Every process has to call it.
 
     Args:
-        model: The model, on any device, meta too on processes other than 0.
+        model: The model, on any device, meta too on ranks other than 0.
         settings: What is sharded, and what is gathered by itself.
-        launch: Which process of how many this is.
-        device: Where this process computes.
+        launch: Which rank of how many this is.
+        device: Where this rank computes.
         dtype: Of mixed precision: what is gathered, reduced and buffered in. Weights become float32 then. None:
             everything in its own.
 

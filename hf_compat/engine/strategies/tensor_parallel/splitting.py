@@ -25,7 +25,7 @@ __all__ = ["STYLES", "check_plan", "is_split", "split_model"]
 
 def _of_heads() -> ParallelStyle:
     """Return the style of a module that each process calls with its heads: its gradient is the sum over all."""
-    # Which axis the processes' states are parts of does not matter but for the last, along which norms are taken.
+    # Which axis the ranks' states are parts of does not matter but for the last, along which norms are taken.
     return SequenceParallel(sequence_dim=0, use_local_output=True)
 
 
@@ -58,8 +58,8 @@ def check_plan(model: nn.Module, size: int) -> None:
     """Refuse a ``model`` that cannot be split over ``size`` processes; one that a Trainer has split so is right.
 
     Raises:
-        ModelError: If it has no plan, one that names what it has not or what is not carried out, or odd sizes; or if
-            it is split already by anyone else.
+        ModelError: If it has no plan, one that names what it has not or what is not supported, or odd sizes; or if it
+            is split already by anyone else.
     """
     name = type(model).__name__
     if (getattr(model, "_tp_size", None) or 1) > 1 or (size > 1 and is_split(model) and not _is_ours(model, size)):
@@ -83,11 +83,11 @@ def check_plan(model: nn.Module, size: int) -> None:
 def split_model(model: nn.Module, mesh: DeviceMesh) -> None:
     """Make the matrices that ``model``'s plan names DTensors over ``mesh``, in place; nothing is exchanged.
 
-    A matrix that two modules share, such as tied embeddings, stays whole on every process.
+    A matrix that two modules share, such as tied embeddings, stays whole on every rank.
 
     Args:
-        model: Whole, and the same on every process.
-        mesh: The processes that see the same batches.
+        model: Whole, and the same on every rank.
+        mesh: The ranks that see the same batches.
 
     Raises:
         ModelError: If it cannot be split.

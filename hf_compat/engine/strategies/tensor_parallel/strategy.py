@@ -1,4 +1,4 @@
-"""Tensor parallelism: matrices split over neighbouring processes, and what each holds sharded over the others."""
+"""Tensor parallelism: matrices split over neighbouring ranks, and what each holds sharded over the others."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class TensorParallelStrategy(FSDP2Strategy):
     def _shards(self) -> bool:
         return bool(self.device_mesh["data_parallel"].size() > 1)
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which what processes with other batches have to add is not exchanged."""
-        return super().no_sync(model) if self._shards else nullcontext()
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which ranks with other batches exchange no gradients."""
+        return super().without_sync(model) if self._shards else nullcontext()
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the optimizer, which updates one parameter after the other."""

@@ -1,0 +1,140 @@
+"""What is known of strategies by their names, and what each strategy answers where it does nothing of its own."""
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import PlainModel, vector_rows
+from torch import nn
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.engine import strategies
+from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.deepspeed.engine import EngineScheduler
+from hf_compat.engine.strategies.facts import STRATEGY_FACTS
+from hf_compat.engine.strategies.kinds import STRATEGIES
+
+FOLDER = Path(strategies.__path__[0])
+SHARED = ("base", "facts", "fsdp.sharding")
+"""What every strategy may import of the others."""
+DERIVED = {"tensor_parallel": ("fsdp.version2",)}
+"""What one strategy takes of another beside, because it is derived from it."""
+OVERVIEWS = ("base", "choice", "facts", "kinds")
+"""Modules about all strategies."""
+
+
+def test_each_strategy_has_facts_and_a_builder():
+    """Both tables have the same names."""
+    assert STRATEGY_FACTS.keys() == STRATEGIES.keys()
+
+
+@pytest.mark.parametrize(
+    ("fact", "names"),
+    [
+        ("shards_model", {"fsdp1", "fsdp2", "tensor parallel", "deepspeed"}),
+        ("places_model", {"one device", "ddp"}),
+        ("saves_in_background", {"one device", "ddp"}),
+        ("flat_shards", {"fsdp1"}),
+        ("has_engine", {"deepspeed"}),
+        ("own_precision", {"deepspeed"}),
+        ("recounts_parameters", {"deepspeed"}),
+    ],
+)
+def test_facts(fact, names):
+    """Each fact holds of these strategies and no others."""
+    assert {name for name, facts in STRATEGY_FACTS.items() if getattr(facts, fact)} == names
+
+
+@pytest.mark.parametrize("module", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.relative_to(FOLDER).as_posix())
+def test_strategies_do_not_know_one_another(module):
+    """A strategy imports nothing of another's, but what all share and what it is derived from."""
+    own = module.relative_to(FOLDER).with_suffix("").parts[0]
+    if own in OVERVIEWS:
+        return
+    prefix = "hf_compat.engine.strategies."
+    nodes = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.ImportFrom)]
+    used = {node.module.removeprefix(prefix) for node in nodes if node.module.startswith(prefix)}
+    others = {name for name in used if name.partition(".")[0] != own}
+    assert others <= {*SHARED, *DERIVED.get(own, ())}
+
+
+class Held(nn.Linear):
+    """Counts how often gradients are left on their rank."""
+
+    held = 0
+
+    def no_sync(self):
+        self.held += 1
+        return torch.enable_grad()
+
+
+@pytest.mark.parametrize(
+    ("ends_update", "syncs", "held"),
+    [
+        pytest.param(True, None, 0, id="the last batch"),
+        pytest.param(False, None, 1, id="any other"),
+        pytest.param(False, True, 0, id="the last of a window that makes no update step"),
+    ],
+)
+def test_accumulating(ends_update, syncs, held):
+    """Ranks exchange gradients in the last batch unless told otherwise; what is under way is known inside alone."""
+    strategy, model = ModelStrategy(), Held(2, 2)
+    with strategy.accumulating(model, ends_update=False), strategy.accumulating(model, ends_update=True):
+        before = model.held
+        with strategy.accumulating(model, ends_update=ends_update, syncs=syncs):
+            assert strategy.ends_update is ends_update
+        assert strategy.ends_update is True
+    assert model.held - before == held
+    assert strategy.ends_update is True
+
+
+def test_accelerator_tells_what_the_strategy_knows(tmp_path):
+    """``sync_gradients`` is False in the batches of a window but the last."""
+    seen = []
+
+    class Looks(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            seen.append(self.accelerator.sync_gradients)
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    fields = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, "num_train_epochs": 1}
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", save_strategy="no", **fields)
+    Looks(PlainModel(), args, train_dataset=vector_rows(10)).train()
+    assert seen == [False, False, True, False, True]
+
+
+class Unstarted:
+    """A schedule of DeepSpeed's before its first step."""
+
+    optimizer = SimpleNamespace(param_groups=[{}, {}])
+
+    def get_last_lr(self):
+        raise AssertionError("need to call step() first")
+
+
+def test_a_schedule_in_an_engine_has_the_rate_0_before_its_first_step():
+    """One number for each parameter group."""
+    assert EngineScheduler(Unstarted()).get_last_lr() == [0, 0]
+
+
+def test_an_optimizer_is_made_once_though_no_epoch_is_left(tmp_path):
+    """A run that resumes where it ended asks its override points once, and loads the state once."""
+    calls = []
+
+    class Counts(Trainer):
+        def create_optimizer(self, *args, **kwargs):
+            calls.append("optimizer")
+            return super().create_optimizer(*args, **kwargs)
+
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            calls.append("state")
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    fields = {"num_train_epochs": 1, "save_strategy": "epoch", "disable_tqdm": True}
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **fields)
+    Counts(PlainModel(), args, train_dataset=vector_rows(8)).train()
+    calls.clear()
+    Counts(PlainModel(), args, train_dataset=vector_rows(8)).train(resume_from_checkpoint=True)
+    assert calls == ["optimizer", "state"]
