@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hf_compat.plan import RunPlan
 
-__all__ = ["Start", "Window", "WindowLoader"]
+__all__ = ["EpochStart", "Window", "WindowLoader", "WindowSource"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,29 +28,33 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
-    """Where a resumed run goes on."""
+class EpochStart:
+    """Where a resumed run starts in its first epoch."""
 
     epoch: int
-    """Whole epochs done."""
+    """Epochs completed."""
     windows: int
     """Windows of the epoch that are done."""
     batches: int
     """Batches of the epoch that are done."""
     rest: Any
-    """The loader of the batches of the epoch that are left."""
+    """The loader of the remaining batches of the epoch."""
 
 
-class _Source(Protocol):
-    """The part of the Trainer that says how batches are drawn and when to stop."""
+class WindowSource(Protocol):
+    """What a :class:`WindowLoader` asks of the run."""
 
-    def _draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]: ...
+    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+        """Return up to ``count`` batches and the number of items that their loss is averaged over."""
 
-    def _should_stop(self) -> bool: ...
+    def should_stop(self) -> bool:
+        """Return whether a callback asked to end the epoch or the training."""
 
-    def _restore_rng(self) -> None: ...
+    def restore_rng(self) -> None:
+        """Restore the random generators from the resumed checkpoint."""
 
-    def _warn_of_empty_epoch(self) -> None: ...
+    def warn_of_empty_epoch(self) -> None:
+        """Log that the train loader gave no batch in a whole epoch, and stop the training."""
 
 
 class WindowLoader:
@@ -76,9 +80,9 @@ class WindowLoader:
         self,
         loader: Any,
         plan: RunPlan,
-        source: _Source,
+        source: WindowSource,
         next_epoch: Callable[[], int],
-        start: Start | None = None,
+        start: EpochStart | None = None,
         *,
         restores_without_batches: bool = True,
     ) -> None:
@@ -97,11 +101,11 @@ class WindowLoader:
         """Yield the windows of the next epoch, until it ends or a callback asked to stop."""
         epoch = self._next_epoch()
         resumed = self._start if self._start is not None and self._start.epoch == epoch else None
-        start = resumed or Start(epoch, 0, 0, self._loader)
+        start = resumed or EpochStart(epoch, 0, 0, self._loader)
         self.loader = start.rest
         restores = resumed is not None
         if restores and start.batches == 0:
-            self._source._restore_rng()
+            self._source.restore_rng()
             restores = False
         if hasattr(start.rest, "set_epoch"):
             start.rest.set_epoch(epoch)
@@ -111,17 +115,17 @@ class WindowLoader:
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
             left = plan.batches_per_epoch - position
-            drawn, num_items = self._source._draw_window(batches, left if is_last else plan.accumulate)
+            drawn, num_items = self._source.draw_window(batches, left if is_last else plan.accumulate)
             if restores and (drawn or self._restores_without_batches):
-                self._source._restore_rng()
+                self._source.restore_rng()
                 restores = False
             if not drawn:
                 if position == 0:
-                    self._source._warn_of_empty_epoch()
+                    self._source.warn_of_empty_epoch()
                 return
             end = position + len(drawn)
             complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
             yield Window(drawn, num_items, epoch, position, complete)
             position = end
-            if self._source._should_stop():
+            if self._source.should_stop():
                 return

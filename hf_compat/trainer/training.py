@@ -21,7 +21,7 @@ from hf_compat.checkpoint.layout import get_last_checkpoint, moved_along
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.windows import Start, WindowLoader
+from hf_compat.data.windows import EpochStart, WindowLoader
 from hf_compat.distributed import collectives
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
@@ -279,7 +279,7 @@ class TrainingMethods(ResumingMethods):
         self._grad_norm = self._learning_rate = self._position = None
         self._model_is_prepared = True
 
-    def _fit(self, train_dataloader: Any, plan: RunPlan, start: Start | None) -> None:
+    def _fit(self, train_dataloader: Any, plan: RunPlan, start: EpochStart | None) -> None:
         self.model_wrapped = self.accelerator.evaluation_model(self.model_wrapped)  # the last run's wrapper goes
         trainer = self.lightning_trainer = self._build_lightning_trainer(plan)
         module = self.lightning_module = HFModule(self.model, self)
@@ -348,11 +348,11 @@ class TrainingMethods(ResumingMethods):
         self._past = None
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
 
-    def _restore_rng(self) -> None:
+    def restore_rng(self) -> None:
         """Set the random generators to where the resumed checkpoint left them."""
         self._load_rng_state(self._resume_path)
 
-    def _warn_of_empty_epoch(self) -> None:
+    def warn_of_empty_epoch(self) -> None:
         """Stop the training: the train loader gave no batch in a whole epoch."""
         logger.warning(
             "`train_dataset` gave no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
