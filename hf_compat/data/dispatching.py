@@ -48,9 +48,9 @@ class DispatchingDataLoader(PreparedDataLoader):
         self.process = process
         self._round: list[StatedBatch] = []
 
-    def note_states(self, start: StreamStates | None = None) -> None:
+    def track_stream_states(self, start: StreamStates | None = None) -> None:
         """Fill ``stream_states``, on process 0 alone, from the next pass on, if the data set can say where it is."""
-        super().note_states(start)
+        super().track_stream_states(start)
         if collectives.get_rank() != 0:
             self.stream_states = None
 

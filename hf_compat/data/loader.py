@@ -97,7 +97,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.stream_states: StreamStates | None = None
         self._start: StreamStates | None = None
 
-    def note_states(self, start: StreamStates | None = None) -> None:
+    def track_stream_states(self, start: StreamStates | None = None) -> None:
         """Fill ``stream_states`` from the next pass on, if the data set is a stream that can say where it is.
 
         Args:

@@ -61,7 +61,7 @@ def resume_stream(loader: Any, saved: StreamStates) -> PreparedDataLoader | None
         dataset = resumed_stream(dataset, saved.states[0])
     left_out = "lead" if isinstance(loader, DispatchingDataLoader) else "skip"
     rest = type(loader)(dataset, **loader_batching(loader), **settings | {left_out: saved.since})
-    rest.note_states(saved)
+    rest.track_stream_states(saved)
     return rest
 
 

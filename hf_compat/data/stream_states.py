@@ -22,8 +22,8 @@ __all__ = [
     "StatedBatch",
     "StatingCollator",
     "StreamStates",
+    "gather_stream_states",
     "resumed_stream",
-    "saved_states",
     "states_itself",
 ]
 
@@ -102,7 +102,7 @@ class StreamStates:
         """Return the states that a checkpoint has kept for one process.
 
         Args:
-            saved: What :func:`saved_states` returned.
+            saved: What :func:`gather_stream_states` returned.
             process: Whose; its number.
             processes: How many there are now.
             alone: Whether this one reads for all.
@@ -146,7 +146,7 @@ class StreamStates:
         return content if _is_plain(content) else None
 
 
-def saved_states(loader: Any) -> Any:
+def gather_stream_states(loader: Any) -> Any:
     """Return what a checkpoint keeps of where the stream of ``loader`` is, None if that is not known.
 
     Of several processes, each of which has to call it, that is a list with the states of each.

@@ -16,7 +16,7 @@ from torch import nn
 from hf_compat.checkpoint import multi_process, names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.checkpoint.background import BackgroundSaver, Writes, is_wanted
 from hf_compat.checkpoint.unpickle import load_trusted
-from hf_compat.data.stream_states import saved_states
+from hf_compat.data.stream_states import gather_stream_states
 from hf_compat.distributed import collectives
 from hf_compat.engine.internals.loops import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
@@ -223,7 +223,7 @@ class SavingMethods(PushingMethods):
         content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
         if self._position is not None:
             content["position"] = self._position.to_dict()
-        stream = saved_states(getattr(self._windows, "loader", None))
+        stream = gather_stream_states(getattr(self._windows, "loader", None))
         if stream is not None:
             content["stream"] = stream
         if self.args.should_save:

@@ -249,7 +249,7 @@ class TrainingMethods(ResumingMethods):
         self._train_batch_size = batch_size or self._train_batch_size
         train_dataloader = self.get_train_dataloader()
         if isinstance(train_dataloader, PreparedDataLoader):
-            train_dataloader.note_states()
+            train_dataloader.track_stream_states()
         plan = self.run_plan = self._plan(train_dataloader)
         done = self._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
