@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-__all__ = ["find_batch_size", "map_nested", "rebuild"]
+__all__ = ["Nested", "find_batch_size", "map_nested", "rebuild"]
+
+Nested: TypeAlias = "Tensor | list[Any] | tuple[Any, ...] | Mapping[Any, Any]"
+"""A tensor, or tensors nested in lists, tuples and mappings."""
 
 _SequenceT = TypeVar("_SequenceT", bound="list[Any] | tuple[Any, ...]")
 

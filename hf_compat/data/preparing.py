@@ -1,4 +1,4 @@
-"""Making a script's plain ``DataLoader`` ready: shuffled by seed and epoch and shared out between processes."""
+"""Preparing a plain ``DataLoader``: shuffled by seed and epoch, and sharded over the data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
-from hf_compat.data.rank_batches import BatchShard, StreamShard, check_split
+from hf_compat.data.rank_batches import BatchShard, StreamShard, check_split_batches
 from hf_compat.data.samplers import SeedableRandomSampler
 
 __all__ = ["DataParallelLayout", "prepare_dataloader"]
@@ -41,18 +41,18 @@ def prepare_dataloader(
     non_blocking: bool = False,
     layout: DataParallelLayout | None = None,
 ) -> PreparedDataLoader:
-    """Return a loader of this process's share of the samples, shuffled by seed and epoch, one batch ahead.
+    """Return a loader of this rank's batches, shuffled by seed and epoch, that prefetches one batch.
 
     Args:
         loader: A plain ``DataLoader``; a prepared one is returned as it is.
-        device: Where batches are moved; None leaves them on the host.
-        data_seed: Seed of the shuffling; None takes torch's initial seed, which ``set_seed`` sets.
-        use_seedable_sampler: Replace a ``RandomSampler`` by one whose order follows from seed and epoch alone.
-        non_blocking: Do not wait for the copies to the device.
-        layout: How batches are shared out. Default: one process takes all.
+        device: The device that batches are moved to; None leaves them on the CPU.
+        data_seed: Seed of the shuffling. Default: torch's initial seed, which ``set_seed`` sets.
+        use_seedable_sampler: Replace a ``RandomSampler`` by one whose order depends only on seed and epoch.
+        non_blocking: Copy to the device asynchronously.
+        layout: How batches are distributed over the ranks. Default: a single rank.
 
     Raises:
-        DataError: If batches are to be split that cannot be.
+        DataError: If ``split_batches`` and the batch size is not a multiple of the data-parallel size.
 
     References:
         Same batches and same draws as accelerate ``data_loader.py`` ``prepare_data_loader``.
@@ -61,20 +61,20 @@ def prepare_dataloader(
         return loader
     layout = layout or DataParallelLayout()
     if layout.split_batches and layout.size > 1:
-        check_split(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None), layout.size)
+        check_split_batches(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None), layout.size)
     if use_seedable_sampler:
         _seed_sampler(loader, data_seed)
     is_stream = isinstance(loader.dataset, IterableDataset)
     dispatches = is_stream if layout.dispatch_batches is None else layout.dispatch_batches
     settings = loader_settings(loader) | {
         "device": device,
-        "drops_last": loader.drop_last,
+        "drops_partial_batch": loader.drop_last,
         "non_blocking": non_blocking,
-        "measures_last": dispatches,
+        "remainder_from_batch": dispatches,
     }
     if layout.size > 1 and dispatches:
         settings.pop("generator", None)
-        settings |= {"split": layout.split_batches, "processes": layout.size, "process": layout.rank}
+        settings |= {"split": layout.split_batches, "num_processes": layout.size, "process_index": layout.rank}
         return DispatchingDataLoader(loader.dataset, **loader_batching(loader), **settings)
     if layout.size == 1:
         return PreparedDataLoader(loader.dataset, **loader_batching(loader), **settings)
@@ -84,7 +84,7 @@ def prepare_dataloader(
 
 
 def _seed_sampler(loader: DataLoader[Any], data_seed: int | None) -> None:
-    """Put a sampler in place of a ``RandomSampler`` whose order follows from seed and epoch alone."""
+    """Replace a ``RandomSampler`` by one whose order depends only on seed and epoch."""
     batch_sampler = None if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(loader.dataset, IterableDataset) or not isinstance(sampler, RandomSampler):
@@ -104,14 +104,14 @@ def _shard_stream(loader: DataLoader[Any], layout: DataParallelLayout, settings:
     if not layout.split_batches and getattr(dataset, "n_shards", 0) >= layout.size:  # a stream of `datasets`
         dataset = dataset.shard(num_shards=layout.size, index=layout.rank)
     else:
-        settings["shared_generator"] = getattr(dataset, "generator", None)
+        settings["synchronized_generator"] = getattr(dataset, "generator", None)
         dataset = StreamShard(
             dataset,
             batch_size=batch_size,
             drop_last=loader.drop_last,
-            processes=layout.size,
-            process=layout.rank,
-            split=layout.split_batches,
+            num_processes=layout.size,
+            process_index=layout.rank,
+            split_batches=layout.split_batches,
         )
     batch_size = batch_size // layout.size if layout.split_batches else batch_size
     return PreparedDataLoader(dataset, batch_size=batch_size, drop_last=loader.drop_last, **settings)
@@ -120,20 +120,20 @@ def _shard_stream(loader: DataLoader[Any], layout: DataParallelLayout, settings:
 def _shard_batches(
     loader: DataLoader[Any], layout: DataParallelLayout, settings: dict[str, Any], *, use_seedable_sampler: bool
 ) -> PreparedDataLoader:
-    gives_batches = isinstance(loader.sampler, BatchSampler)
-    batch_sampler: Any = loader.sampler if gives_batches else loader.batch_sampler
+    is_batched = isinstance(loader.sampler, BatchSampler)
+    batch_sampler: Any = loader.sampler if is_batched else loader.batch_sampler
     sampler: Any = getattr(batch_sampler, "sampler", None)
     if not use_seedable_sampler and hasattr(sampler, "generator"):
         if sampler.generator is None:
             sampler.generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
-        settings["shared_generator"] = sampler.generator
+        settings["synchronized_generator"] = sampler.generator
     shard = BatchShard(
         batch_sampler,
-        processes=layout.size,
-        process=layout.rank,
-        split=layout.split_batches,
-        even=layout.even_batches,
+        num_processes=layout.size,
+        process_index=layout.rank,
+        split_batches=layout.split_batches,
+        even_batches=layout.even_batches,
     )
-    if gives_batches:
+    if is_batched:
         return PreparedDataLoader(loader.dataset, sampler=shard, batch_size=loader.batch_size, **settings)
     return PreparedDataLoader(loader.dataset, batch_sampler=shard, **settings)

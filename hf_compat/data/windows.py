@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,15 +16,15 @@ class Window:
     """The batches of one update step; what Lightning calls a batch."""
 
     batches: list[Any]
-    """What one device gets in each of its forward passes."""
+    """The inputs of each forward pass of one device."""
     num_items: Any
-    """Items that the window's loss is averaged over (a tensor or number), None if the model does not ask."""
+    """``num_items_in_batch``, the items that the loss is averaged over; None if the model does not take it."""
     epoch: int
-    """Whole epochs done before this window."""
+    """Epochs completed before this window."""
     batches_before: int
     """Batches of this epoch before this window."""
     is_complete: bool
-    """Whether the window ends in an update step; one that an iterable data set cut short does not."""
+    """Whether the window ends in an update step; not so one that an iterable data set cut short."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,27 +58,27 @@ class WindowSource(Protocol):
 
 
 class WindowLoader:
-    """An iterable of the windows of one epoch after the other.
+    """An iterable of the windows of one epoch after another.
 
-    ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is asked for. Lightning
-    calls it ahead of the epoch's first hook.
+    ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is requested. Lightning
+    calls it before the first hook of the epoch.
 
     Attributes:
-        loader: The loader of the epoch under way; what is left of it in the epoch that was resumed.
+        loader: The loader of the current epoch; in a resumed epoch that of the remaining batches.
 
     Args:
         loader: The train loader, an iterable of batches.
-        plan: How many windows an epoch has and how long they are.
-        source: Draws the batches of a window, says when an epoch is to end early, and restores the random
-            generators once the batches before a resumed position are skipped.
-        next_epoch: Returns the epoch that the next ``iter`` goes through.
-        start: Where a resumed run goes on; None from the beginning.
-        restores_without_batches: Whether a resumed epoch of which nothing is left restores the generators too.
+        plan: The number of windows per epoch and of batches per window.
+        source: Draws the batches of a window, says when to end an epoch early, and restores the random generators
+            once the batches before the resumed position are skipped.
+        next_epoch: Returns the epoch of the next ``iter``.
+        start: Where a resumed run starts. Default: at the beginning.
+        restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
     """
 
     def __init__(
         self,
-        loader: Any,
+        loader: Iterable[Any],
         plan: RunPlan,
         source: WindowSource,
         next_epoch: Callable[[], int],
@@ -86,7 +86,8 @@ class WindowLoader:
         *,
         restores_without_batches: bool = True,
     ) -> None:
-        self.loader = self._loader = loader
+        self.loader: Any = loader
+        self._loader = loader
         self._plan = plan
         self._source = source
         self._next_epoch = next_epoch
@@ -94,11 +95,11 @@ class WindowLoader:
         self._restores_without_batches = restores_without_batches
 
     def __len__(self) -> int:
-        """Return the windows of a whole epoch; the upper bound where the train loader has no length."""
+        """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
         return self._plan.update_steps_per_epoch
 
     def __iter__(self) -> Iterator[Window]:
-        """Yield the windows of the next epoch, until it ends or a callback asked to stop."""
+        """Yield the windows of the next epoch until it ends or a callback asks to stop."""
         epoch = self._next_epoch()
         resumed = self._start if self._start is not None and self._start.epoch == epoch else None
         start = resumed or EpochStart(epoch, 0, 0, self._loader)
