@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.preparing import Sharing, prepare_dataloader
+from hf_compat.data.preparing import DataParallelLayout, prepare_dataloader
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import ProcessState
@@ -237,20 +237,20 @@ class Accelerator(ProcessState):
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> PreparedDataLoader:
         """Return a loader of this process's batches, shuffled by seed and epoch."""
-        sharing = Sharing(
-            processes=self.data_parallel_size,
-            process=self.data_parallel_rank,
-            split=self.split_batches,
-            even=self.even_batches,
-            dispatch=self.dispatch_batches,
+        layout = DataParallelLayout(
+            size=self.data_parallel_size,
+            rank=self.data_parallel_rank,
+            split_batches=self.split_batches,
+            even_batches=self.even_batches,
+            dispatch_batches=self.dispatch_batches,
         )
         return prepare_dataloader(
             data_loader,
             device=None if device_placement is False else self.device,
             data_seed=self._data_seed,
-            seedable=self.use_seedable_sampler,
+            use_seedable_sampler=self.use_seedable_sampler,
             non_blocking=self.non_blocking,
-            sharing=sharing,
+            layout=layout,
         )
 
     def prepare_model(

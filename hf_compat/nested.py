@@ -1,23 +1,28 @@
-"""Lists, tuples and mappings in one another, as models take and return them."""
+"""Nested lists, tuples and mappings, as models take and return them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-__all__ = ["find_batch_size", "map_nested", "rebuild"]
+__all__ = ["Nested", "find_batch_size", "map_nested", "rebuild"]
+
+Nested: TypeAlias = "Tensor | list[Any] | tuple[Any, ...] | Mapping[Any, Any]"
+"""A tensor, or tensors nested in lists, tuples and mappings."""
+
+_SequenceT = TypeVar("_SequenceT", bound="list[Any] | tuple[Any, ...]")
 
 
-def rebuild(like: Any, items: Any) -> Any:
-    """Return a list or tuple of the type of ``like``, a named tuple too, with other ``items``."""
+def rebuild(like: _SequenceT, items: Iterable[Any]) -> _SequenceT:
+    """Return ``items`` as a list, tuple or named tuple of the type of ``like``."""
     return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
 
 
-def map_nested(change: Callable[[Any], Any], data: Any) -> Any:
-    """Return ``data`` with ``change`` applied to everything in it that is no container; containers keep their types."""
+def map_nested(change: Callable[[Any], Any], data: object) -> Any:
+    """Return ``data`` with ``change`` applied to every leaf; containers keep their types."""
     if isinstance(data, list | tuple):
         return rebuild(data, [map_nested(change, item) for item in data])
     if isinstance(data, Mapping):
@@ -25,8 +30,8 @@ def map_nested(change: Callable[[Any], Any], data: Any) -> Any:
     return change(data)
 
 
-def find_batch_size(tensors: Any) -> int | None:
-    """Return the length of the first tensor or array with a first dimension in ``tensors``, None if there is none."""
+def find_batch_size(tensors: object) -> int | None:
+    """Return the first dimension of the first tensor or array in ``tensors`` that has one, None if there is none."""
     if isinstance(tensors, Tensor | np.ndarray):
         return int(tensors.shape[0]) if tensors.ndim else None
     if isinstance(tensors, Mapping):

@@ -1,8 +1,8 @@
-"""How samples become a batch where the user says nothing."""
+"""Data collators: how samples become a batch if the user passes no collator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,9 @@ _LABEL_NAMES = ("label", "label_ids")
 _PAD_WARNING = "Asking-to-pad-a-fast-tokenizer"
 
 
-def _label_dtype(label: Any) -> torch.dtype:
-    """Return int64 for a class and float32 for a number to predict."""
-    if isinstance(label, np.integer):  # before, one of numpy's integers was a number to predict
+def _label_dtype(label: object) -> torch.dtype:
+    """Return int64 for a class label and float32 for a regression label."""
+    if isinstance(label, np.integer):  # older releases take numpy's integers for regression labels
         is_class = resolve_semantics().release >= _NUMPY_LABELS_ARE_CLASSES
     else:
         is_class = isinstance(label, int)
@@ -54,15 +54,14 @@ def _column(values: list[Any]) -> Tensor:
 
 
 def default_data_collator(features: list[Any], return_tensors: str = "pt") -> dict[str, Tensor]:
-    """Return a batch that stacks each value of ``features`` as it is, without padding.
+    """Return a batch of ``features``, each column stacked without padding.
 
     ``label``, one per sample, or else ``label_ids``, a row per sample, becomes ``labels``: int64 if the first one is an
-    integer, else float32. The first sample says which keys there are; those whose value there is None or a string are
-    left out.
+    integer, else float32. The keys are those of the first sample, except for values that are None or a string there.
 
     Args:
         features: Mappings, or objects with attributes, all with the same keys and shapes.
-        return_tensors: ``"pt"``; there are no others.
+        return_tensors: ``"pt"``, the only supported value.
 
     Returns:
         ``(batch, ...)`` tensors, ``labels`` first.
@@ -74,7 +73,7 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
         Same batches as ``default_data_collator`` of transformers ``data/data_collator.py``.
     """
     if return_tensors != "pt":
-        raise DataError(f"`return_tensors={return_tensors!r}`: only 'pt', torch's tensors, can be returned.")
+        raise DataError(f"`return_tensors={return_tensors!r}` is not supported: use 'pt'.")
     samples = features if isinstance(features[0], Mapping) else [vars(feature) for feature in features]
     labels = _labels(samples)
     batch = {} if labels is None else {"labels": labels}
@@ -89,7 +88,7 @@ class DefaultDataCollator:
     """:func:`default_data_collator` as an object.
 
     Attributes:
-        return_tensors: ``"pt"``; there are no others.
+        return_tensors: ``"pt"``, the only supported value.
     """
 
     return_tensors: str = "pt"
@@ -100,30 +99,30 @@ class DefaultDataCollator:
 
 
 @contextmanager
-def _pad_warning_off(tokenizer: Any) -> Iterator[None]:
-    """Keep a fast tokenizer from warning that padding while encoding is faster: here there is nothing to encode."""
-    given = getattr(tokenizer, "deprecation_warnings", None)
-    if given is None:  # a feature extractor
+def _no_pad_warning(tokenizer: object) -> Iterator[None]:
+    """Keep a fast tokenizer from warning that padding in ``__call__`` is faster: samples are encoded already."""
+    warned = getattr(tokenizer, "deprecation_warnings", None)
+    if warned is None:  # a feature extractor
         yield
         return
-    before = given.get(_PAD_WARNING, False)
-    given[_PAD_WARNING] = True
+    before = warned.get(_PAD_WARNING, False)
+    warned[_PAD_WARNING] = True
     try:
         yield
     finally:
-        given[_PAD_WARNING] = before
+        warned[_PAD_WARNING] = before
 
 
 @dataclass
 class DataCollatorWithPadding:
-    """Pad samples to one length with the tokenizer's or feature extractor's own ``pad``.
+    """Pad samples to the same length with the ``pad`` of a tokenizer or feature extractor.
 
     Attributes:
-        tokenizer: Whose ``pad`` is called.
-        padding: True or ``"longest"``: to the longest of the batch; ``"max_length"``: to ``max_length``; False: not.
-        max_length: Tokens to pad to; None takes the tokenizer's own.
-        pad_to_multiple_of: Tokens that the padded length is a multiple of.
-        return_tensors: Passed on to ``pad``.
+        tokenizer: The tokenizer or feature extractor.
+        padding: True or ``"longest"``: to the longest of the batch; ``"max_length"``: to ``max_length``; False: none.
+        max_length: Tokens to pad to. Default: the tokenizer's own.
+        pad_to_multiple_of: Pad to a multiple of this number of tokens.
+        return_tensors: Passed to ``pad``.
 
     References:
         Same batches as the class of this name in transformers ``data/data_collator.py``.
@@ -135,10 +134,10 @@ class DataCollatorWithPadding:
     pad_to_multiple_of: int | None = None
     return_tensors: str = "pt"
 
-    def __call__(self, features: list[Any]) -> Any:
+    def __call__(self, features: list[Any]) -> MutableMapping[str, Any]:
         """Return the padded batch of ``features``; ``label`` or ``label_ids`` becomes ``labels``."""
-        with _pad_warning_off(self.tokenizer):
-            batch = self.tokenizer.pad(
+        with _no_pad_warning(self.tokenizer):
+            batch: MutableMapping[str, Any] = self.tokenizer.pad(
                 features,
                 padding=self.padding,
                 max_length=self.max_length,
@@ -152,14 +151,14 @@ class DataCollatorWithPadding:
         return batch
 
 
-def default_collator_for(processing_class: Any) -> Callable[[list[Any]], Any]:
-    """Return what collates if the user gives no collator.
+def default_collator_for(processing_class: object) -> Callable[[list[Any]], Any]:
+    """Return the collator that is used if the user passes none.
 
-    A tokenizer or a sequence feature extractor, which say on which side they pad, pad the batch. Image processors and
-    processors of several kinds of input may have a ``pad`` too, but for other things.
+    A tokenizer or a sequence feature extractor, which have a ``padding_side``, pad the batch. Image processors and
+    multimodal processors may have a ``pad`` too, but not for batches of samples.
 
     Args:
-        processing_class: The Trainer's; None if there is none.
+        processing_class: The Trainer's ``processing_class``, or None.
     """
     pads = callable(getattr(processing_class, "pad", None)) and hasattr(processing_class, "padding_side")
     return DataCollatorWithPadding(processing_class) if pads else default_data_collator

@@ -1,17 +1,20 @@
-"""Which columns of a data set a model takes, and how the others are left out."""
+"""Which columns of a data set the model's forward takes, and how the others are removed."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.utils.data import IterableDataset
 
 from hf_compat.errors import DataError
 from hf_compat.model_facts import unwrap_peft
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 __all__ = [
     "RemoveColumnsCollator",
@@ -25,18 +28,19 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _ANSWER_SPANS = ("start_positions", "end_positions")
+_SampleT = TypeVar("_SampleT")
 
 
 def _class_parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    # Of the class: an instance's own forward, as wrappers put there, may say no more than *args.
+    # Of the class: wrappers may replace an instance's forward by one of *args alone.
     forward: Any = type(unwrap_peft(model)).forward
     return inspect.signature(forward).parameters
 
 
 def find_labels(model: nn.Module) -> list[str]:
-    """Return the names of ``model``'s label arguments, as its class's forward lists them; may be empty.
+    """Return the names of the label arguments of ``model``'s forward, in its order; may be empty.
 
-    They are those that contain ``label`` and, for a class named for question answering, the two answer positions.
+    They are those that contain ``label``, for question answering also ``start_positions`` and ``end_positions``.
 
     Args:
         model: A model, or peft's wrapper around one.
@@ -46,44 +50,44 @@ def find_labels(model: nn.Module) -> list[str]:
 
 
 def can_return_loss(model: nn.Module) -> bool:
-    """Return whether ``model`` gives a loss without labels: its forward has ``return_loss=True``."""
+    """Return whether ``model`` returns a loss without labels: its forward has ``return_loss=True``."""
     parameter = _class_parameters(model).get("return_loss")
     return parameter is not None and parameter.default is True
 
 
 def signature_columns(model: nn.Module, label_names: Iterable[str]) -> list[str]:
-    """Return the columns that are kept for ``model``: what its forward takes, then the labels, each once.
+    """Return the columns to keep for ``model``: the arguments of its forward, then the labels, without duplicates.
 
     Args:
         model: A model, or peft's wrapper around one.
-        label_names: Names of the labels, beside ``label`` and ``label_ids``, which collators rename.
+        label_names: Names of the labels, besides ``label`` and ``label_ids``, which collators rename.
     """
     parameters = inspect.signature(unwrap_peft(model).forward).parameters
     return list(dict.fromkeys([*parameters, "label", "label_ids", *label_names]))
 
 
-def is_arrow_dataset(dataset: Any) -> bool:
-    """Return whether ``dataset`` is one of ``datasets``' with random access, whose columns can be removed."""
+def is_arrow_dataset(dataset: object) -> bool:
+    """Return whether ``dataset`` is a map-style ``datasets.Dataset``, whose columns can be removed."""
     if isinstance(dataset, IterableDataset | Mapping):
         return False
     return all(hasattr(dataset, name) for name in ("column_names", "remove_columns", "__len__", "__getitem__"))
 
 
-def _report(
+def _log_removed(
     dropped: Sequence[str], description: str | None, log: logging.Logger = logger, model_name: str | None = None
 ) -> None:
     place = "" if description is None else f" of the {description} set"
     model = "the model" if model_name is None else model_name
-    log.info("Columns%s that %s does not take are left out: %s.", place, model, ", ".join(dropped))
+    log.info("Columns%s that %s does not take are removed: %s.", place, model, ", ".join(dropped))
 
 
-def remove_unused_columns(dataset: Any, columns: Sequence[str], description: str | None = None) -> Any:
-    """Return ``dataset`` with no columns but ``columns``; the data set passed in keeps all of its own.
+def remove_unused_columns(dataset: Dataset, columns: Sequence[str], description: str | None = None) -> Dataset:
+    """Return ``dataset`` with only the columns that are in ``columns``; ``dataset`` is not changed.
 
     Args:
-        dataset: One of ``datasets``' with random access.
-        columns: What the model takes.
-        description: What to call the data set in the log: ``"Training"``.
+        dataset: A map-style ``datasets.Dataset``.
+        columns: The columns to keep.
+        description: Name of the data set in the log: ``"Training"``.
 
     Raises:
         DataError: If no column would be left.
@@ -91,25 +95,25 @@ def remove_unused_columns(dataset: Any, columns: Sequence[str], description: str
     dropped = [name for name in dataset.column_names if name not in columns]
     if len(dropped) == len(dataset.column_names):
         raise DataError(
-            f"The model takes none of the data set's columns ({', '.join(dropped) or 'there are none'}), only "
+            f"The model's forward takes none of the data set's columns ({', '.join(dropped) or 'it has none'}), only "
             f"{', '.join(columns)}: rename columns, or set `remove_unused_columns=False`."
         )
     if dropped:
-        _report(dropped, description)
+        _log_removed(dropped, description)
     return dataset.remove_columns(dropped)
 
 
 class RemoveColumnsCollator:
-    """A collator that first drops the keys of samples that the model does not take.
+    """A collator that first removes the keys of samples that the model's forward does not take.
 
-    Samples that are not dicts pass as they are. It can be sent to a worker process if ``data_collator`` can.
+    Samples that are not dicts are not changed. It can be pickled if ``data_collator`` can.
 
     Args:
-        data_collator: Makes the batch of the samples.
-        signature_columns: The keys that are kept.
-        logger: Where the keys that were dropped are named, once. Default: this module's.
-        model_name: What to call the model there.
-        description: What to call the data set in the log: ``"Training"``.
+        data_collator: Called with the samples that are left.
+        signature_columns: The keys to keep.
+        logger: Logs the removed keys, once. Default: this module's.
+        model_name: Name of the model in the log.
+        description: Name of the data set in the log: ``"Training"``.
     """
 
     def __init__(
@@ -128,15 +132,15 @@ class RemoveColumnsCollator:
         self.message_logged = False
 
     def __call__(self, features: list[Any]) -> Any:
-        """Return the batch made of ``features`` without their unused keys."""
+        """Return the batch of ``features`` without their unused keys."""
         return self.data_collator([self._remove_columns(feature) for feature in features])
 
-    def _remove_columns(self, feature: Any) -> Any:
+    def _remove_columns(self, feature: _SampleT) -> _SampleT:
         if not isinstance(feature, dict):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}
         if len(kept) < len(feature) and not self.message_logged:
             dropped = [str(key) for key in feature if key not in kept]
-            _report(dropped, self.description, self.logger, self.model_name)
+            _log_removed(dropped, self.description, self.logger, self.model_name)
             self.message_logged = True
-        return kept
+        return kept  # type: ignore[return-value]

@@ -1,19 +1,19 @@
-"""The ``DataLoader`` the Trainer iterates: shuffled by seed and epoch, moved to the device, one batch ahead.
+"""The ``DataLoader`` that the Trainer iterates over: shuffled by seed and epoch, on the device, prefetching one batch.
 
-It does to a plain ``DataLoader`` what accelerate's ``prepare`` does in transformers' Trainer, draw for draw from the
-random generators: a batch is yielded only after the next one was loaded, so that a collator that draws random numbers
-and a model with dropout take turns in the same order.
+It does to a plain ``DataLoader`` what accelerate's ``prepare`` does in transformers' Trainer, with the same draws from
+the random generators: a batch is yielded only after the next one was loaded, so that a collator that draws random
+numbers and a model with dropout draw in the same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from hf_compat.data.stream_states import StatedBatch, StatingCollator, StreamStates, states_itself
+from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
 from hf_compat.distributed import collectives
 from hf_compat.distributed.processes import let_operations_end
 from hf_compat.nested import find_batch_size, rebuild
@@ -35,42 +35,53 @@ _KEPT_SETTINGS = (
 )
 
 
-def move_to_device(data: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
+_DataT = TypeVar("_DataT")
+
+
+def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
     """Return ``data`` with every tensor in it, however nested, on ``device``; containers keep their types."""
+    moved: Any = data
     if isinstance(data, torch.Tensor):
-        return data.to(device, non_blocking=non_blocking)
-    if isinstance(data, list | tuple):
-        return rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
-    if isinstance(data, Mapping):
-        if hasattr(data, "to"):  # a tokenizer's BatchEncoding moves itself and keeps its encodings
-            return data.to(device)
-        moved = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
-        return type(data)(moved)  # type: ignore[call-arg]
-    return data
+        moved = data.to(device, non_blocking=non_blocking)
+    elif isinstance(data, list | tuple):
+        moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
+    elif isinstance(data, Mapping):
+        if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
+            moved = data.to(device)
+        else:
+            items = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
+            moved = type(data)(items)  # type: ignore[call-arg]
+    return moved  # type: ignore[no-any-return]
 
 
 class PreparedDataLoader(DataLoader[Any]):
-    """A ``DataLoader`` that knows its epoch, its last batch, and loads one batch ahead.
+    """A ``DataLoader`` that knows its epoch and its last batch, and prefetches one batch.
 
     Attributes:
-        iteration: The epoch that the next ``iter`` goes through; counts up by itself, or is set by ``set_epoch``.
+        iteration: The epoch of the next ``iter``; incremented after each epoch, or set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
-        stream_states: Where a stream that can say so is after the batch yielded last; None for other data sets.
+        stream_states: The states of a stateful stream after the batch yielded last; None for other data sets.
 
     Args:
         *args: As for ``DataLoader``.
-        device: Where batches are moved; None leaves them on the host.
-        skip: Batches left out at the start, though loaded.
-        drops_last: Whether a partial last batch is dropped.
-        non_blocking: Do not wait for the copies to the device.
-        measures_last: Take ``remainder`` from the last batch itself, as accelerate does where one process reads the
-            data for all.
-        shared_generator: Where the order of samples comes from; set to the main process's state before each pass.
+        device: The device that batches are moved to; None leaves them on the CPU.
+        skip: Batches to load but not to yield at the start.
+        drops_partial_batch: Whether a partial last batch is dropped.
+        non_blocking: Copy to the device asynchronously.
+        remainder_from_batch: Take ``remainder`` from the last batch itself, as accelerate does where rank 0 reads the
+            data for all ranks.
+        synchronized_generator: Draws the order of samples; set to the state of rank 0's before each pass.
         **settings: As for ``DataLoader``.
     """
 
-    own_settings: tuple[str, ...] = ("device", "drops_last", "non_blocking", "measures_last", "shared_generator")
+    own_settings: tuple[str, ...] = (
+        "device",
+        "drops_partial_batch",
+        "non_blocking",
+        "remainder_from_batch",
+        "synchronized_generator",
+    )
     """Settings that a plain ``DataLoader`` does not have."""
 
     def __init__(
@@ -78,40 +89,40 @@ class PreparedDataLoader(DataLoader[Any]):
         *args: Any,
         device: torch.device | None = None,
         skip: int = 0,
-        drops_last: bool = False,
+        drops_partial_batch: bool = False,
         non_blocking: bool = False,
-        measures_last: bool = False,
-        shared_generator: torch.Generator | None = None,
+        remainder_from_batch: bool = False,
+        synchronized_generator: torch.Generator | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
         self.device = device
         self.skip = skip
-        self.drops_last = drops_last
+        self.drops_partial_batch = drops_partial_batch
         self.non_blocking = non_blocking
-        self.measures_last = measures_last
-        self.shared_generator = shared_generator
+        self.remainder_from_batch = remainder_from_batch
+        self.synchronized_generator = synchronized_generator
         self.iteration = 0
         self.end_of_dataloader = False
         self.remainder = -1
         self.stream_states: StreamStates | None = None
         self._start: StreamStates | None = None
 
-    def note_states(self, start: StreamStates | None = None) -> None:
-        """Fill ``stream_states`` from the next pass on, if the data set is a stream that can say where it is.
+    def track_stream_states(self, start: StreamStates | None = None) -> None:
+        """Keep ``stream_states`` up to date from the next pass on, if the data set is a stateful stream.
 
         Args:
-            start: Where the copies of the stream begin. Default: at the beginning.
+            start: The states that the copies of the stream start from. Default: the beginning.
         """
-        if states_itself(self.dataset):
+        if is_stateful_stream(self.dataset):
             self._start = start
             self.stream_states = StreamStates.of(self.num_workers, start)
-            self.collate_fn = StatingCollator(self.collate_fn, self.dataset)
+            self.collate_fn = StateCollator(self.collate_fn, self.dataset)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Yield the batches of epoch ``iteration``, loading one batch ahead."""
-        if self.shared_generator is not None:
-            self.shared_generator.set_state(collectives.broadcast_object(self.shared_generator.get_state()))
+        """Yield the batches of epoch ``iteration``, prefetching one batch."""
+        if self.synchronized_generator is not None:
+            self.synchronized_generator.set_state(collectives.broadcast_object(self.synchronized_generator.get_state()))
         self.set_epoch(self.iteration)
         self.end_of_dataloader = False
         self.remainder = self._count_remainder()
@@ -122,15 +133,15 @@ class PreparedDataLoader(DataLoader[Any]):
         index = 0
         batch = next(batches, missing)
         while batch is not missing:
-            if isinstance(batch, StatedBatch):
-                assert self.stream_states is not None, "a stream that says where it is"
-                self.stream_states.note(batch)
+            if isinstance(batch, BatchWithState):
+                assert self.stream_states is not None, "the collator is a StateCollator"
+                self.stream_states.update(batch)
                 batch = batch.batch
             if self.device is not None:
                 batch = move_to_device(batch, self.device, non_blocking=self.non_blocking)
             following = next(batches, missing)
             self.end_of_dataloader = following is missing
-            if self.end_of_dataloader and self.measures_last:
+            if self.end_of_dataloader and self.remainder_from_batch:
                 self.remainder = find_batch_size(batch) or -1
             if index >= self.skip:
                 yield batch
@@ -139,23 +150,23 @@ class PreparedDataLoader(DataLoader[Any]):
         self.iteration += 1
 
     def plain_iterator(self) -> Iterator[Any]:
-        """Return what a plain ``DataLoader`` iterates with; it draws once from the global generator."""
-        if self.num_workers > 0:  # processes may be forked for it
+        """Return the iterator of a plain ``DataLoader``; it draws once from the global generator."""
+        if self.num_workers > 0:  # workers may be forked
             let_operations_end()
         return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter`` go through epoch ``epoch``: samplers and data sets that shuffle by epoch are told."""
+        """Set the epoch of the next ``iter``, also of the samplers and the data set that have ``set_epoch``."""
         self.iteration = epoch
         sampler = getattr(self.batch_sampler, "sampler", None)
         for part in (self.batch_sampler, getattr(sampler, "batch_sampler", None), sampler, self.dataset):
-            tell = getattr(part, "set_epoch", None)
-            if tell is not None:
-                tell(epoch)
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
     @property
     def total_batch_size(self) -> int | None:
-        """Samples of a full batch, over all processes; None if the sampler does not tell."""
+        """Samples of a full batch over all ranks; None if the sampler has no ``batch_size``."""
         sampler = self.sampler if isinstance(self.sampler, BatchSampler) else self.batch_sampler
         size = self.batch_size or getattr(sampler, "batch_size", None)
         if size is None or getattr(sampler, "split_batches", False):
@@ -164,11 +175,11 @@ class PreparedDataLoader(DataLoader[Any]):
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the data set, over all processes."""
+        """Samples of the data set, over all ranks."""
         return len(self.dataset)  # type: ignore[arg-type]
 
     def _count_remainder(self) -> int:
-        if self.drops_last:
+        if self.drops_partial_batch:
             return -1
         batch_size = self.total_batch_size
         try:
@@ -179,18 +190,18 @@ class PreparedDataLoader(DataLoader[Any]):
 
 
 def loader_batching(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the settings that say how ``loader`` makes batches of its data set."""
+    """Return the keywords of ``loader`` that define its batches."""
     if isinstance(loader.dataset, IterableDataset):
         return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if isinstance(loader.sampler, BatchSampler):  # the sampler itself gives lists of indices
+    if isinstance(loader.sampler, BatchSampler):  # the sampler yields lists of indices
         return {"sampler": loader.sampler, "batch_size": loader.batch_size}
     return {"batch_sampler": loader.batch_sampler}
 
 
 def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the settings of ``loader``, besides where its samples come from, that another one like it is made with."""
+    """Return all other keywords of ``loader``, to make another one like it."""
     own = loader.own_settings if isinstance(loader, PreparedDataLoader) else ()
     settings = {name: getattr(loader, name) for name in (*_KEPT_SETTINGS, *own) if hasattr(loader, name)}
-    if isinstance(settings["collate_fn"], StatingCollator):  # of this loader's own data set
-        settings["collate_fn"] = settings["collate_fn"].collate
+    if isinstance(settings["collate_fn"], StateCollator):  # bound to this loader's own data set
+        settings["collate_fn"] = settings["collate_fn"].collate_fn
     return settings

@@ -1,4 +1,4 @@
-"""Making a script's plain ``DataLoader`` ready: shuffled by seed and epoch and shared out between processes."""
+"""Preparing a plain ``DataLoader``: shuffled by seed and epoch, and sharded over the data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
-from hf_compat.data.rank_batches import BatchShard, StreamShard, check_split
+from hf_compat.data.rank_batches import BatchShard, StreamShard, check_split_batches
 from hf_compat.data.samplers import SeedableRandomSampler
 
-__all__ = ["Sharing", "prepare_dataloader"]
+__all__ = ["DataParallelLayout", "prepare_dataloader"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """How the batches of a loader are shared out between the processes of a run."""
+class DataParallelLayout:
+    """How the batches of a loader are distributed over the data-parallel ranks."""
 
-    processes: int = 1
-    process: int = 0
-    """Number of this process, from 0."""
-    split: bool = False
-    """Give each process its part of every batch, rather than whole batches in turn."""
-    even: bool = True
-    """Repeat samples so that every process gets as many batches."""
-    dispatch: bool | None = None
-    """Whether one process reads the data for all; None for streams alone."""
+    size: int = 1
+    """Data-parallel world size: ranks that see different batches."""
+    rank: int = 0
+    """Data-parallel rank of this process."""
+    split_batches: bool = False
+    """Split every batch over the ranks, rather than give each rank whole batches in turn."""
+    even_batches: bool = True
+    """Repeat samples so that every rank gets the same number of batches."""
+    dispatch_batches: bool | None = None
+    """Whether rank 0 reads the data for all ranks; None: for iterable data sets only."""
 
 
 def prepare_dataloader(
@@ -36,54 +37,54 @@ def prepare_dataloader(
     *,
     device: torch.device | None = None,
     data_seed: int | None = None,
-    seedable: bool = True,
+    use_seedable_sampler: bool = True,
     non_blocking: bool = False,
-    sharing: Sharing | None = None,
+    layout: DataParallelLayout | None = None,
 ) -> PreparedDataLoader:
-    """Return a loader of this process's share of the samples, shuffled by seed and epoch, one batch ahead.
+    """Return a loader of this rank's batches, shuffled by seed and epoch, that prefetches one batch.
 
     Args:
         loader: A plain ``DataLoader``; a prepared one is returned as it is.
-        device: Where batches are moved; None leaves them on the host.
-        data_seed: Seed of the shuffling; None takes torch's initial seed, which ``set_seed`` sets.
-        seedable: Replace a ``RandomSampler`` by one whose order follows from seed and epoch alone.
-        non_blocking: Do not wait for the copies to the device.
-        sharing: How batches are shared out. Default: one process takes all.
+        device: The device that batches are moved to; None leaves them on the CPU.
+        data_seed: Seed of the shuffling. Default: torch's initial seed, which ``set_seed`` sets.
+        use_seedable_sampler: Replace a ``RandomSampler`` by one whose order depends only on seed and epoch.
+        non_blocking: Copy to the device asynchronously.
+        layout: How batches are distributed over the ranks. Default: a single rank.
 
     Raises:
-        DataError: If batches are to be split that cannot be.
+        DataError: If ``split_batches`` and the batch size is not a multiple of the data-parallel size.
 
     References:
         Same batches and same draws as accelerate ``data_loader.py`` ``prepare_data_loader``.
     """
     if isinstance(loader, PreparedDataLoader):
         return loader
-    sharing = sharing or Sharing()
-    if sharing.split and sharing.processes > 1:
-        check_split(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None), sharing.processes)
-    if seedable:
+    layout = layout or DataParallelLayout()
+    if layout.split_batches and layout.size > 1:
+        check_split_batches(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None), layout.size)
+    if use_seedable_sampler:
         _seed_sampler(loader, data_seed)
     is_stream = isinstance(loader.dataset, IterableDataset)
-    dispatches = is_stream if sharing.dispatch is None else sharing.dispatch
+    dispatches = is_stream if layout.dispatch_batches is None else layout.dispatch_batches
     settings = loader_settings(loader) | {
         "device": device,
-        "drops_last": loader.drop_last,
+        "drops_partial_batch": loader.drop_last,
         "non_blocking": non_blocking,
-        "measures_last": dispatches,
+        "remainder_from_batch": dispatches,
     }
-    if sharing.processes > 1 and dispatches:
+    if layout.size > 1 and dispatches:
         settings.pop("generator", None)
-        settings |= {"split": sharing.split, "processes": sharing.processes, "process": sharing.process}
+        settings |= {"split": layout.split_batches, "num_processes": layout.size, "process_index": layout.rank}
         return DispatchingDataLoader(loader.dataset, **loader_batching(loader), **settings)
-    if sharing.processes == 1:
+    if layout.size == 1:
         return PreparedDataLoader(loader.dataset, **loader_batching(loader), **settings)
     if is_stream:
-        return _shard_stream(loader, sharing, settings)
-    return _shard_batches(loader, sharing, settings, seedable=seedable)
+        return _shard_stream(loader, layout, settings)
+    return _shard_batches(loader, layout, settings, use_seedable_sampler=use_seedable_sampler)
 
 
 def _seed_sampler(loader: DataLoader[Any], data_seed: int | None) -> None:
-    """Put a sampler in place of a ``RandomSampler`` whose order follows from seed and epoch alone."""
+    """Replace a ``RandomSampler`` by one whose order depends only on seed and epoch."""
     batch_sampler = None if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(loader.dataset, IterableDataset) or not isinstance(sampler, RandomSampler):
@@ -97,42 +98,42 @@ def _seed_sampler(loader: DataLoader[Any], data_seed: int | None) -> None:
     )
 
 
-def _shard_stream(loader: DataLoader[Any], sharing: Sharing, settings: dict[str, Any]) -> PreparedDataLoader:
+def _shard_stream(loader: DataLoader[Any], layout: DataParallelLayout, settings: dict[str, Any]) -> PreparedDataLoader:
     dataset: Any = loader.dataset
     batch_size: Any = loader.batch_size
-    if not sharing.split and getattr(dataset, "n_shards", 0) >= sharing.processes:  # a stream of `datasets`
-        dataset = dataset.shard(num_shards=sharing.processes, index=sharing.process)
+    if not layout.split_batches and getattr(dataset, "n_shards", 0) >= layout.size:  # a stream of `datasets`
+        dataset = dataset.shard(num_shards=layout.size, index=layout.rank)
     else:
-        settings["shared_generator"] = getattr(dataset, "generator", None)
+        settings["synchronized_generator"] = getattr(dataset, "generator", None)
         dataset = StreamShard(
             dataset,
             batch_size=batch_size,
             drop_last=loader.drop_last,
-            processes=sharing.processes,
-            process=sharing.process,
-            split=sharing.split,
+            num_processes=layout.size,
+            process_index=layout.rank,
+            split_batches=layout.split_batches,
         )
-    batch_size = batch_size // sharing.processes if sharing.split else batch_size
+    batch_size = batch_size // layout.size if layout.split_batches else batch_size
     return PreparedDataLoader(dataset, batch_size=batch_size, drop_last=loader.drop_last, **settings)
 
 
 def _shard_batches(
-    loader: DataLoader[Any], sharing: Sharing, settings: dict[str, Any], *, seedable: bool
+    loader: DataLoader[Any], layout: DataParallelLayout, settings: dict[str, Any], *, use_seedable_sampler: bool
 ) -> PreparedDataLoader:
-    gives_batches = isinstance(loader.sampler, BatchSampler)
-    batch_sampler: Any = loader.sampler if gives_batches else loader.batch_sampler
+    is_batched = isinstance(loader.sampler, BatchSampler)
+    batch_sampler: Any = loader.sampler if is_batched else loader.batch_sampler
     sampler: Any = getattr(batch_sampler, "sampler", None)
-    if not seedable and hasattr(sampler, "generator"):
+    if not use_seedable_sampler and hasattr(sampler, "generator"):
         if sampler.generator is None:
             sampler.generator = torch.Generator().manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
-        settings["shared_generator"] = sampler.generator
+        settings["synchronized_generator"] = sampler.generator
     shard = BatchShard(
         batch_sampler,
-        processes=sharing.processes,
-        process=sharing.process,
-        split=sharing.split,
-        even=sharing.even,
+        num_processes=layout.size,
+        process_index=layout.rank,
+        split_batches=layout.split_batches,
+        even_batches=layout.even_batches,
     )
-    if gives_batches:
+    if is_batched:
         return PreparedDataLoader(loader.dataset, sampler=shard, batch_size=loader.batch_size, **settings)
     return PreparedDataLoader(loader.dataset, batch_sampler=shard, **settings)

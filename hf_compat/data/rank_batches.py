@@ -1,103 +1,109 @@
-"""What one of several processes is given of the batches, or of the stream, that all of them share."""
+"""The batches, or the samples of a stream, that one data-parallel rank gets."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
-from hf_compat.data.stream_states import resumed_stream
+from hf_compat.data.stream_states import stream_from_state
 from hf_compat.errors import DataError
 
-__all__ = ["BatchShard", "StreamShard", "check_even", "check_split"]
+__all__ = ["BatchShard", "StreamShard", "check_even", "check_split_batches"]
 
 
-def check_split(batch_size: int | None, processes: int) -> None:
-    """Refuse to split batches that cannot be split evenly.
+def check_split_batches(batch_size: int | None, num_processes: int) -> None:
+    """Check that batches can be split evenly over the ranks.
 
     Raises:
-        DataError: If ``batch_size`` is unknown or no multiple of ``processes``.
+        DataError: If ``batch_size`` is unknown or not a multiple of ``num_processes``.
     """
-    if batch_size is None or batch_size % processes != 0:
+    if batch_size is None or batch_size % num_processes != 0:
         raise DataError(
-            f"`accelerator_config`: split_batches=True splits each batch over {processes} processes, but the batch "
-            f"size is {batch_size}: make it a multiple of {processes}."
+            f"`accelerator_config`: split_batches=True splits each batch over {num_processes} ranks, but the batch "
+            f"size is {batch_size}: make it a multiple of {num_processes}."
         )
 
 
 class BatchShard(BatchSampler):
-    """The batches of one process: of each ``processes`` batches in a row, the one at its place.
+    """The batches of one data-parallel rank: of each ``num_processes`` batches in a row, the one at its index.
 
     Args:
-        batch_sampler: Lists of indices, the same on every process.
-        processes: How many share them.
-        process: Number of this one.
-        split: Give each process its part of every batch, rather than whole batches in turn.
-        even: Fill the last batches up from the first ones, so that every process gets as many, all of one size.
+        batch_sampler: Lists of indices, the same on every rank.
+        num_processes: Data-parallel world size.
+        process_index: Data-parallel rank.
+        split_batches: Split every batch over the ranks, rather than give each rank whole batches in turn.
+        even_batches: Pad the last batches with samples of the first, so that all ranks get equally many of equal size.
 
     Raises:
-        DataError: If ``split`` and the batch size is no multiple of ``processes``.
+        DataError: If ``split_batches`` and the batch size is not a multiple of ``num_processes``.
 
     References:
         Same batches as accelerate ``data_loader.py`` ``BatchSamplerShard``.
     """
 
     def __init__(
-        self, batch_sampler: Any, *, processes: int, process: int, split: bool = False, even: bool = True
+        self,
+        batch_sampler: Any,
+        *,
+        num_processes: int,
+        process_index: int,
+        split_batches: bool = False,
+        even_batches: bool = True,
     ) -> None:
         self.batch_sampler = batch_sampler
-        self.num_processes = processes
-        self.process_index = process
-        self.split_batches = split
-        self.even_batches = even
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
+        self.even_batches = even_batches
         self.batch_size: Any = getattr(batch_sampler, "batch_size", None)
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-        if split:
-            check_split(self.batch_size, processes)
+        if split_batches:
+            check_split_batches(self.batch_size, num_processes)
 
     @property
     def total_length(self) -> int:
-        """Batches over all processes, before any are filled up."""
+        """Batches of all ranks together, before padding."""
         return len(self.batch_sampler)
 
     @property
     def is_even(self) -> bool:
-        """Whether every process gets as many batches."""
+        """Whether every rank gets the same number of batches."""
         return self.split_batches or self.even_batches or self.drop_last or self.total_length % self.num_processes == 0
 
     def __len__(self) -> int:
         if self.split_batches:
             return self.total_length
-        whole, rest = divmod(self.total_length, self.num_processes)
+        rounds, rest = divmod(self.total_length, self.num_processes)
         if rest == 0 or self.drop_last:
-            return whole
-        return whole + int(self.even_batches or self.process_index < rest)
+            return rounds
+        return rounds + int(self.even_batches or self.process_index < rest)
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the samplers inside which epoch comes next."""
+        """Set the epoch of the samplers inside."""
         for part in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            tell = getattr(part, "set_epoch", None)
-            if tell is not None:
-                tell(epoch)
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        return self._parts() if self.split_batches else self._turns()
+        return self._iter_split() if self.split_batches else self._iter_whole()
 
-    def _turns(self) -> Iterator[list[Any]]:
-        """Yield this process's batch of each full round; then what the last, incomplete round leaves."""
-        size, processes = self.batch_size, self.num_processes
+    def _iter_whole(self) -> Iterator[list[Any]]:
+        """Yield this rank's batch of each full round, then its batch of the last, incomplete round."""
+        size, num_processes = self.batch_size, self.num_processes
         first_round: list[list[Any]] = []
         current: list[list[Any]] = []
         for batch in self.batch_sampler:
             current.append(batch)
-            if len(first_round) < processes:
+            if len(first_round) < num_processes:
                 first_round.append(batch)
-            if len(current) == processes and (size is None or len(batch) == size):
+            if len(current) == num_processes and (size is None or len(batch) == size):
                 yield current[self.process_index]
                 current = []
         if not current or self.drop_last:
@@ -106,77 +112,84 @@ class BatchShard(BatchSampler):
             if self.process_index < len(current):
                 yield current[self.process_index]
         elif size is None:
-            yield list(itertools.islice(itertools.chain(current, itertools.cycle(first_round)), processes))[
+            yield list(itertools.islice(itertools.chain(current, itertools.cycle(first_round)), num_processes))[
                 self.process_index
             ]
         else:
-            again = itertools.cycle(itertools.chain.from_iterable(first_round))
-            indices = itertools.chain(itertools.chain.from_iterable(current), again)
+            padding = itertools.cycle(itertools.chain.from_iterable(first_round))
+            indices = itertools.chain(itertools.chain.from_iterable(current), padding)
             start = self.process_index * size
             yield list(itertools.islice(indices, start, start + size))
 
-    def _parts(self) -> Iterator[list[Any]]:
-        """Yield this process's part of each batch; a last, partial one is filled up from the first."""
-        part = self.batch_size // self.num_processes
-        mine = slice(part * self.process_index, part * (self.process_index + 1))
+    def _iter_split(self) -> Iterator[list[Any]]:
+        """Yield this rank's part of each batch; a partial last batch is padded with samples of the first."""
+        size = self.batch_size // self.num_processes
+        own = slice(size * self.process_index, size * (self.process_index + 1))
         first: list[Any] = []
         for batch in self.batch_sampler:
             first = first or batch
             if len(batch) == self.batch_size:
-                yield batch[mine]
+                yield batch[own]
             elif self.drop_last:
                 return
             elif self.even_batches:
-                filled = itertools.chain(batch, itertools.cycle(first))
-                yield list(itertools.islice(filled, self.batch_size))[mine]
-            elif len(batch) > mine.start:
-                yield batch[mine]
+                padded = itertools.chain(batch, itertools.cycle(first))
+                yield list(itertools.islice(padded, self.batch_size))[own]
+            elif len(batch) > own.start:
+                yield batch[own]
 
 
 class StreamShard(IterableDataset[Any]):
-    """The samples of one process out of a stream that every process reads: batch by batch in turn.
+    """The samples of one data-parallel rank out of a stream that every rank reads: batch by batch in turn.
 
     Args:
-        dataset: The whole stream, the same on every process.
-        batch_size: Samples in a batch of one process; with ``split`` of all processes together.
-        drop_last: Drop a last round that is not full; else it is filled up from the first.
-        processes: How many share the stream.
-        process: Number of this one.
-        split: See ``batch_size``.
+        dataset: The stream, the same on every rank.
+        batch_size: Samples in a batch of one rank; with ``split_batches`` of all ranks together.
+        drop_last: Drop an incomplete last round; otherwise it is padded with samples of the first.
+        num_processes: Data-parallel world size.
+        process_index: Data-parallel rank.
+        split_batches: See ``batch_size``.
 
     References:
         Same samples as accelerate ``data_loader.py`` ``IterableDatasetShard``.
     """
 
     def __init__(
-        self, dataset: Any, *, batch_size: int, drop_last: bool, processes: int, process: int, split: bool = False
+        self,
+        dataset: IterableDataset[Any],
+        *,
+        batch_size: int,
+        drop_last: bool,
+        num_processes: int,
+        process_index: int,
+        split_batches: bool = False,
     ) -> None:
-        self.dataset = dataset
+        self.dataset: Any = dataset
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.num_processes = processes
-        self.process_index = process
-        self.split_batches = split
+        self.num_processes = num_processes
+        self.process_index = process_index
+        self.split_batches = split_batches
         self.epoch = 0
-        self._begin: Any = None
-        self._read = dataset
-        self._end: Any = None
+        self._start_state: Mapping[str, Any] | None = None
+        self._current: Any = dataset
+        self._end_state: Mapping[str, Any] | None = None
 
     @property
-    def whole(self) -> Any:
-        """The stream that every process reads."""
-        return self.dataset
+    def unsharded(self) -> IterableDataset[Any]:
+        """The stream that every rank reads."""
+        return self.dataset  # type: ignore[no-any-return]
 
-    def state_dict(self) -> Any:
-        """Return where the stream is; between batches that is between rounds."""
-        return self._read.state_dict() if self._end is None else self._end
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the position of the stream; between batches that is between rounds."""
+        return self._current.state_dict() if self._end_state is None else self._end_state
 
-    def load_state_dict(self, state: Any) -> None:
-        """Begin the next pass at ``state``."""
-        self._begin = state
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Start the next pass at ``state_dict``."""
+        self._start_state = state_dict
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the stream which epoch comes next."""
+        """Set the epoch of the stream."""
         self.epoch = epoch
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
@@ -186,28 +199,28 @@ class StreamShard(IterableDataset[Any]):
         return (math.floor(rounds) if self.drop_last else math.ceil(rounds)) * self.batch_size
 
     def __iter__(self) -> Iterator[Any]:
-        part = self.batch_size // self.num_processes if self.split_batches else self.batch_size
-        size = part * self.num_processes
-        mine = slice(part * self.process_index, part * (self.process_index + 1))
+        own_size = self.batch_size // self.num_processes if self.split_batches else self.batch_size
+        size = own_size * self.num_processes
+        own = slice(own_size * self.process_index, own_size * (self.process_index + 1))
         first: list[Any] = []
-        samples = self._samples(self._begin)
+        samples = self._samples(self._start_state)
         while current := list(itertools.islice(samples, size)):
-            if self._begin is None:
+            if self._start_state is None:
                 first = first or current
             if len(current) < size and self.drop_last:
                 return
-            if len(current) < size and not first:  # the pass began before this one did
-                self._end = copy.deepcopy(self.state_dict())
+            if len(current) < size and not first:  # the first samples were read before the run was resumed
+                self._end_state = copy.deepcopy(self.state_dict())
                 first = list(itertools.islice(self._samples(None), size))
-            yield from list(itertools.islice(itertools.chain(current, itertools.cycle(first)), size))[mine]
+            yield from list(itertools.islice(itertools.chain(current, itertools.cycle(first)), size))[own]
 
-    def _samples(self, state: Any) -> Iterator[Any]:
-        """Return the samples of the whole stream, from ``state`` on or from the beginning."""
+    def _samples(self, state: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Return the samples of all ranks, from ``state`` on or from the beginning."""
         generator = getattr(self.dataset, "generator", None)
         if not hasattr(self.dataset, "set_epoch") and isinstance(generator, torch.Generator):
             generator.manual_seed(self.epoch)
-        self._read = self.dataset if state is None else resumed_stream(self.dataset, state)
-        return iter(self._read)
+        self._current = self.dataset if state is None else stream_from_state(self.dataset, state)
+        return iter(self._current)
 
 
 def check_even(loader: object) -> None:

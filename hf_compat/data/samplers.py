@@ -1,4 +1,4 @@
-"""In which order samples are drawn."""
+"""Samplers: the order in which samples are drawn."""
 
 from __future__ import annotations
 
@@ -7,25 +7,33 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from hf_compat.data.columns import is_arrow_dataset
 from hf_compat.errors import DataError
+from hf_compat.metrics import has_length
 
-__all__ = ["LengthGroupedSampler", "SeedableRandomSampler", "length_grouped_indices", "lengths_of"]
+__all__ = [
+    "LengthGroupedSampler",
+    "SeedableRandomSampler",
+    "column_lengths",
+    "eval_sampler",
+    "length_grouped_indices",
+    "train_sampler",
+]
 
 
 class SeedableRandomSampler(RandomSampler):
-    """A random order that follows from a seed and the epoch alone.
+    """A random order that depends only on the seed and the epoch.
 
-    It draws nothing from the global generator, so that resuming in epoch ``e`` needs none of the epochs before.
+    It does not use the global generator, so that resuming in epoch ``e`` does not replay the epochs before.
 
     Args:
-        data_source: What is drawn from; only its length counts.
+        data_source: The data set; only its length is used.
         replacement: Draw with replacement.
-        num_samples: Samples per epoch. Default: as many as there are.
-        generator: Reseeded in every epoch. Default: one of its own.
-        data_seed: Seed of epoch 0; epoch ``e`` has ``data_seed + e``. Default: torch's initial seed now.
+        num_samples: Samples per epoch. Default: the length of ``data_source``.
+        generator: Reseeded in every epoch. Default: a new one.
+        data_seed: Seed of epoch 0; epoch ``e`` has ``data_seed + e``. Default: torch's current initial seed.
 
     References:
         Same order as ``SeedableRandomSampler`` of accelerate ``data_loader.py``.
@@ -44,7 +52,7 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the indices of epoch ``epoch``; once through, go on to the next."""
+        """Yield the indices of epoch ``epoch``, then advance to the next epoch."""
         if self.generator is None:
             self.generator = Generator(device=torch.get_default_device())
         self.generator.manual_seed(self.initial_seed + self.epoch)
@@ -52,7 +60,7 @@ class SeedableRandomSampler(RandomSampler):
         self.set_epoch(self.epoch + 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next ``iter`` go through epoch ``epoch``."""
+        """Set the epoch of the next ``iter``."""
         self.epoch = epoch
 
 
@@ -62,16 +70,16 @@ def length_grouped_indices(
     mega_batch_mult: int | None = None,
     generator: Generator | None = None,
 ) -> list[int]:
-    """Return all indices in a random order in which neighbours are of similar length.
+    """Return all indices in a random order in which neighbours have similar lengths.
 
     A random permutation is cut into mega-batches, each sorted from long to short. The longest sample of all comes
-    first, so that a batch too large for the memory fails at once.
+    first, so that an out-of-memory error comes in the first batch.
 
     Args:
         lengths: Length of each sample.
-        batch_size: Samples that are to be of similar length.
+        batch_size: Samples to group by length.
         mega_batch_mult: Batches per mega-batch. Default: as many as make four mega-batches, from 1 to 50.
-        generator: Where the permutation comes from. Default: the global generator.
+        generator: Draws the permutation. Default: the global generator.
 
     References:
         Same order as ``get_length_grouped_indices`` of transformers ``trainer_pt_utils.py``.
@@ -91,35 +99,35 @@ def length_grouped_indices(
     return [index for mega_batch in mega_batches for index in mega_batch]
 
 
-def lengths_of(dataset: Any, length_column_name: str) -> list[Any] | None:
-    """Return the lengths that ``dataset``'s own column gives; None if it is no Arrow data set or has no such column."""
+def column_lengths(dataset: Any, length_column_name: str) -> list[Any] | None:
+    """Return the column of lengths of ``dataset``; None if it is no Arrow data set or has no such column."""
     if not is_arrow_dataset(dataset) or length_column_name not in dataset.column_names:
         return None
     return [value.item() if hasattr(value, "item") else value for value in dataset[length_column_name]]
 
 
-def _measured(dataset: Any, input_name: str) -> list[int]:
+def _measure_lengths(dataset: Any, input_name: str) -> list[int]:
     first = dataset[0]
     if not isinstance(first, Mapping) or input_name not in first:
         raise DataError(
-            f"Samples have no {input_name!r} to group by the length of: add a column of lengths and name it in "
-            "`length_column_name`, or do not group by length."
+            f"Samples have no {input_name!r} to group by length: add a column of lengths and set `length_column_name` "
+            "to its name, or turn length grouping off."
         )
     return [len(sample[input_name]) for sample in dataset]
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """A random order in which neighbours are of similar length; see :func:`length_grouped_indices`.
+    """A random order in which neighbours have similar lengths; see :func:`length_grouped_indices`.
 
     Args:
-        batch_size: Samples that are to be of similar length.
-        dataset: Measured once, sample by sample, if there are no ``lengths``.
+        batch_size: Samples to group by length.
+        dataset: Read once, sample by sample, if there are no ``lengths``.
         lengths: Length of each sample.
-        model_input_name: What is measured. Default: ``"input_ids"``.
-        generator: Where the order comes from. Default: the global generator.
+        model_input_name: The input whose length is taken. Default: ``"input_ids"``.
+        generator: Draws the order. Default: the global generator.
 
     Raises:
-        DataError: If there are neither lengths nor samples that can be measured.
+        DataError: If both ``dataset`` and ``lengths`` are None, or samples have no ``model_input_name``.
     """
 
     def __init__(
@@ -133,7 +141,7 @@ class LengthGroupedSampler(Sampler[int]):
         if lengths is None and dataset is None:
             raise DataError("`dataset=None, lengths=None`: pass the data set or its lengths.")
         if lengths is None:
-            lengths = _measured(dataset, model_input_name or "input_ids")
+            lengths = _measure_lengths(dataset, model_input_name or "input_ids")
         self.batch_size = batch_size
         self.lengths: Sequence[Any] = lengths.tolist() if isinstance(lengths, Tensor) else lengths
         self.generator = generator
@@ -144,3 +152,62 @@ class LengthGroupedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         """Yield the indices of one epoch."""
         return iter(length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
+
+
+def train_sampler(
+    dataset: object,
+    strategy: str,
+    batch_size: int,
+    *,
+    length_column_name: str,
+    model_input_name: str | None = None,
+) -> Sampler[Any] | None:
+    """Return the sampler of a train loader; None for a data set without length.
+
+    Args:
+        dataset: The training data set.
+        strategy: A ``train_sampling_strategy``: ``"random"``, ``"sequential"`` or ``"group_by_length"``.
+        batch_size: Samples to group by length, for ``"group_by_length"`` alone.
+        length_column_name: Column of ``dataset`` with the length of each sample, if there is one.
+        model_input_name: The input whose length is taken where there is no such column. Default: ``"input_ids"``.
+    """
+    if not has_length(dataset):
+        return None
+    if strategy == "group_by_length":
+        lengths = column_lengths(dataset, length_column_name)
+        return LengthGroupedSampler(batch_size, dataset=dataset, lengths=lengths, model_input_name=model_input_name)
+    return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
+
+
+def eval_sampler(
+    dataset: object,
+    strategy: str,
+    batch_size: int,
+    *,
+    length_column_name: str,
+    model_input_name: str | None = None,
+    seed: int | None = None,
+) -> Sampler[Any] | None:
+    """Return the sampler of an evaluation loader; None for a data set without length.
+
+    In order, or grouped by length where training groups by length.
+
+    Args:
+        dataset: The evaluation data set.
+        strategy: The ``train_sampling_strategy``.
+        batch_size: Samples to group by length.
+        length_column_name: As for :func:`train_sampler`.
+        model_input_name: As for :func:`train_sampler`.
+        seed: Seed of a generator for the grouping. Default: the global generator is used.
+    """
+    if not has_length(dataset):
+        return None
+    if strategy != "group_by_length":
+        return SequentialSampler(dataset)
+    return LengthGroupedSampler(
+        batch_size,
+        dataset=dataset,
+        lengths=column_lengths(dataset, length_column_name),
+        model_input_name=model_input_name,
+        generator=None if seed is None else Generator().manual_seed(seed),
+    )

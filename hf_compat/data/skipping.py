@@ -1,9 +1,9 @@
-"""Loaders that go on in the middle of an epoch: what comes before is neither loaded nor collated."""
+"""Loaders that resume in the middle of an epoch: earlier batches are neither loaded nor collated."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
@@ -12,65 +12,68 @@ from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.rank_batches import BatchShard, StreamShard
 from hf_compat.data.samplers import SeedableRandomSampler
-from hf_compat.data.stream_states import ResumedWorker, StreamStates, resumed_stream, states_itself
+from hf_compat.data.stream_states import RestoreWorkerState, StreamStates, is_stateful_stream, stream_from_state
 
 __all__ = ["resume_stream", "skip_batches", "skip_samples"]
 
 
-def skip_batches(loader: Any, count: int) -> Any:
-    """Return a loader that goes through an epoch from batch ``count`` on.
+def skip_batches(loader: Iterable[Any], count: int) -> Iterable[Any]:
+    """Return a loader that iterates over an epoch from batch ``count`` on.
 
-    With a sampler the batches before are neither loaded nor collated; an iterable data set has to read through them.
+    With a sampler, skipped batches are neither loaded nor collated; an iterable data set has to read through them.
 
     Args:
         loader: A ``DataLoader`` or any iterable of batches.
-        count: Batches to leave out at the start.
+        count: Batches to skip.
     """
     if not isinstance(loader, DataLoader):
-        return _SkippedIterable(loader, count)
+        return _SkipIterable(loader, count)
     kind: Any = type(loader) if isinstance(loader, PreparedDataLoader) else DataLoader
-    # Where one process reads for all, its sampler gives a batch for each in turn.
-    read = loader.processes if isinstance(loader, DispatchingDataLoader) and not loader.split else 1
-    sampled = count * read
+    # Where rank 0 reads for all, its sampler gives one batch per rank in turn.
+    reads_per_batch = loader.num_processes if isinstance(loader, DispatchingDataLoader) and not loader.split else 1
+    sampled = count * reads_per_batch
     settings = loader_settings(loader)
+    skipped: Iterable[Any]
     if isinstance(loader.dataset, IterableDataset):
         if kind is DataLoader:
-            return _SkippedIterable(loader, count)
-        return kind(loader.dataset, skip=count, **loader_batching(loader), **settings)
-    if isinstance(loader.sampler, BatchSampler):
-        offset = _Offset(loader.sampler, sampled)
-        return kind(loader.dataset, sampler=offset, batch_size=loader.batch_size, **settings)
-    return kind(loader.dataset, batch_sampler=_Offset(loader.batch_sampler, sampled), **settings)
+            return _SkipIterable(loader, count)
+        skipped = kind(loader.dataset, skip=count, **loader_batching(loader), **settings)
+    elif isinstance(loader.sampler, BatchSampler):
+        sampler = _SkipSampler(loader.sampler, sampled)
+        skipped = kind(loader.dataset, sampler=sampler, batch_size=loader.batch_size, **settings)
+    else:
+        skipped = kind(loader.dataset, batch_sampler=_SkipSampler(loader.batch_sampler, sampled), **settings)
+    return skipped
 
 
-def resume_stream(loader: Any, saved: StreamStates) -> PreparedDataLoader | None:
-    """Return a loader of the rest of an epoch of a stream that says itself where it was; None if it cannot be used.
+def resume_stream(loader: object, saved: StreamStates) -> PreparedDataLoader | None:
+    """Return a loader of the rest of an epoch of a stateful stream; None if the states cannot be used.
 
     Args:
-        loader: The prepared loader of an epoch.
-        saved: Where the stream's copies were; its loader had as many workers.
+        loader: The prepared loader of a full epoch.
+        saved: The states of the stream; they can be used if its loader had as many workers.
     """
-    if not isinstance(loader, PreparedDataLoader) or not states_itself(loader.dataset):
+    if not isinstance(loader, PreparedDataLoader) or not is_stateful_stream(loader.dataset):
         return None
     if saved.workers != loader.num_workers:
         return None
     settings, dataset = loader_settings(loader), loader.dataset
     if loader.num_workers > 0:
-        settings["worker_init_fn"] = ResumedWorker(saved.states, settings["worker_init_fn"])
+        settings["worker_init_fn"] = RestoreWorkerState(saved.states, settings["worker_init_fn"])
     elif 0 in saved.states:
-        dataset = resumed_stream(dataset, saved.states[0])
-    left_out = "lead" if isinstance(loader, DispatchingDataLoader) else "skip"
-    rest = type(loader)(dataset, **loader_batching(loader), **settings | {left_out: saved.since})
-    rest.note_states(saved)
+        dataset = stream_from_state(dataset, saved.states[0])
+    skip = "skip_reads" if isinstance(loader, DispatchingDataLoader) else "skip"
+    rest = type(loader)(dataset, **loader_batching(loader), **settings | {skip: saved.since})
+    rest.track_stream_states(saved)
     return rest
 
 
-def skip_samples(loader: Any, count: int) -> Any | None:
-    """Return a loader that goes through an epoch from sample ``count`` on, in batches counted from there.
+def skip_samples(loader: object, count: int) -> PreparedDataLoader | None:
+    """Return a loader that iterates over an epoch from sample ``count`` on, in batches counted from there.
 
     Args:
-        loader: The prepared loader of an epoch.
-        count: Samples to leave out at the start.
+        loader: The prepared loader of a full epoch.
+        count: Samples to skip.
 
     Returns:
         The loader; None if the order of samples depends on how they are batched, or is not known.
@@ -78,36 +81,37 @@ def skip_samples(loader: Any, count: int) -> Any | None:
     if not isinstance(loader, PreparedDataLoader) or isinstance(loader.dataset, StreamShard):
         return None
     if isinstance(loader.dataset, IterableDataset):
-        return _skip_of_stream(loader, count)
+        return _skip_samples_of_stream(loader, loader.dataset, count)
     shard = loader.batch_sampler if isinstance(loader.batch_sampler, BatchShard) else None
     batch_sampler: Any = loader.batch_sampler if shard is None else shard.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None)
     if type(batch_sampler) is not BatchSampler or not isinstance(sampler, SeedableRandomSampler | SequentialSampler):
         return None
-    rest: Any = _Offset(sampler, count)
+    rest: Any = _SkipSampler(sampler, count)
     batches: Any = BatchSampler(rest, batch_sampler.batch_size, batch_sampler.drop_last)
     if shard is not None:
         batches = BatchShard(
             batches,
-            processes=shard.num_processes,
-            process=shard.process_index,
-            split=shard.split_batches,
-            even=shard.even_batches,
+            num_processes=shard.num_processes,
+            process_index=shard.process_index,
+            split_batches=shard.split_batches,
+            even_batches=shard.even_batches,
         )
     return type(loader)(loader.dataset, batch_sampler=batches, **loader_settings(loader))
 
 
-def _skip_of_stream(loader: PreparedDataLoader, count: int) -> PreparedDataLoader | None:
-    if loader.num_workers > 0:  # each worker reads its own part: what came first in all is not first in each
+def _skip_samples_of_stream(
+    loader: PreparedDataLoader, stream: IterableDataset[Any], count: int
+) -> PreparedDataLoader | None:
+    if loader.num_workers > 0:  # each worker reads its own shard, so the first samples of all are not the first of each
         return None
-    stream = _RestOfStream(loader.dataset, count)
-    return type(loader)(stream, **loader_batching(loader), **loader_settings(loader))
+    return type(loader)(_SkipStream(stream, count), **loader_batching(loader), **loader_settings(loader))
 
 
-class _RestOfStream(IterableDataset[Any]):
-    """A stream from sample ``skip`` on; what comes before is read, not collated."""
+class _SkipStream(IterableDataset[Any]):
+    """A stream from sample ``skip`` on; skipped samples are read, but not collated."""
 
-    def __init__(self, stream: Any, skip: int) -> None:
+    def __init__(self, stream: IterableDataset[Any], skip: int) -> None:
         self._stream = stream
         self._skip = skip
 
@@ -119,8 +123,8 @@ class _RestOfStream(IterableDataset[Any]):
             self._stream.set_epoch(epoch)
 
 
-class _Offset:
-    """What ``sampler`` yields, batches or indices, from number ``skip`` on."""
+class _SkipSampler:
+    """The items of ``sampler``, batches or indices, from number ``skip`` on."""
 
     def __init__(self, sampler: Any, skip: int) -> None:
         self.batch_sampler = sampler
@@ -139,10 +143,10 @@ class _Offset:
             self.batch_sampler.set_epoch(epoch)
 
 
-class _SkippedIterable:
+class _SkipIterable:
     """Any iterable of batches from number ``skip`` on."""
 
-    def __init__(self, batches: Any, skip: int) -> None:
+    def __init__(self, batches: Iterable[Any], skip: int) -> None:
         self._batches = batches
         self._skip = skip
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hf_compat.plan import RunPlan
 
-__all__ = ["Start", "Window", "WindowLoader"]
+__all__ = ["EpochStart", "Window", "WindowLoader", "WindowSource"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -16,73 +16,78 @@ class Window:
     """The batches of one update step; what Lightning calls a batch."""
 
     batches: list[Any]
-    """What one device gets in each of its forward passes."""
+    """The inputs of each forward pass of one device."""
     num_items: Any
-    """Items that the window's loss is averaged over (a tensor or number), None if the model does not ask."""
+    """``num_items_in_batch``, the items that the loss is averaged over; None if the model does not take it."""
     epoch: int
-    """Whole epochs done before this window."""
+    """Epochs completed before this window."""
     batches_before: int
     """Batches of this epoch before this window."""
     is_complete: bool
-    """Whether the window ends in an update step; one that an iterable data set cut short does not."""
+    """Whether the window ends in an update step; not so one that an iterable data set cut short."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
-    """Where a resumed run goes on."""
+class EpochStart:
+    """Where a resumed run starts in its first epoch."""
 
     epoch: int
-    """Whole epochs done."""
+    """Epochs completed."""
     windows: int
     """Windows of the epoch that are done."""
     batches: int
     """Batches of the epoch that are done."""
     rest: Any
-    """The loader of the batches of the epoch that are left."""
+    """The loader of the remaining batches of the epoch."""
 
 
-class _Source(Protocol):
-    """The part of the Trainer that says how batches are drawn and when to stop."""
+class WindowSource(Protocol):
+    """What a :class:`WindowLoader` asks of the run."""
 
-    def _draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]: ...
+    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+        """Return up to ``count`` batches and the number of items that their loss is averaged over."""
 
-    def _should_stop(self) -> bool: ...
+    def should_stop(self) -> bool:
+        """Return whether a callback asked to end the epoch or the training."""
 
-    def _restore_rng(self) -> None: ...
+    def restore_rng(self) -> None:
+        """Restore the random generators from the resumed checkpoint."""
 
-    def _warn_of_empty_epoch(self) -> None: ...
+    def warn_of_empty_epoch(self) -> None:
+        """Log that the train loader gave no batch in a whole epoch, and stop the training."""
 
 
 class WindowLoader:
-    """An iterable of the windows of one epoch after the other.
+    """An iterable of the windows of one epoch after another.
 
-    ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is asked for. Lightning
-    calls it ahead of the epoch's first hook.
+    ``iter`` is lazy: nothing is loaded, and no random number drawn, before the first window is requested. Lightning
+    calls it before the first hook of the epoch.
 
     Attributes:
-        loader: The loader of the epoch under way; what is left of it in the epoch that was resumed.
+        loader: The loader of the current epoch; in a resumed epoch that of the remaining batches.
 
     Args:
         loader: The train loader, an iterable of batches.
-        plan: How many windows an epoch has and how long they are.
-        source: Draws the batches of a window, says when an epoch is to end early, and restores the random
-            generators once the batches before a resumed position are skipped.
-        next_epoch: Returns the epoch that the next ``iter`` goes through.
-        start: Where a resumed run goes on; None from the beginning.
-        restores_without_batches: Whether a resumed epoch of which nothing is left restores the generators too.
+        plan: The number of windows per epoch and of batches per window.
+        source: Draws the batches of a window, says when to end an epoch early, and restores the random generators
+            once the batches before the resumed position are skipped.
+        next_epoch: Returns the epoch of the next ``iter``.
+        start: Where a resumed run starts. Default: at the beginning.
+        restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
     """
 
     def __init__(
         self,
-        loader: Any,
+        loader: Iterable[Any],
         plan: RunPlan,
-        source: _Source,
+        source: WindowSource,
         next_epoch: Callable[[], int],
-        start: Start | None = None,
+        start: EpochStart | None = None,
         *,
         restores_without_batches: bool = True,
     ) -> None:
-        self.loader = self._loader = loader
+        self.loader: Any = loader
+        self._loader = loader
         self._plan = plan
         self._source = source
         self._next_epoch = next_epoch
@@ -90,18 +95,18 @@ class WindowLoader:
         self._restores_without_batches = restores_without_batches
 
     def __len__(self) -> int:
-        """Return the windows of a whole epoch; the upper bound where the train loader has no length."""
+        """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
         return self._plan.update_steps_per_epoch
 
     def __iter__(self) -> Iterator[Window]:
-        """Yield the windows of the next epoch, until it ends or a callback asked to stop."""
+        """Yield the windows of the next epoch until it ends or a callback asks to stop."""
         epoch = self._next_epoch()
         resumed = self._start if self._start is not None and self._start.epoch == epoch else None
-        start = resumed or Start(epoch, 0, 0, self._loader)
+        start = resumed or EpochStart(epoch, 0, 0, self._loader)
         self.loader = start.rest
         restores = resumed is not None
         if restores and start.batches == 0:
-            self._source._restore_rng()
+            self._source.restore_rng()
             restores = False
         if hasattr(start.rest, "set_epoch"):
             start.rest.set_epoch(epoch)
@@ -111,17 +116,17 @@ class WindowLoader:
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
             left = plan.batches_per_epoch - position
-            drawn, num_items = self._source._draw_window(batches, left if is_last else plan.accumulate)
+            drawn, num_items = self._source.draw_window(batches, left if is_last else plan.accumulate)
             if restores and (drawn or self._restores_without_batches):
-                self._source._restore_rng()
+                self._source.restore_rng()
                 restores = False
             if not drawn:
                 if position == 0:
-                    self._source._warn_of_empty_epoch()
+                    self._source.warn_of_empty_epoch()
                 return
             end = position + len(drawn)
             complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
             yield Window(drawn, num_items, epoch, position, complete)
             position = end
-            if self._source._should_stop():
+            if self._source.should_stop():
                 return

@@ -1,4 +1,4 @@
-"""What a worker process of a data loader does first."""
+"""What a worker of a data loader does on start."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["begin_worker"]
 
 
 def begin_worker(worker_id: int, signals: Sequence[int], then: Callable[[int], Any] | None) -> None:
-    """Have a worker process of a data loader outlive ``signals``, until the run has made the update step under way.
+    """Keep a data loader worker running when ``signals`` arrive, so that the current update step can finish.
 
-    A scheduler signals all processes of a job, and without its workers a run could not come to the step's end. What
-    the run itself sends goes on ending the worker: so torch ends one that hangs. A worker whose run is no more ends by
-    itself.
+    A scheduler signals all processes of a job, and without its workers a run could not finish the step. A signal sent
+    by the run itself still ends the worker, as torch does with one that hangs. A worker whose parent process is gone
+    exits by itself.
 
     Args:
         worker_id: Number of the worker.
-        signals: What the run notes.
-        then: Called with the number.
+        signals: The signals that the run handles.
+        then: The loader's own ``worker_init_fn``.
     """
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows: handlers are not told who sent a signal
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows, where a handler does not see who sent a signal
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        threading.Thread(target=_end_if_told_by_the_run, args=(signals,), daemon=True).start()
+        threading.Thread(target=_exit_on_signal_of_parent, args=(signals,), daemon=True).start()
     if then is not None:
         then(worker_id)
 
 
-def _end_if_told_by_the_run(signals: Sequence[int]) -> None:
+def _exit_on_signal_of_parent(signals: Sequence[int]) -> None:
     while signal.sigwaitinfo(signals).si_pid != os.getppid():
         pass
-    os._exit(0)  # a hanging thread would not let an exception through
+    os._exit(0)  # an exception would not end a thread that hangs

@@ -85,7 +85,7 @@ class HFModule(pl.LightningModule):
                 self._update(window)
             else:
                 host.control = host.callback_handler.on_substep_end(host.args, host.state, host.control)
-            if host._should_stop():
+            if host.should_stop():
                 break
         assert total is not None, "a window has at least one batch"
         return {"loss": total}

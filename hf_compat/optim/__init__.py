@@ -1,1 +1,1 @@
-"""Optimizers, learning-rate schedules and losses by name."""
+"""Optimizers, learning-rate schedules and losses, by name."""

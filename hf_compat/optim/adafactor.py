@@ -1,4 +1,4 @@
-"""Adafactor: an adaptive optimizer whose memory grows with rows plus columns (https://arxiv.org/abs/1804.04235)."""
+"""Adafactor: an adaptive optimizer with factored second moments (https://arxiv.org/abs/1804.04235)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from hf_compat.errors import ArgumentsError
 
@@ -24,7 +25,7 @@ def _root_mean_square(tensor: Tensor) -> Tensor:
 
 
 def _running_averages(grad: Tensor, *, first_moment: bool) -> dict[str, Tensor]:
-    """Return zeros for every running average kept of ``grad``; of a matrix's squares only rows and columns."""
+    """Return zeros for each running average of ``grad``; the second moments of a matrix are factored."""
     shape = grad.shape
     averages: dict[str, Tensor] = {}
     if first_moment:
@@ -38,19 +39,19 @@ def _running_averages(grad: Tensor, *, first_moment: bool) -> dict[str, Tensor]:
 
 
 class Adafactor(Optimizer):
-    """Adafactor with transformers' numbers and state, so that either library resumes from the other's.
+    """Adafactor with the same updates and state dict as transformers', so that either resumes from the other's state.
 
     Args:
         params: Parameters or parameter groups.
         lr: Learning rate; None with ``relative_step``.
-        eps: Added to squared gradients; lower bound of a parameter's scale.
-        clip_threshold: Root mean square above which an update is scaled down.
-        decay_rate: Exponent, below 0, by which the averages' decay approaches 1 with the update step.
-        beta1: Decay of the first moment. Default: none is kept.
-        weight_decay: Share of a parameter taken off per update, times the learning rate.
+        eps: Added to squared gradients, and the lower bound of a parameter's scale.
+        clip_threshold: Root mean square that updates are clipped to.
+        decay_rate: Negative exponent: the decay of the averages approaches 1 with the update step.
+        beta1: Decay of the first moment. Default: no first moment.
+        weight_decay: Decoupled weight decay, times the learning rate.
         scale_parameter: Multiply the learning rate by the parameter's root mean square.
-        relative_step: Take the learning rate from the update step.
-        warmup_init: Let that learning rate start small and grow.
+        relative_step: Compute the learning rate from the update step.
+        warmup_init: Warm that learning rate up.
 
     Raises:
         ArgumentsError: If these arguments contradict each other.
@@ -61,7 +62,7 @@ class Adafactor(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float | None = None,
         eps: tuple[float, float] = (1e-30, 1e-3),
         clip_threshold: float = 1.0,
@@ -73,10 +74,10 @@ class Adafactor(Optimizer):
         warmup_init: bool = False,
     ) -> None:
         if relative_step and lr is not None:
-            raise ArgumentsError([f"`lr={lr}` with `relative_step=True`: the step sets the rate; drop one of them."])
+            raise ArgumentsError([f"`lr={lr}` with `relative_step=True`, which sets `lr`: remove one of them."])
         if warmup_init and not relative_step:
             raise ArgumentsError(
-                ["`warmup_init=True` with `relative_step=False`: set `relative_step=True`, or drop it."]
+                ["`warmup_init=True` with `relative_step=False`: set `relative_step=True`, or remove `warmup_init`."]
             )
         super().__init__(
             params,
@@ -94,18 +95,20 @@ class Adafactor(Optimizer):
         )
 
     @staticmethod
-    def _get_lr(param_group: dict[str, Any], param_state: dict[str, Any]) -> Any:
-        """Return the learning rate of one parameter; transformers' ``AdafactorSchedule`` calls this."""
-        rate = param_group["lr"]
+    def _get_lr(param_group: dict[str, Any], param_state: dict[str, Any]) -> float | Tensor:
+        """Return the learning rate of one parameter; called by transformers' ``AdafactorSchedule``."""
+        rate: float = param_group["lr"]
         if param_group["relative_step"]:
             ceiling = 1e-6 * param_state["step"] if param_group["warmup_init"] else 1e-2
             rate = min(ceiling, 1.0 / math.sqrt(param_state["step"]))
-        scale = max(param_group["eps"][1], param_state["RMS"]) if param_group["scale_parameter"] else 1.0
+        scale: float | Tensor = (
+            max(param_group["eps"][1], param_state["RMS"]) if param_group["scale_parameter"] else 1.0
+        )
         return scale * rate
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one update; return the loss of ``closure`` if there is one.
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters; return the loss of ``closure`` if there is one.
 
         Raises:
             RuntimeError: If a gradient is sparse.
@@ -123,7 +126,7 @@ class Adafactor(Optimizer):
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         grad: Tensor = parameter.grad  # type: ignore[assignment]
         if grad.is_sparse:
-            raise RuntimeError("Adafactor cannot use sparse gradients; build the embedding with sparse=False.")
+            raise RuntimeError("Adafactor does not support sparse gradients: set `sparse=False` in the embedding.")
         if grad.dtype in _HALF:
             grad = grad.float()
         weight = parameter.float() if parameter.dtype in _HALF else parameter
@@ -144,7 +147,7 @@ class Adafactor(Optimizer):
             parameter.copy_(weight)
 
     def _prepare_state(self, parameter: Tensor, grad: Tensor, *, first_moment: bool) -> dict[str, Any]:
-        """Return the parameter's state, its averages of ``grad``'s dtype and on its device."""
+        """Return the parameter's state, its averages with the dtype and device of ``grad``."""
         state: dict[str, Any] = self.state[parameter]
         if not state:
             state["step"] = 0
@@ -159,7 +162,7 @@ class Adafactor(Optimizer):
 
     @staticmethod
     def _preconditioned(grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
-        """Return ``grad`` over the root of its running mean square, which this moves on."""
+        """Update the running mean square of ``grad``; return ``grad`` divided by its root."""
         decay = 1.0 - math.pow(state["step"], group["decay_rate"])
         squares = grad**2 + group["eps"][0]
         if "exp_avg_sq" in state:

@@ -1,4 +1,4 @@
-"""Optimizers of other packages: the class and its keywords, once the package is there."""
+"""Optimizers of optional packages: the class and its keywords."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from packaging.version import Version
 from torch import nn
 
 from hf_compat.errors import MissingPackageError, require_package
-from hf_compat.optim.optim_args import flag, number_or_text, pick
-from hf_compat.optim.settings import Built, OptimizerRequest
+from hf_compat.optim.optim_args import convert_options, parse_flag, parse_literal
+from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest
 
 __all__ = [
-    "adamw_of",
+    "adamw_like",
     "anyprecision",
     "apex",
     "bnb_adamw",
@@ -31,12 +31,12 @@ __all__ = [
 _TORCHAO_READS_OPTIM_ARGS = Version("5.0")
 
 
-def adamw_of(request: OptimizerRequest, *, module: str, attribute: str, extra: str) -> Built:
-    """Return an AdamW with torch's arguments."""
+def adamw_like(request: OptimizerRequest, *, module: str, attribute: str, extra: str) -> ClassAndKwargs:
+    """Return an AdamW that takes torch's arguments."""
     return request.load(module, attribute, extra=extra), request.adam
 
 
-def _load_built_from_source(request: OptimizerRequest, module: str, attribute: str, url: str) -> Any:
+def _load_built_from_source(request: OptimizerRequest, module: str, attribute: str, url: str) -> Callable[..., Any]:
     try:
         return request.load(module, attribute, extra="")
     except MissingPackageError as error:
@@ -45,18 +45,18 @@ def _load_built_from_source(request: OptimizerRequest, module: str, attribute: s
         raise MissingPackageError(f"{message}, or use optim='adamw_torch_fused'.") from error
 
 
-def apex(request: OptimizerRequest) -> Built:
+def apex(request: OptimizerRequest) -> ClassAndKwargs:
     """Return apex's fused Adam."""
     return _load_built_from_source(
         request, "apex.optimizers", "FusedAdam", "https://github.com/NVIDIA/apex"
     ), request.adam
 
 
-def anyprecision(request: OptimizerRequest) -> Built:
-    """Return torchdistx's AdamW, whose state may be in half precision."""
+def anyprecision(request: OptimizerRequest) -> ClassAndKwargs:
+    """Return torchdistx's AdamW, whose state can be in half precision."""
     options = request.options
     kwargs = {
-        "use_kahan_summation": flag(options.get("use_kahan_summation", "false")),
+        "use_kahan_summation": parse_flag(options.get("use_kahan_summation", "false")),
         "momentum_dtype": getattr(torch, options.get("momentum_dtype", "float32")),
         "variance_dtype": getattr(torch, options.get("variance_dtype", "float32")),
         "compensation_buffer_dtype": getattr(torch, options.get("compensation_buffer_dtype", "bfloat16")),
@@ -66,20 +66,20 @@ def anyprecision(request: OptimizerRequest) -> Built:
     return optimizer, request.adam | kwargs
 
 
-def bnb_adamw(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
-    """Return bitsandbytes' AdamW with a state of ``bits`` bits."""
+def bnb_adamw(request: OptimizerRequest, *, bits: int, paged: bool) -> ClassAndKwargs:
+    """Return bitsandbytes' AdamW with ``bits``-bit state."""
     optimizer = request.load("bitsandbytes.optim", "AdamW", extra="bitsandbytes")
     return optimizer, request.adam | {"optim_bits": bits, "is_paged": paged}
 
 
-def bnb_lion(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
-    """Return bitsandbytes' Lion with a state of ``bits`` bits."""
+def bnb_lion(request: OptimizerRequest, *, bits: int, paged: bool) -> ClassAndKwargs:
+    """Return bitsandbytes' Lion with ``bits``-bit state."""
     optimizer = request.load("bitsandbytes.optim", "Lion", extra="bitsandbytes")
     return optimizer, {"betas": request.adam["betas"], "optim_bits": bits, "is_paged": paged}
 
 
-def bnb_ademamix(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
-    """Return bitsandbytes' AdEMAMix with a state of ``bits`` bits."""
+def bnb_ademamix(request: OptimizerRequest, *, bits: int, paged: bool) -> ClassAndKwargs:
+    """Return bitsandbytes' AdEMAMix with ``bits``-bit state."""
     optimizer = request.load("bitsandbytes.optim", "AdEMAMix", extra="bitsandbytes")
     options, settings = request.options, request.settings
     kwargs: dict[str, Any] = {
@@ -91,41 +91,41 @@ def bnb_ademamix(request: OptimizerRequest, *, bits: int, paged: bool) -> Built:
         "alpha": float(options.get("alpha", 5.0)),
         "eps": float(options.get("eps", settings.adam_epsilon)),
     }
-    kwargs |= pick(options, {"t_alpha": int, "t_beta3": int})
+    kwargs |= convert_options(options, {"t_alpha": int, "t_beta3": int})
     return optimizer, kwargs | {"optim_bits": bits, "is_paged": paged}
 
 
-def bnb_rmsprop(request: OptimizerRequest, *, bits: int) -> Built:
-    """Return bitsandbytes' RMSprop with a state of ``bits`` bits."""
+def bnb_rmsprop(request: OptimizerRequest, *, bits: int) -> ClassAndKwargs:
+    """Return bitsandbytes' RMSprop with ``bits``-bit state."""
     optimizer = request.load("bitsandbytes.optim", "RMSprop", extra="bitsandbytes")
-    # transformers passes the strings on, which bitsandbytes cannot compute with.
-    options = {name: number_or_text(value) for name, value in request.options.items()}
+    # transformers passes strings, which bitsandbytes cannot compute with.
+    options = {name: parse_literal(value) for name, value in request.options.items()}
     return optimizer, options | {"optim_bits": bits}
 
 
 def keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    """Have bitsandbytes keep the state of ``model``'s embeddings in 32 bits, whatever it does to other weights."""
-    optim = require_package("bitsandbytes.optim", extra="bitsandbytes", purpose="an optimizer with a state of 8 bits")
+    """Keep the optimizer state of ``model``'s embeddings in 32 bits, in an 8-bit optimizer of bitsandbytes."""
+    optim = require_package("bitsandbytes.optim", extra="bitsandbytes", purpose="an 8-bit optimizer")
     manager = optim.GlobalOptimManager.get_instance()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
-def torchao(request: OptimizerRequest, *, attribute: str) -> Built:
-    """Return torchao's AdamW with a state of few bits."""
+def torchao(request: OptimizerRequest, *, attribute: str) -> ClassAndKwargs:
+    """Return torchao's low-bit AdamW."""
     optimizer = request.load("torchao.optim", attribute, extra="torchao")
     if request.semantics.release < _TORCHAO_READS_OPTIM_ARGS:
         return optimizer, request.adam
     kwargs = {
         "block_size": int(request.options.get("block_size", 256)),
-        "bf16_stochastic_round": flag(request.options.get("bf16_stochastic_round", "false")),
+        "bf16_stochastic_round": parse_flag(request.options.get("bf16_stochastic_round", "false")),
     }
     return optimizer, kwargs | request.adam
 
 
-def schedule_free(request: OptimizerRequest, *, attribute: str, adam: bool, warmup: bool) -> Built:
-    """Return a schedule-free optimizer: with Adam's arguments, with warm-up of its own, or not."""
+def schedule_free(request: OptimizerRequest, *, attribute: str, adam: bool, warmup: bool) -> ClassAndKwargs:
+    """Return a schedule-free optimizer, with Adam's arguments and ``warmup_steps`` if it takes them."""
     settings = request.settings
     kwargs: dict[str, Any] = (request.adam if adam else {}) | {"weight_decay": settings.weight_decay}
     if warmup:
@@ -135,7 +135,7 @@ def schedule_free(request: OptimizerRequest, *, attribute: str, adam: bool, warm
     return request.load("schedulefree", attribute, extra="schedulefree"), kwargs
 
 
-def grokadamw(request: OptimizerRequest) -> Built:
+def grokadamw(request: OptimizerRequest) -> ClassAndKwargs:
     """Return GrokAdamW."""
     defaults = {
         "alpha_init": 0.98,
@@ -148,10 +148,10 @@ def grokadamw(request: OptimizerRequest) -> Built:
     return request.load("grokadamw", "GrokAdamW", extra="grokadamw"), kwargs
 
 
-def stable_adamw(request: OptimizerRequest) -> Built:
+def stable_adamw(request: OptimizerRequest) -> ClassAndKwargs:
     """Return optimi's StableAdamW."""
-    # In transformers any value is a yes, "false" too.
-    truth: Callable[[str], bool] = (lambda value: bool(flag(value))) if request.semantics.corrected else bool
-    chosen = pick(request.options, {"decouple_lr": truth, "max_lr": float, "kahan_sum": truth})
+    # In transformers any value is true, even "false".
+    truth: Callable[[str], bool] = (lambda value: bool(parse_flag(value))) if request.semantics.corrected else bool
+    chosen = convert_options(request.options, {"decouple_lr": truth, "max_lr": float, "kahan_sum": truth})
     kwargs = {"weight_decay": request.settings.weight_decay, "decouple_lr": False, "max_lr": None, "kahan_sum": None}
     return request.load("optimi", "StableAdamW", extra="optimi"), request.adam | kwargs | chosen

@@ -1,11 +1,11 @@
-"""GreedyLR: a learning rate that goes up while a metric improves and down while it does not."""
+"""GreedyLR: a schedule that raises the learning rate while a metric improves and lowers it otherwise."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 from torch.optim import Optimizer
 
@@ -15,7 +15,7 @@ __all__ = ["GreedyLR"]
 
 logger = logging.getLogger(__name__)
 
-_PLAIN_STATE = (
+_STATE_ATTRIBUTES = (
     "factor",
     "min_lrs",
     "max_lrs",
@@ -51,7 +51,7 @@ class _RunningMean:
         self.sum = 0.0
 
     def add(self, value: float) -> float:
-        """Take ``value`` in and return the mean."""
+        """Add ``value`` and return the mean."""
         self.values.append(value)
         self.sum += value
         if len(self.values) > self.window_size:
@@ -70,37 +70,37 @@ def _one_per_group(name: str, value: float | Sequence[float], groups: int) -> li
         return [value] * groups  # type: ignore[list-item]
     if len(value) != groups:
         raise ArgumentsError(
-            [f"`{name}={value!r}` has {len(value)} values for {groups} parameter groups: give one each."]
+            [f"`{name}={value!r}` has {len(value)} values for {groups} parameter groups: pass one per group."]
         )
     return list(value)
 
 
 class GreedyLR:
-    """A schedule stepped with a metric after each evaluation (https://arxiv.org/abs/2512.14527).
+    """A schedule that is stepped with a metric after each evaluation (https://arxiv.org/abs/2512.14527).
 
     After more than ``patience`` improving values in a row the learning rates are divided by ``factor``, after more than
-    ``patience`` others multiplied by it. Its state is the same as that of transformers' class of this name.
+    ``patience`` others multiplied by it. Its state dict is the same as that of transformers' ``GreedyLR``.
 
     Args:
-        optimizer: Whose learning rates to set.
+        optimizer: The optimizer whose learning rates are set.
         mode: ``"min"`` if smaller values are better, ``"max"`` if larger ones are.
-        factor: By which a learning rate goes down, below 1.
-        patience: Values in a row that change nothing yet.
-        threshold: Least improvement that counts.
-        threshold_mode: Whether it is absolute, ``"abs"``, or a share of the best value, ``"rel"``.
-        cooldown: Values ignored after going down.
-        warmup: Values ignored after going up.
-        min_lr: Smallest learning rate, one for all or one per parameter group.
-        max_lr: Largest learning rate, one for all or one per parameter group.
-        eps: Smallest change made to a learning rate.
+        factor: Multiplier when a learning rate is lowered, below 1.
+        patience: Values in a row to wait before a change.
+        threshold: Smallest improvement that counts.
+        threshold_mode: Whether it is absolute, ``"abs"``, or relative to the best value, ``"rel"``.
+        cooldown: Values ignored after the learning rate was lowered.
+        warmup: Values ignored after the learning rate was raised.
+        min_lr: Smallest learning rate, for all or per parameter group.
+        max_lr: Largest learning rate, for all or per parameter group.
+        eps: Smallest change of a learning rate that is applied.
         verbose: Log every change.
-        smooth: Look at the mean of the last ``window_size`` values.
+        smooth: Use the mean of the last ``window_size`` values.
         window_size: Values in that mean.
-        reset_start: Times to go down in vain, at ``min_lr`` already, before starting over.
+        reset_start: Times the learning rates may be lowered at ``min_lr`` before they are reset.
 
     Raises:
-        ArgumentsError: If an argument is out of its range.
-        TypeError: If ``optimizer`` is none.
+        ArgumentsError: If an argument is out of range.
+        TypeError: If ``optimizer`` is not a torch optimizer.
 
     References:
         ``GreedyLR`` of transformers ``optimization.py``, to the last bit.
@@ -125,13 +125,13 @@ class GreedyLR:
         reset_start: int = 500,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"GreedyLR schedules a torch optimizer, not a {type(optimizer).__name__}.")
+            raise TypeError(f"`optimizer` must be a torch optimizer, not a {type(optimizer).__name__}.")
         checks = (
-            (factor < 1.0, f"`factor={factor}`: it must be below 1."),
+            (factor < 1.0, f"`factor={factor}`: use a value below 1."),
             (mode in ("min", "max"), f"`mode={mode!r}`: use 'min' or 'max'."),
             (threshold_mode in ("rel", "abs"), f"`threshold_mode={threshold_mode!r}`: use 'rel' or 'abs'."),
         )
-        problems = [text for fine, text in checks if not fine]
+        problems = [text for valid, text in checks if not valid]
         if problems:
             raise ArgumentsError(problems)
         groups = len(optimizer.param_groups)
@@ -153,22 +153,22 @@ class GreedyLR:
         self.last_epoch = 0
         self._init_lrs = [group["lr"] for group in optimizer.param_groups]
         self._last_lr = list(self._init_lrs)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Drop all that was learnt from the metric."""
+    def _reset(self) -> None:
+        """Reset the counters and the best value."""
         self.best = math.inf if self.mode == "min" else -math.inf
         self.num_bad_epochs = self.num_good_epochs = 0
         self.cooldown_counter = self.warmup_counter = 0
         self.reset_start = self.reset_start_original
         self._mean = _RunningMean(self.window_size) if self.smooth else None
 
-    def step(self, metrics: Any, epoch: int | None = None) -> None:
-        """Take in one value of the metric and set the learning rates.
+    def step(self, metrics: SupportsFloat, epoch: int | None = None) -> None:
+        """Set the learning rates from one value of the metric.
 
         Args:
-            metrics: A number, or what ``float`` makes one of.
-            epoch: The number of this value. Default: one more than the last.
+            metrics: The value, a number or a tensor.
+            epoch: Index of this value. Default: the last one plus 1.
         """
         value = float(metrics)
         if self._mean is not None:
@@ -181,21 +181,21 @@ class GreedyLR:
             self.warmup_counter -= 1
             self.num_bad_epochs = self.num_good_epochs = 0
         else:
-            self._judge(value)
+            self._compare(value)
         self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
-    def _judge(self, value: float) -> None:
+    def _compare(self, value: float) -> None:
         if self.is_better(value, self.best):
             self.best = value
             self.num_good_epochs, self.num_bad_epochs = self.num_good_epochs + 1, 0
         else:
             self.num_good_epochs, self.num_bad_epochs = 0, self.num_bad_epochs + 1
         if self.num_good_epochs > self.patience:
-            self._raise_rates()
+            self._increase_lr()
             self.warmup_counter = self.warmup
             self.num_good_epochs = 0
         elif self.num_bad_epochs > self.patience:
-            self._lower_rates()
+            self._decrease_lr()
             self.cooldown_counter = self.cooldown
             self.num_bad_epochs = 0
 
@@ -205,7 +205,7 @@ class GreedyLR:
             return current < (best * (1.0 - self.threshold) if self.threshold_mode == "rel" else best - self.threshold)
         return current > (best * (1.0 + self.threshold) if self.threshold_mode == "rel" else best + self.threshold)
 
-    def _raise_rates(self) -> None:
+    def _increase_lr(self) -> None:
         for group, ceiling in zip(self.optimizer.param_groups, self.max_lrs, strict=True):
             old = float(group["lr"])
             new = min(old / self.factor, ceiling)
@@ -213,7 +213,7 @@ class GreedyLR:
                 self._set(group, new)
         self.reset_start = self.reset_start_original
 
-    def _lower_rates(self) -> None:
+    def _decrease_lr(self) -> None:
         for group, floor in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
             old = float(group["lr"])
             new = max(old * self.factor, floor)
@@ -222,32 +222,32 @@ class GreedyLR:
         if all(group["lr"] <= floor for group, floor in zip(self.optimizer.param_groups, self.min_lrs, strict=True)):
             self.reset_start -= 1
             if self.reset_start <= 0:
-                self._start_over()
+                self._restart()
 
     def _set(self, group: dict[str, Any], rate: float) -> None:
         if self.verbose:
-            logger.info("Evaluation %d: learning rate %.4e, was %.4e.", self.last_epoch, rate, group["lr"])
+            logger.info("Evaluation %d: learning rate set to %.4e, was %.4e.", self.last_epoch, rate, group["lr"])
         group["lr"] = rate
 
-    def _start_over(self) -> None:
+    def _restart(self) -> None:
         for group, rate in zip(self.optimizer.param_groups, self._init_lrs, strict=True):
             group["lr"] = rate
-        self._forget()
+        self._reset()
 
     def get_last_lr(self) -> list[float]:
-        """Return the learning rate of each parameter group, as last set."""
+        """Return the last learning rate of each parameter group."""
         return self._last_lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the optimizer."""
-        state = {name: getattr(self, name) for name in _PLAIN_STATE}
+        """Return the state, without the optimizer."""
+        state = {name: getattr(self, name) for name in _STATE_ATTRIBUTES}
         if self._mean is not None:
             state["_streaming_avg"] = self._mean.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state, and set the optimizer's learning rates to those in it."""
-        for name in _PLAIN_STATE:
+        """Load ``state_dict`` and set the optimizer's learning rates to those in it."""
+        for name in _STATE_ATTRIBUTES:
             setattr(self, name, state_dict.get(name, getattr(self, name)))
         if "_streaming_avg" in state_dict:
             self._mean = _RunningMean(self.window_size)

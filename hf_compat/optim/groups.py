@@ -1,4 +1,4 @@
-"""Which parameters decay, and the two parameter groups made of that."""
+"""Weight decay groups: the parameters with weight decay and those without."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 __all__ = ["decay_parameter_names", "parameter_groups"]
 
-_NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+_NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
 def _names_outside_layer_norms(module: nn.Module) -> Iterator[str]:
@@ -22,30 +22,29 @@ def _names_outside_layer_norms(module: nn.Module) -> Iterator[str]:
 
 
 def decay_parameter_names(model: nn.Module) -> list[str]:
-    """Return the names of the parameters of ``model`` that weight decay applies to.
+    """Return the names of the parameters of ``model`` with weight decay.
 
     All but those of an ``nn.LayerNorm`` and those whose name, in lower case, contains ``bias``, ``layernorm`` or
-    ``rmsnorm``, or has a part that is ``norm`` or ends in ``_norm``. So ``q_norm.weight`` does not decay, while a
-    ``GroupNorm`` called ``gn`` does.
+    ``rmsnorm``, or has a component that is ``norm`` or ends in ``_norm``. So ``q_norm.weight`` has no weight decay,
+    while a ``GroupNorm`` called ``gn`` has.
 
     References:
         Same names in the same order as ``Trainer.get_decay_parameter_names`` of transformers 4.53 and later.
     """
-    return [name for name in _names_outside_layer_norms(model) if not _NOT_DECAYED.search(name.lower())]
+    return [name for name in _names_outside_layer_norms(model) if not _NO_DECAY.search(name.lower())]
 
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay_names: Collection[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return two parameter groups of ``model``: the one that decays, then the one that does not.
+    """Return the parameter groups of ``model``'s trainable parameters: with weight decay, then without.
 
-    Both are there even if empty, so that the optimizer's state always has the same layout. Frozen parameters are in
-    neither.
+    Empty groups are kept, so that the optimizer's state dict always has the same layout.
 
     Args:
-        model: Whose parameters, in the order of ``named_parameters``.
-        weight_decay: Of the first group; the second has 0.
-        decay_names: Names of the first group's parameters. Default: :func:`decay_parameter_names`.
+        model: Its parameters are taken in the order of ``named_parameters``.
+        weight_decay: Weight decay of the first group; the second has 0.
+        decay_names: Names of the parameters with weight decay. Default: :func:`decay_parameter_names`.
     """
     decayed = frozenset(decay_parameter_names(model) if decay_names is None else decay_names)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

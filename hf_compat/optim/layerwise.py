@@ -1,9 +1,8 @@
-"""An optimizer for each parameter, stepped in the backward pass as soon as the parameter's gradient is there."""
+"""One optimizer per parameter, stepped in the backward pass as soon as the gradient is accumulated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +12,15 @@ __all__ = ["LayerwiseOptimizer"]
 
 
 class LayerwiseOptimizer(Optimizer):
-    """Steps the optimizer of each parameter once its gradient is there, and frees the gradient.
+    """Steps the optimizer of each parameter once its gradient is accumulated, and frees the gradient.
 
-    Its own ``step`` does nothing but run the closure, and its one group holds the learning rate that a schedule moves.
-    The state of the optimizers inside is not in ``state_dict``, as it is not in transformers'.
+    Its own ``step`` only runs the closure, and its one parameter group holds the learning rate of the schedule. The
+    state of the optimizers inside is not in ``state_dict``, as in transformers.
 
     Args:
         optimizer_dict: The optimizer of each parameter.
-        lr: The learning rate the run starts with.
-        follows_schedule: Take the scheduled learning rate for every update; otherwise ``lr`` is used throughout.
+        lr: The initial learning rate.
+        follows_schedule: Use the scheduled learning rate, rather than ``lr`` for every update.
 
     References:
         Same state and random draws as ``LayerWiseDummyOptimizer`` of transformers ``trainer_pt_utils.py``.
@@ -30,7 +29,7 @@ class LayerwiseOptimizer(Optimizer):
     def __init__(self, optimizer_dict: dict[Tensor, Optimizer], lr: float, *, follows_schedule: bool) -> None:
         self.optimizer_dict = optimizer_dict
         self._follows_schedule = follows_schedule
-        # Drawn rather than zeros: transformers moves the global generator on here.
+        # Random rather than zeros, because transformers draws from the global generator here.
         super().__init__([torch.randn(1, 1)], {"lr": lr})
         for parameter in optimizer_dict:
             if parameter.requires_grad:
@@ -44,9 +43,9 @@ class LayerwiseOptimizer(Optimizer):
         optimizer.step()
         optimizer.zero_grad()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Return what ``closure`` returns; all weights are updated by now."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Return what ``closure`` returns; the parameters are updated already."""
         return None if closure is None else closure()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: gradients are gone once they are used."""
+        """Do nothing: each gradient is freed after its update."""

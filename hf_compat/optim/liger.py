@@ -1,4 +1,4 @@
-"""Liger kernels: a model's layers replaced by fused Triton ones."""
+"""Liger kernels: fused Triton kernels in place of a model's layers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ logger = logging.getLogger(__name__)
 
 
 def apply_liger_kernels(model: nn.Module, switches: dict[str, Any] | None = None) -> None:
-    """Replace the layers of ``model`` that liger-kernel has fused ones for.
+    """Replace the layers of ``model`` that liger-kernel has fused kernels for.
 
-    A model that is not transformers' is left as it is, with a log; so is an architecture that liger-kernel does not
-    know.
+    A model that is not transformers', or of an architecture that liger-kernel does not support, is not changed; a log
+    says so.
 
     Args:
-        model: A model of transformers, or peft's wrapper around one; changed in place.
+        model: A transformers model, or peft's wrapper around one; changed in place.
         switches: Which kernels to use, such as ``{"rope": False}``. Default: liger-kernel's choice.
 
     Raises:
-        MissingPackageError: If liger-kernel, or the triton it is written in, is not installed.
+        MissingPackageError: If liger-kernel or triton is not installed.
     """
     kernels = require_package("liger_kernel.transformers", extra="liger", purpose="`use_liger_kernel=True`")
     pretrained = require_package("transformers", extra="liger", purpose="`use_liger_kernel=True`").PreTrainedModel
     base = unwrap_peft(model)
     if not isinstance(base, pretrained):
-        logger.warning("`use_liger_kernel=True`: %s is no model of transformers and keeps its layers.", type(base))
+        logger.warning("`use_liger_kernel=True` has no effect: %s is not a transformers model.", type(base))
         return
     kernels._apply_liger_kernel_to_instance(model=base, **(switches or {}))

@@ -1,4 +1,4 @@
-"""NEFTune: uniform noise on the input embeddings while training (https://arxiv.org/abs/2310.05914)."""
+"""NEFTune: uniform noise on the input embeddings during training (https://arxiv.org/abs/2310.05914)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from hf_compat.model_facts import unwrap_peft
 __all__ = ["activate_neftune", "deactivate_neftune"]
 
 
-def _add_noise(module: Any, args: Any, output: Tensor) -> Tensor | None:
-    """Add noise to embeddings, ``(batch, sequence, width)``; a forward hook, None leaves the output as it is."""
+def _add_noise(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    """Forward hook: return embeddings, ``(batch, sequence, width)``, with noise; None, so unchanged, in eval mode."""
     if not module.training:
         return None
-    # In float32 tensors, as transformers computes it: Python's floats round the bound differently.
+    # In float32, as in transformers: Python's floats round the bound differently.
     root = torch.sqrt(torch.tensor(output.size(1) * output.size(2), device="cpu"))
-    bound = (module.neftune_noise_alpha / root).item()
+    alpha: Any = module.neftune_noise_alpha
+    bound = (alpha / root).item()
     return output + torch.zeros_like(output).uniform_(-bound, bound)
 
 
@@ -28,7 +29,8 @@ def _input_embeddings(model: nn.Module) -> nn.Module:
     base: Any = unwrap_peft(model)
     if not callable(getattr(base, "get_input_embeddings", None)):
         raise ModelError(
-            f"`neftune_noise_alpha` needs a model with `get_input_embeddings()`; {type(base).__name__} has none."
+            f"`neftune_noise_alpha` needs a model with `get_input_embeddings()`, but {type(base).__name__} has none: "
+            "define it, or remove `neftune_noise_alpha`."
         )
     embeddings: nn.Module = base.get_input_embeddings()
     return embeddings
@@ -37,15 +39,15 @@ def _input_embeddings(model: nn.Module) -> nn.Module:
 def activate_neftune(model: nn.Module, alpha: float) -> RemovableHandle:
     """Add noise to ``model``'s input embeddings in every forward pass in train mode; return the hook's handle.
 
-    The noise is uniform within ``alpha / sqrt(sequence length * width)`` of 0. The embedding module gets the attribute
-    ``neftune_noise_alpha``, which may be changed between passes.
+    The noise is uniform in +/- ``alpha / sqrt(sequence length * width)``. The embedding module gets the attribute
+    ``neftune_noise_alpha``, which may be changed between forward passes.
 
     Args:
         model: A model with ``get_input_embeddings``, or peft's wrapper around one.
         alpha: Magnitude of the noise, 5 to 15 in the paper.
 
     Raises:
-        ModelError: If the model does not say which its input embeddings are.
+        ModelError: If the model has no ``get_input_embeddings``.
 
     References:
         Same noise as transformers ``integrations/neftune.py``.

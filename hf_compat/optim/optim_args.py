@@ -8,16 +8,16 @@ from typing import Any
 
 from hf_compat.errors import ArgumentsError
 
-__all__ = ["flag", "number_or_text", "parse_optim_args", "pick", "says_yes"]
+__all__ = ["convert_options", "parse_bool", "parse_flag", "parse_literal", "parse_optim_args"]
 
 _FLAGS = {"y": 1, "yes": 1, "t": 1, "true": 1, "on": 1, "1": 1, "n": 0, "no": 0, "f": 0, "false": 0, "off": 0, "0": 0}
 
 
 def parse_optim_args(text: str | None) -> dict[str, str]:
-    """Return the names and values in ``text``; blanks do not count.
+    """Return the names and values in ``text``, spaces removed.
 
     Raises:
-        ArgumentsError: If a part of ``text`` is not one name and one value.
+        ArgumentsError: If ``text`` is not of the form ``name=value,name=value``.
     """
     values = {}
     for part in text.replace(" ", "").split(",") if text else ():
@@ -28,31 +28,32 @@ def parse_optim_args(text: str | None) -> dict[str, str]:
     return values
 
 
-def flag(value: str) -> int:
-    """Return 1 for a word that means yes and 0 for one that means no.
+def parse_flag(value: str) -> int:
+    """Return 1 for a true value and 0 for a false one, as ``strtobool``.
 
     Raises:
-        ArgumentsError: If it is neither.
+        ArgumentsError: If ``value`` is neither.
     """
     try:
         return _FLAGS[value.lower()]
     except KeyError:
-        raise ArgumentsError([f"`optim_args` has the value {value!r} where 'true' or 'false' belongs."]) from None
+        raise ArgumentsError([f"`optim_args` has the value {value!r} for a boolean: use 'true' or 'false'."]) from None
 
 
-def says_yes(value: str) -> bool:
-    """Return whether ``value`` is ``true``, ``1`` or ``yes``; any other word means no."""
+def parse_bool(value: str) -> bool:
+    """Return whether ``value`` is ``true``, ``1`` or ``yes``."""
     return value.lower() in ("true", "1", "yes")
 
 
-def number_or_text(value: str) -> Any:
-    """Return the number, bool, None or other Python literal that ``value`` spells, or ``value`` itself."""
+def parse_literal(value: str) -> object:
+    """Return the Python literal in ``value``, or ``value`` itself if it is none."""
     try:
-        return literal_eval(value)
+        literal: object = literal_eval(value)
     except (SyntaxError, ValueError):
         return value
+    return literal
 
 
-def pick(values: dict[str, str], kinds: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """Return those of ``values`` that ``kinds`` names, each made what it belongs to be."""
-    return {name: convert(values[name]) for name, convert in kinds.items() if name in values}
+def convert_options(options: dict[str, str], converters: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """Return those of ``options`` that are in ``converters``, converted."""
+    return {name: convert(options[name]) for name, convert in converters.items() if name in options}

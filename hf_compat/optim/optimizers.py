@@ -15,34 +15,36 @@ from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError
 from hf_compat.optim import external, in_backward, low_rank
 from hf_compat.optim.adafactor import Adafactor
-from hf_compat.optim.optim_args import parse_optim_args, pick, says_yes
-from hf_compat.optim.settings import Built, OptimizerRequest, OptimizerSettings, plain_name
+from hf_compat.optim.optim_args import convert_options, parse_bool, parse_optim_args
+from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest, OptimizerSettings, plain_name
 
 __all__ = ["OPTIMIZERS", "optimizer_class_and_kwargs"]
 
 _TORCH_READS_OPTIM_ARGS = Version("5.3")
 
 
-def _adamw(request: OptimizerRequest, **extra: Any) -> Built:
+def _adamw(request: OptimizerRequest, **extra: Any) -> ClassAndKwargs:
     return torch.optim.AdamW, request.adam | extra
 
 
-def _adafactor(request: OptimizerRequest) -> Built:
+def _adafactor(request: OptimizerRequest) -> ClassAndKwargs:
     return Adafactor, {"scale_parameter": False, "relative_step": False}
 
 
-def _from_torch(request: OptimizerRequest, *, optimizer: type, kinds: dict[str, Callable[[str], Any]]) -> Built:
+def _from_torch(
+    request: OptimizerRequest, *, optimizer: type, converters: dict[str, Callable[[str], Any]]
+) -> ClassAndKwargs:
     reads = request.semantics.release >= _TORCH_READS_OPTIM_ARGS
-    return optimizer, pick(request.options, kinds) if reads else {}
+    return optimizer, convert_options(request.options, converters) if reads else {}
 
 
-OPTIMIZERS: dict[str, Callable[[OptimizerRequest], Built]] = {
-    "adamw_hf": _adamw,  # gone since 4.50, whose users were sent to torch's
+OPTIMIZERS: dict[str, Callable[[OptimizerRequest], ClassAndKwargs]] = {
+    "adamw_hf": _adamw,  # removed in 4.50 in favour of torch's
     "adamw_torch": _adamw,
     "adamw_torch_fused": partial(_adamw, fused=True),
-    "adamw_torch_xla": partial(external.adamw_of, module="torch_xla.amp.syncfree", attribute="AdamW", extra="xla"),
+    "adamw_torch_xla": partial(external.adamw_like, module="torch_xla.amp.syncfree", attribute="AdamW", extra="xla"),
     "adamw_torch_npu_fused": partial(
-        external.adamw_of, module="torch_npu.optim", attribute="NpuFusedAdamW", extra="npu"
+        external.adamw_like, module="torch_npu.optim", attribute="NpuFusedAdamW", extra="npu"
     ),
     "adamw_apex_fused": external.apex,
     "adamw_anyprecision": external.anyprecision,
@@ -52,15 +54,15 @@ OPTIMIZERS: dict[str, Callable[[OptimizerRequest], Built]] = {
     "sgd": partial(
         _from_torch,
         optimizer=torch.optim.SGD,
-        kinds={"momentum": float, "dampening": float, "weight_decay": float, "nesterov": says_yes},
+        converters={"momentum": float, "dampening": float, "weight_decay": float, "nesterov": parse_bool},
     ),
     "adagrad": partial(
-        _from_torch, optimizer=torch.optim.Adagrad, kinds={"lr_decay": float, "weight_decay": float, "eps": float}
+        _from_torch, optimizer=torch.optim.Adagrad, converters={"lr_decay": float, "weight_decay": float, "eps": float}
     ),
     "rmsprop": partial(
         _from_torch,
         optimizer=torch.optim.RMSprop,
-        kinds={"momentum": float, "alpha": float, "eps": float, "weight_decay": float, "centered": says_yes},
+        converters={"momentum": float, "alpha": float, "eps": float, "weight_decay": float, "centered": parse_bool},
     ),
     "adamw_bnb_8bit": partial(external.bnb_adamw, bits=8, paged=False),
     "adamw_8bit": partial(external.bnb_adamw, bits=8, paged=False),
@@ -93,27 +95,28 @@ OPTIMIZERS: dict[str, Callable[[OptimizerRequest], Built]] = {
     "lomo": partial(in_backward.lomo, attribute="Lomo"),
     "adalomo": partial(in_backward.lomo, attribute="AdaLomo"),
 }
-"""``optim`` to what makes the class and its keywords, all but the learning rate."""
+"""``optim`` to the function that returns the class and its keywords, without the learning rate."""
 
 
 def optimizer_class_and_kwargs(
     settings: OptimizerSettings, model: nn.Module | None = None, *, semantics: Semantics | None = None
-) -> Built:
-    """Return the class of the optimizer that ``settings`` name, and its keywords without the parameters.
+) -> ClassAndKwargs:
+    """Return the optimizer class of ``settings.optim``, and its keywords without the parameters.
 
     Args:
         settings: The ``TrainingArguments``, ours or transformers'.
-        model: What GaLore, APOLLO and LOMO are built from; the others do without.
-        semantics: Whether some optimizers read ``optim_args`` depends on the release. Default: the installed one's.
+        model: The model to train; GaLore, APOLLO and LOMO need it.
+        semantics: The transformers release to follow: it decides which optimizers read ``optim_args``. Default: the
+            installed one.
 
     Raises:
-        ArgumentsError: If there is no optimizer of that name, ``optim_args`` cannot be read, or the
-            optimizer asks for what ``settings`` do not say.
-        UnsupportedArgumentsError: If the optimizer's package has it for GPUs only and there is none.
+        ArgumentsError: If ``optim`` is unknown, ``optim_args`` is invalid, or a field that the optimizer needs is not
+            set.
+        UnsupportedArgumentsError: If the optimizer needs a GPU and there is none.
         MissingPackageError: If the optimizer's package is not installed.
 
     References:
-        Same as ``Trainer.get_optimizer_cls_and_kwargs`` of transformers, with our own ``Adafactor``.
+        Same as ``Trainer.get_optimizer_cls_and_kwargs`` of transformers, with hf_compat's own ``Adafactor``.
     """
     name = plain_name(settings.optim)
     if name not in OPTIMIZERS:

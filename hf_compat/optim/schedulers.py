@@ -1,4 +1,4 @@
-"""Learning-rate schedules by name."""
+"""Learning-rate schedules, by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from packaging.version import Version
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError
@@ -27,26 +27,26 @@ __all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler", "unknown_scheduler_
 class SchedulerRule:
     """How one ``lr_scheduler_type`` is built."""
 
-    build: Callable[..., Any]
-    """Called with the optimizer, the update steps of warm-up and of the run, and the ``lr_scheduler_kwargs``."""
+    build: Callable[..., LRScheduler | GreedyLR]
+    """Called with the optimizer, the warm-up steps, the training steps, and the ``lr_scheduler_kwargs``."""
     kwargs_since: Version | None = OLDEST_RELEASE
-    """The transformers release that first passed ``lr_scheduler_kwargs`` on; None if all drop them."""
+    """The first transformers release that uses ``lr_scheduler_kwargs``; None if all ignore them."""
     kwargs_of: Callable[..., Any] | None = None
-    """Whose parameters the ``lr_scheduler_kwargs`` are. Default: the keywords of ``build``."""
+    """The class whose parameters the ``lr_scheduler_kwargs`` are. Default: the keywords of ``build``."""
 
     def takes_kwargs(self, release: Version) -> bool:
-        """Return whether ``release`` passes ``lr_scheduler_kwargs`` on."""
+        """Return whether ``release`` uses ``lr_scheduler_kwargs``."""
         return self.kwargs_since is not None and release >= self.kwargs_since
 
     def keywords(self) -> list[str]:
-        """Return the names that ``lr_scheduler_kwargs`` may have."""
-        # Of ``build`` the first three, of a class the first is no keyword of a user's.
+        """Return the names allowed in ``lr_scheduler_kwargs``."""
+        # The first three of ``build`` and the first of a class, the optimizer, are not the user's.
         names = list(inspect.signature(self.kwargs_of or self.build).parameters)
         return names[1:] if self.kwargs_of else names[3:]
 
 
 def _constant(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
-    # The only curve that is not bound to steps: transformers' state says None for it too.
+    # Not a partial: in transformers' state dict too its lambda is None.
     return LambdaLR(optimizer, curves.constant)
 
 
@@ -68,14 +68,14 @@ def _cosine_with_restarts(optimizer: Optimizer, warmup: int, total: int, *, num_
 
 
 def _floor(optimizer: Optimizer, min_lr: float | None, min_lr_rate: float | None) -> float:
-    """Return the smallest factor on the learning rate, given as a rate or as a factor."""
+    """Return the smallest multiplier of the learning rate, from ``min_lr`` or ``min_lr_rate``."""
     if min_lr is not None and min_lr_rate is not None:
-        problem = f"`lr_scheduler_kwargs` has min_lr={min_lr} and min_lr_rate={min_lr_rate}: drop one of them."
+        problem = f"`lr_scheduler_kwargs` has min_lr={min_lr} and min_lr_rate={min_lr_rate}: remove one of them."
         raise ArgumentsError([problem])
     if min_lr is not None:
         return min_lr / float(optimizer.defaults["lr"])
     if min_lr_rate is None:
-        raise ArgumentsError(["`lr_scheduler_kwargs` has neither min_lr nor min_lr_rate: give one of them."])
+        raise ArgumentsError(["`lr_scheduler_kwargs` has neither min_lr nor min_lr_rate: set one of them."])
     return min_lr_rate
 
 
@@ -117,7 +117,7 @@ def _cosine_warmup_with_min_lr(
 def _polynomial(optimizer: Optimizer, warmup: int, total: int, *, lr_end: float = 1e-7, power: float = 1.0) -> LambdaLR:
     initial = optimizer.defaults["lr"]
     if not initial > lr_end:
-        problem = f"`lr_scheduler_kwargs` has lr_end={lr_end} with `learning_rate={initial}`: it must be smaller."
+        problem = f"`lr_scheduler_kwargs` has lr_end={lr_end} with `learning_rate={initial}`: set a smaller lr_end."
         raise ArgumentsError([problem])
     curve = partial(
         curves.polynomial, warmup_steps=warmup, training_steps=total, initial=initial, final=lr_end, power=power
@@ -143,7 +143,7 @@ def _warmup_stable_decay(
     num_cycles: float = 0.5,
 ) -> LambdaLR:
     if num_decay_steps is None:
-        problem = "`lr_scheduler_type='warmup_stable_decay'`: add num_decay_steps to `lr_scheduler_kwargs`."
+        problem = "`lr_scheduler_type='warmup_stable_decay'` needs num_decay_steps: add it to `lr_scheduler_kwargs`."
         raise ArgumentsError([problem])
     problems = [
         f"`lr_scheduler_kwargs` has {name}={shape!r}: use one of {', '.join(curves.RAMPS)}."
@@ -155,7 +155,10 @@ def _warmup_stable_decay(
     if num_stable_steps is None:
         num_stable_steps = total - warmup - num_decay_steps
     elif (planned := warmup + num_stable_steps + num_decay_steps) != total:
-        text = f"The schedule is over after {planned} update steps and the run after {total}; see `num_stable_steps`."
+        text = (
+            f"`lr_scheduler_kwargs` has num_stable_steps={num_stable_steps}: the schedule ends after {planned} update "
+            f"steps, the run after {total}. Remove it to fill the run."
+        )
         warnings.warn(text, HFCompatWarning, stacklevel=3)
     curve = partial(
         curves.warmup_stable_decay,
@@ -192,11 +195,11 @@ SCHEDULERS: dict[str, SchedulerRule] = {
     "warmup_stable_decay": SchedulerRule(_warmup_stable_decay),
     "greedy": SchedulerRule(_greedy, kwargs_of=GreedyLR),
 }
-"""``lr_scheduler_type`` to what builds it."""
+"""``lr_scheduler_type`` to the rule that builds it."""
 
 
 def unknown_scheduler_kwargs(name: str, kwargs: dict[str, Any] | None, semantics: Semantics) -> list[str]:
-    """Return a sentence for each of ``kwargs`` that the schedule ``name`` does not take; none if it drops them."""
+    """Return a problem for each of ``kwargs`` that schedule ``name`` does not take; none if it ignores them all."""
     name = plain_name(name)
     rule = SCHEDULERS.get(name)
     if rule is None or not rule.takes_kwargs(semantics.release):
@@ -218,26 +221,27 @@ def build_scheduler(
     num_training_steps: int,
     kwargs: dict[str, Any] | None = None,
     semantics: Semantics | None = None,
-) -> Any:
-    """Return the schedule ``name`` of ``optimizer``'s learning rates.
+) -> LRScheduler | GreedyLR:
+    """Return the learning-rate schedule ``name`` for ``optimizer``.
 
     Args:
         name: An ``lr_scheduler_type``, one of :data:`SCHEDULERS`, or the enum member.
-        optimizer: All of its parameter groups follow the schedule.
+        optimizer: The optimizer; the schedule sets the learning rate of all parameter groups.
         num_warmup_steps: Update steps of warm-up.
-        num_training_steps: Update steps of the whole run, warm-up included.
+        num_training_steps: Update steps of the run, including warm-up.
         kwargs: The ``lr_scheduler_kwargs``.
-        semantics: Whether ``kwargs`` reach the schedule depends on the release. Default: the installed one's.
+        semantics: The transformers release to follow: it decides which schedules use ``kwargs``. Default: the
+            installed one.
 
     Returns:
-        A schedule stepped with each update; ``reduce_lr_on_plateau`` and ``greedy`` are stepped with a metric.
+        A schedule to step after each update step; ``reduce_lr_on_plateau`` and ``greedy`` are stepped with a metric.
 
     Raises:
-        ArgumentsError: If there is no schedule ``name``, or a value in ``kwargs`` is wrong.
-        UnknownArgumentError: If the schedule takes no argument of a name in ``kwargs``.
+        ArgumentsError: If ``name`` is unknown, or a value in ``kwargs`` is invalid.
+        UnknownArgumentError: If the schedule does not take a name in ``kwargs``.
 
     References:
-        Same curves and states as ``get_scheduler`` of transformers ``optimization.py``.
+        Same curves and state dicts as ``get_scheduler`` of transformers ``optimization.py``.
     """
     name = plain_name(name)
     rule = SCHEDULERS.get(name)
@@ -248,7 +252,7 @@ def build_scheduler(
     semantics = semantics or resolve_semantics()
     release = semantics.release
     if options and not rule.takes_kwargs(release):
-        text = f"lr_scheduler_kwargs={options} are not used by lr_scheduler_type={name!r} in transformers {release}."
+        text = f"`lr_scheduler_kwargs={options}`: ignored by `lr_scheduler_type={name!r}` in transformers {release}."
         warnings.warn(text, HFCompatWarning, stacklevel=2)
         options = {}
     if unknown := unknown_scheduler_kwargs(name, options, semantics):

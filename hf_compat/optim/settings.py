@@ -1,7 +1,8 @@
-"""What an optimizer is made from: the fields of ``TrainingArguments`` and what is known about the run."""
+"""What an optimizer is built from: the fields of ``TrainingArguments``, the release and the model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -11,14 +12,14 @@ from torch import nn
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.errors import require_package
 
-__all__ = ["Built", "OptimizerRequest", "OptimizerSettings", "plain_name"]
+__all__ = ["ClassAndKwargs", "OptimizerRequest", "OptimizerSettings", "plain_name"]
 
-Built = tuple[Any, dict[str, Any]]
-"""An optimizer's class and its keywords, all but the parameters and the learning rate."""
+ClassAndKwargs = tuple[Callable[..., Any], dict[str, Any]]
+"""An optimizer class, or a factory, and its keywords without the parameters and the learning rate."""
 
 
 class OptimizerSettings(Protocol):
-    """The fields of ``TrainingArguments`` that optimizers are made from."""
+    """The fields of ``TrainingArguments`` that optimizers are built from."""
 
     @property
     def optim(self) -> str:
@@ -26,27 +27,27 @@ class OptimizerSettings(Protocol):
 
     @property
     def optim_args(self) -> str | None:
-        """Further arguments, ``"name=value,name=value"``."""
+        """More arguments of the optimizer, ``"name=value,name=value"``."""
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate that the schedule multiplies."""
+        """The initial learning rate."""
 
     @property
     def weight_decay(self) -> float:
-        """Share of a weight taken off per update step, times the learning rate."""
+        """Decoupled weight decay, times the learning rate."""
 
     @property
     def adam_beta1(self) -> float:
-        """Decay of the running mean of gradients, per update step."""
+        """Decay of Adam's first moment, per update step."""
 
     @property
     def adam_beta2(self) -> float:
-        """Decay of the running mean of squared gradients, per update step."""
+        """Decay of Adam's second moment, per update step."""
 
     @property
     def adam_epsilon(self) -> float:
-        """Added to the root of the mean of squared gradients."""
+        """Added to the denominator of Adam's update."""
 
     @property
     def warmup_steps(self) -> float:
@@ -58,11 +59,11 @@ class OptimizerSettings(Protocol):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Batches of a window."""
+        """Batches per update step."""
 
     @property
     def world_size(self) -> int:
-        """Processes of the run."""
+        """Number of ranks."""
 
 
 def plain_name(name: str | Enum) -> str:
@@ -72,27 +73,30 @@ def plain_name(name: str | Enum) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRequest:
-    """What a row of :data:`OPTIMIZERS` makes a class and its keywords from."""
+    """What a row of :data:`OPTIMIZERS` builds a class and its keywords from."""
 
     name: str
-    """The ``optim`` asked for."""
+    """The value of ``optim``."""
     settings: OptimizerSettings
     options: dict[str, str]
-    """The ``optim_args``, as written."""
+    """The ``optim_args``, names to unparsed values."""
     semantics: Semantics
     model: nn.Module | None = None
     """The model to train; some optimizers are built from its modules."""
 
     @property
     def adam(self) -> dict[str, Any]:
-        """The keywords that Adam's relatives share."""
+        """The keywords of Adam and its variants."""
         settings = self.settings
         return {"betas": (settings.adam_beta1, settings.adam_beta2), "eps": settings.adam_epsilon}
 
-    def load(self, module: str, attribute: str, *, extra: str) -> Any:
-        """Return ``attribute`` of an optional ``module``.
+    def load(self, module: str, attribute: str, *, extra: str) -> Callable[..., Any]:
+        """Return ``attribute``, a class, of an optional ``module``.
 
         Raises:
             MissingPackageError: If it is not installed; ``extra`` installs it.
         """
-        return getattr(require_package(module, extra=extra, purpose=f"`optim={self.name!r}`"), attribute)
+        loaded: Callable[..., Any] = getattr(
+            require_package(module, extra=extra, purpose=f"`optim={self.name!r}`"), attribute
+        )
+        return loaded

@@ -131,7 +131,7 @@ class TrainerBase:
         """Remove the first callback that is, or is an instance of, ``callback``."""
         self.callback_handler.remove_callback(callback)
 
-    def _should_stop(self) -> bool:
+    def should_stop(self) -> bool:
         """Return whether a callback asked to end the epoch or the training."""
         return self.control.should_epoch_stop or self.control.should_training_stop
 

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat.data import columns
-from hf_compat.data.samplers import LengthGroupedSampler, lengths_of
+from hf_compat.data.samplers import eval_sampler, train_sampler
 from hf_compat.data.workers import begin_worker
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
@@ -129,38 +128,32 @@ class DataMethods(TrainerBase):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """Return the sampler that ``train_sampling_strategy`` asks for; None for a data set without length."""
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if dataset is None or not has_length(dataset):
-            return None
-        strategy = self.args.train_sampling_strategy
-        if strategy == "group_by_length":
-            return self._length_grouped(dataset, self.args.train_batch_size * self.args.gradient_accumulation_steps)
-        return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
+        args = self.args
+        return train_sampler(
+            self.train_dataset if train_dataset is None else train_dataset,
+            args.train_sampling_strategy,
+            args.train_batch_size * args.gradient_accumulation_steps,
+            length_column_name=args.length_column_name,
+            model_input_name=self._model_input_name(),
+        )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
         """Return the sampler of an evaluation: in order, or by length when training groups by length."""
-        if eval_dataset is None or not has_length(eval_dataset):
-            return None
-        if self.args.train_sampling_strategy != "group_by_length":
-            return SequentialSampler(eval_dataset)
-        generator = None
-        if self.semantics.eval_grouping_has_own_generator:
-            seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-            generator = torch.Generator().manual_seed(seed)
-        return self._length_grouped(eval_dataset, self.args.eval_batch_size, generator)
-
-    def _length_grouped(
-        self, dataset: Any, batch_size: int, generator: torch.Generator | None = None
-    ) -> LengthGroupedSampler:
-        names = getattr(self.processing_class, "model_input_names", None)
-        model_input_name = names[0] if names else None
-        return LengthGroupedSampler(
-            batch_size,
-            dataset=dataset,
-            lengths=lengths_of(dataset, self.args.length_column_name),
-            model_input_name=model_input_name,
-            generator=generator,
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return eval_sampler(
+            eval_dataset,
+            args.train_sampling_strategy,
+            args.eval_batch_size,
+            length_column_name=args.length_column_name,
+            model_input_name=self._model_input_name(),
+            seed=seed if self.semantics.eval_grouping_has_own_generator else None,
         )
+
+    def _model_input_name(self) -> str | None:
+        """Return the first of the processing class's ``model_input_names``, None if it has none."""
+        names = getattr(self.processing_class, "model_input_names", None)
+        return names[0] if names else None
 
     def _set_signature_columns_if_needed(self) -> None:
         """Fill ``_signature_columns`` with the columns that the model takes."""

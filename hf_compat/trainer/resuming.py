@@ -10,7 +10,7 @@ from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
 from hf_compat.data.stream_states import StreamStates
-from hf_compat.data.windows import Start
+from hf_compat.data.windows import EpochStart
 from hf_compat.errors import CheckpointError
 from hf_compat.metrics import has_length
 from hf_compat.plan import DataPosition, RunPlan, plan_for_rest
@@ -26,7 +26,7 @@ class ResumingMethods(OlderMethods):
 
     def _resumed_start(
         self, plan: RunPlan, loader: Any, checkpoint: str, done: tuple[int, int]
-    ) -> tuple[RunPlan, Start]:
+    ) -> tuple[RunPlan, EpochStart]:
         """Return the plan of the rest of the run and where it goes on.
 
         With the windows that the checkpoint was written with, that is where transformers goes on. With others, of
@@ -63,13 +63,13 @@ class ResumingMethods(OlderMethods):
                 plan.samples_per_batch,
             )
         elif stream is not None:
-            return plan, Start(epoch, batches // plan.accumulate, batches, stream)
+            return plan, EpochStart(epoch, batches // plan.accumulate, batches, stream)
         rest = skip_batches(loader, batches) if batches else loader
-        return plan, Start(epoch, batches // plan.accumulate, batches, rest)
+        return plan, EpochStart(epoch, batches // plan.accumulate, batches, rest)
 
     def _start_with_other_windows(
         self, plan: RunPlan, saved: DataPosition, rest: Any, loader: Any
-    ) -> tuple[RunPlan, Start]:
+    ) -> tuple[RunPlan, EpochStart]:
         epoch, left = saved.epoch, plan.batches_per_epoch
         if has_length(rest):
             left = len(rest)
@@ -87,7 +87,7 @@ class ResumingMethods(OlderMethods):
         batches = plan.batches_per_epoch - left
         if epoch == saved.epoch:
             self._shift = (epoch, saved.samples - batches * plan.samples_per_batch)
-        return resumed, Start(epoch, done, batches, rest)
+        return resumed, EpochStart(epoch, done, batches, rest)
 
     def _saved_position(self, checkpoint: str) -> DataPosition | None:
         """Return the position that ``checkpoint`` keeps; None if transformers wrote it."""

@@ -16,7 +16,7 @@ from hf_compat.checkpoint import names, rng, rotation, state_dict_files, trainin
 from hf_compat.checkpoint.background import is_wanted
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
-from hf_compat.data.stream_states import saved_states
+from hf_compat.data.stream_states import gather_stream_states
 from hf_compat.engine.internals.loops import callback_states, restore_callback_states
 from hf_compat.errors import CheckpointError
 from hf_compat.overriding import is_ours
@@ -190,7 +190,7 @@ class SavingMethods(PushingMethods):
         content: dict[str, Any] = {"callbacks": callback_states(self.lightning_trainer)}  # type: ignore[arg-type]
         if self._position is not None:
             content["position"] = self._position.to_dict()
-        stream = saved_states(getattr(self._windows, "loader", None))
+        stream = gather_stream_states(getattr(self._windows, "loader", None))
         if stream is not None:
             content["stream"] = stream
         if self.args.should_save:

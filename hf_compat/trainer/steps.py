@@ -49,7 +49,7 @@ class StepMethods(OptimizerMethods):
                 break
         return batches, self._get_num_items_in_batch(batches, device)
 
-    def _draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the batches of the next window, and its items."""
         return self.get_batch_samples(batches, count, self.args.device)
 

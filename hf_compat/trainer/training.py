@@ -21,7 +21,7 @@ from hf_compat.checkpoint.layout import moved_along, to_resume
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.windows import Start, WindowLoader
+from hf_compat.data.windows import EpochStart, WindowLoader
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.runner import fit
 from hf_compat.evaluation.results import TrainOutput
@@ -232,7 +232,7 @@ class TrainingMethods(ResumingMethods):
         self._train_batch_size = batch_size or self._train_batch_size
         train_dataloader = self.get_train_dataloader()
         if isinstance(train_dataloader, PreparedDataLoader):
-            train_dataloader.note_states()
+            train_dataloader.track_stream_states()
         plan = self.run_plan = self._plan(train_dataloader)
         done = self._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
@@ -262,7 +262,7 @@ class TrainingMethods(ResumingMethods):
         self._grad_norm = self._learning_rate = self._position = None
         self._model_is_prepared = True
 
-    def _fit(self, train_dataloader: Any, plan: RunPlan, start: Start | None) -> None:
+    def _fit(self, train_dataloader: Any, plan: RunPlan, start: EpochStart | None) -> None:
         self.model_wrapped = self.accelerator.evaluation_model(self.model_wrapped)  # the last run's wrapper goes
         trainer = self.lightning_trainer = self._build_lightning_trainer(plan)
         module = self.lightning_module = HFModule(self.model, self)
@@ -334,11 +334,11 @@ class TrainingMethods(ResumingMethods):
         self._past = None
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
 
-    def _restore_rng(self) -> None:
+    def restore_rng(self) -> None:
         """Set the random generators to where the resumed checkpoint left them."""
         self._load_rng_state(self._resume_path)
 
-    def _warn_of_empty_epoch(self) -> None:
+    def warn_of_empty_epoch(self) -> None:
         """Stop the training: the train loader gave no batch in a whole epoch."""
         logger.warning(
             "`train_dataset` gave no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",

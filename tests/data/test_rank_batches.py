@@ -28,7 +28,9 @@ def test_batches(split, even):
         for process in range(processes):
             given = batches_of(count, size, drop_last), processes, process
             theirs = BatchSamplerShard(*given, split_batches=split, even_batches=even)
-            ours = BatchShard(given[0], processes=processes, process=process, split=split, even=even)
+            ours = BatchShard(
+                given[0], num_processes=processes, process_index=process, split_batches=split, even_batches=even
+            )
             case = (count, size, drop_last, processes, process)
             assert list(ours) == list(theirs), case
             assert len(ours) == len(theirs), case
@@ -53,7 +55,7 @@ def test_batches_of_changing_sizes(even):
     for count, processes in itertools.product(range(8), (1, 2, 3)):
         for process in range(processes):
             theirs = BatchSamplerShard(Lists(count), processes, process, even_batches=even)
-            ours = BatchShard(Lists(count), processes=processes, process=process, even=even)
+            ours = BatchShard(Lists(count), num_processes=processes, process_index=process, even_batches=even)
             assert list(ours) == list(theirs), (count, processes, process)
 
 
@@ -67,7 +69,12 @@ def test_streams(split):
             rows = SizedStream([{"row": number} for number in range(count)])
             theirs = IterableDatasetShard(rows, size, drop_last, processes, process, split)
             ours = StreamShard(
-                rows, batch_size=size, drop_last=drop_last, processes=processes, process=process, split=split
+                rows,
+                batch_size=size,
+                drop_last=drop_last,
+                num_processes=processes,
+                process_index=process,
+                split_batches=split,
             )
             case = (count, size, drop_last, processes, process)
             assert list(ours) == list(theirs), case
@@ -77,17 +84,17 @@ def test_streams(split):
 def test_a_batch_that_cannot_be_split():
     """A batch size that is no multiple of the processes is refused by name."""
     with pytest.raises(DataError, match=r"split_batches=True.*batch size is 3.*multiple of 2"):
-        BatchShard(batches_of(6, 3, False), processes=2, process=0, split=True)
+        BatchShard(batches_of(6, 3, False), num_processes=2, process_index=0, split_batches=True)
 
 
 @pytest.mark.parametrize(
     ("count", "settings", "even"),
     [
         pytest.param(8, {}, True, id="filled up"),
-        pytest.param(8, {"even": False}, True, id="divides evenly"),
-        pytest.param(9, {"even": False}, False, id="one batch over"),
+        pytest.param(8, {"even_batches": False}, True, id="divides evenly"),
+        pytest.param(9, {"even_batches": False}, False, id="one batch over"),
     ],
 )
 def test_shards_know_whether_they_are_even(count, settings, even):
     """A training whose processes would make different numbers of update steps can be told beforehand."""
-    assert BatchShard(batches_of(count, 2, False), processes=2, process=0, **settings).is_even is even
+    assert BatchShard(batches_of(count, 2, False), num_processes=2, process_index=0, **settings).is_even is even

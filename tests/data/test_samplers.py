@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler as UpstreamSampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from hf_compat.data.samplers import LengthGroupedSampler, SeedableRandomSampler, length_grouped_indices, lengths_of
+from hf_compat.data.samplers import LengthGroupedSampler, SeedableRandomSampler, column_lengths, length_grouped_indices
 from hf_compat.errors import DataError
 
 SETTINGS = [
@@ -137,8 +137,8 @@ def test_lengths_of_a_column():
     """Lengths come from the data set's own column, as plain numbers also if it gives tensors."""
     data = datasets.Dataset.from_dict({"length": [3, 1, 2], "input_ids": [[0], [0], [0]]})
     for form in (None, "numpy", "torch"):
-        found = lengths_of(data.with_format(form), "length")
+        found = column_lengths(data.with_format(form), "length")
         assert found == [3, 1, 2]
         assert [type(value) for value in found] == [int] * 3
-    assert lengths_of(data, "size") is None
-    assert lengths_of(ROWS, "length") is None
+    assert column_lengths(data, "size") is None
+    assert column_lengths(ROWS, "length") is None

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.data.preparing import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
-from hf_compat.data.windows import Start, WindowLoader
+from hf_compat.data.windows import EpochStart, WindowLoader
 from hf_compat.plan import build_plan
 
 
@@ -17,18 +17,18 @@ class Source:
     def __init__(self, stop_after=None):
         self.drawn, self.restored, self.empty, self.stop_after = 0, [], 0, stop_after
 
-    def _draw_window(self, batches, count):
+    def draw_window(self, batches, count):
         window = [batch for _, batch in zip(range(count), batches, strict=False)]
         self.drawn += len(window)
         return window, len(window)
 
-    def _should_stop(self):
+    def should_stop(self):
         return self.stop_after is not None and self.drawn >= self.stop_after
 
-    def _restore_rng(self):
+    def restore_rng(self):
         self.restored.append(self.drawn)
 
-    def _warn_of_empty_epoch(self):
+    def warn_of_empty_epoch(self):
         self.empty += 1
 
 
@@ -66,7 +66,9 @@ def test_resume_goes_on_after_the_windows_done():
     """A resumed epoch leaves out the windows already done, then restores the random generators, once."""
     source = Source()
     loader = prepare_dataloader(DataLoader(range(6), batch_size=1))
-    assert windows(loader, batches=6, accumulate=2, start=Start(0, 1, 2, skip_batches(loader, 2)), source=source) == [
+    assert windows(
+        loader, batches=6, accumulate=2, start=EpochStart(0, 1, 2, skip_batches(loader, 2)), source=source
+    ) == [
         ([2, 3], True),
         ([4, 5], True),
     ]
@@ -77,7 +79,7 @@ def test_resume_at_an_epoch_boundary_restores_before_drawing():
     """With nothing to leave out the generators are restored before the epoch's first draw."""
     source = Source()
     loader = DataLoader(range(2), batch_size=1)
-    windows(loader, batches=2, accumulate=1, epoch=1, start=Start(1, 0, 0, loader), source=source)
+    windows(loader, batches=2, accumulate=1, epoch=1, start=EpochStart(1, 0, 0, loader), source=source)
     assert source.restored == [0]
 
 

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from hf_compat.errors import DataError
 from hf_compat.evaluation import accumulate as ours
 from hf_compat.evaluation import results
+from hf_compat.nested import find_batch_size
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -90,7 +91,7 @@ def test_arrays_are_upstreams_bit_for_bit(batches, concat, every):
 @pytest.mark.parametrize("batches", TABLE)
 def test_helpers_are_upstreams(batches):
     """Sizes, arrays and detached tensors of one batch are equal."""
-    assert ours.find_batch_size(batches[0]) == upstream.find_batch_size(batches[0])
+    assert find_batch_size(batches[0]) == upstream.find_batch_size(batches[0])
     assert _content(ours.nested_numpify(batches[0])) == _content(upstream.nested_numpify(batches[0]))
     assert _content(ours.nested_detach(batches[0])) == _content(upstream.nested_detach(batches[0]))
 
@@ -106,7 +107,7 @@ def test_helpers_are_upstreams(batches):
 )
 def test_batch_sizes_are_upstreams(inputs):
     """The first tensor or array that has a first dimension decides; None if there is none."""
-    assert ours.find_batch_size(inputs) == upstream.find_batch_size(inputs)
+    assert find_batch_size(inputs) == upstream.find_batch_size(inputs)
 
 
 def test_nothing_added_gives_nothing():

@@ -68,10 +68,10 @@ def _enter(name: str, fields: dict[str, Any], **about: Any) -> None:
 for _name, _fields in CASES.items():
     _enter(_name, _fields)
 for _name, _fields in IN_BACKWARD.items():
-    _enter(_name, _fields, warns="updates weights in the backward pass|updates with the first")
+    _enter(_name, _fields, warns="updates parameters in the backward pass|the initial one is used")
 
 
-@scenario(warns="accumulates nothing|gradients are not clipped|averages its loss")
+@scenario(warns="does not accumulate|does not clip gradients|averages its loss")
 def accumulation_with_lomo(kit: Kit) -> None:
     """Each batch updates, with the learning rate of the window."""
     fields = {"optim": "lomo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
