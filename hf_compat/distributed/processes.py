@@ -36,7 +36,7 @@ def leave_processes() -> None:
     """End the process group, if there is one."""
     group = process_group()
     if group is not None:
-        group.destroyprocess_group()
+        group.destroy_process_group()
 
 
 def let_operations_end() -> None:
