@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +23,7 @@ from hf_compat.model_facts import unwrap_model
 
 if TYPE_CHECKING:
     from hf_compat.engine.module import HFModule
-
-
-class DataProcesses(Protocol):
-    """Over which processes batches are shared out; a ``Placement`` is one."""
-
-    @property
-    def data_parallel_size(self) -> int: ...
-
-    @property
-    def data_parallel_rank(self) -> int: ...
-
-    @property
-    def data_parallel_group(self) -> Any: ...
+    from hf_compat.engine.runtime import Runtime
 
 
 __all__ = ["Accelerator"]
@@ -46,18 +34,17 @@ class Accelerator(ProcessState):
 
     Args:
         device: Where the model is.
-        launch: Which process of how many this is.
+        launch: Which rank of how many this is.
         config: How loaders are shared out; its settings are readable here too.
         data_seed: Seed of the order of samples; None takes torch's initial seed.
         deepspeed_plugin: What is asked of DeepSpeed; None without it.
-        is_fsdp: Whether several processes each hold a part of the model, by FSDP.
-        sharing: Over which processes batches are shared out. Default: all.
+        is_fsdp: Whether FSDP shards the model.
+        runtime: Where the Trainer's runs take place; read at each use. Default: on this rank, or by DDP.
 
     Attributes:
-        data_parallel_size: How many processes see different batches; the others repeat one of them.
-        data_parallel_rank: The number of this one among them.
+        data_parallel_size: How many ranks see different batches; the others repeat one of them.
+        data_parallel_rank: The number of this rank among them.
         state: Facts of this process.
-        strategy: What the strategy of the run under way, or of the last one, does with the model.
         gradient_accumulation_steps: 1, as in transformers' Trainer, which accumulates itself.
     """
 
@@ -72,33 +59,29 @@ class Accelerator(ProcessState):
         *,
         deepspeed_plugin: DeepSpeedPlugin | None = None,
         is_fsdp: bool = False,
-        sharing: DataProcesses | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         super().__init__(device, launch, deepspeed_plugin, is_fsdp)
         self.state = ProcessState(device, launch, deepspeed_plugin, is_fsdp)
-        self.data_parallel_size = launch.world_size if sharing is None else sharing.data_parallel_size
-        self.data_parallel_rank = launch.rank if sharing is None else sharing.data_parallel_rank
-        self._data_parallel_group = None if sharing is None else sharing.data_parallel_group
+        placement = None if runtime is None else runtime.placement
+        self.data_parallel_size = launch.world_size if placement is None else placement.data_parallel_size
+        self.data_parallel_rank = launch.rank if placement is None else placement.data_parallel_rank
+        self._data_parallel_group = None if placement is None else placement.data_parallel_group
         self.split_batches = config.split_batches
         self.dispatch_batches = config.dispatch_batches
         self.even_batches = config.even_batches
         self.use_seedable_sampler = config.use_seedable_sampler
         self.non_blocking = config.non_blocking
-        self._syncs_each_batch = bool((config.gradient_accumulation_kwargs or {}).get("sync_each_batch"))
         self._data_seed = data_seed
-        self._module: HFModule | None = None
-        self._eval_loader: Any = None
-        self._train_loader: Any = None
-        self.strategy = ModelStrategy()
+        self._runtime = runtime
+        self._plain_strategy = ModelStrategy()
 
     # ---- the run under way ----
 
-    def attach(self, module: HFModule | None, strategy: ModelStrategy | None = None, loader: Any = None) -> None:
-        """Let backward passes go through ``module``'s Lightning run, trained on ``loader``; None once it is over."""
-        self._module = module
-        self._train_loader = loader
-        if strategy is not None:
-            self.strategy = strategy
+    @property
+    def strategy(self) -> ModelStrategy:
+        """What the strategy of the run under way, or of the last one, does with the model."""
+        return self._plain_strategy if self._runtime is None else self._runtime.strategy
 
     @property
     def sync_gradients(self) -> bool:
@@ -112,16 +95,17 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was left out, because a scaled gradient was infinite."""
-        return bool(getattr(self._plugin, "step_was_skipped", False)) or self.strategy.step_was_skipped
+        return self._runtime is not None and self._runtime.step_was_skipped
 
     @property
     def scaler(self) -> Any:
-        """The gradient scaler of an fp16 run, None otherwise."""
-        return getattr(self._plugin, "scaler", None)
+        """The gradient scaler of an fp16 run under way, None otherwise."""
+        return None if self._runtime is None else self._runtime.scaler
 
     @property
-    def _plugin(self) -> Any:
-        return None if self._module is None else self._module.trainer.precision_plugin
+    def _module(self) -> HFModule | None:
+        """The module of the fit under way, None outside one."""
+        return self._runtime.module if self._runtime is not None and self._runtime.trains else None
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run the backward pass of ``loss``, scaled under fp16.
@@ -130,18 +114,14 @@ class Accelerator(ProcessState):
         """
         kwargs.pop("scale_wrt_gas", None)
         learning_rate = kwargs.pop("learning_rate", None)
-        fused = None if learning_rate is None or self.scaler is not None else self._fused_backward()
+        module = self._module
+        fused = None if learning_rate is None or self.scaler is not None else _fused_backward(module)
         if fused is not None:
             fused(loss, learning_rate)
-        elif self._module is None:
+        elif module is None:
             torch.autograd.backward(loss, **kwargs)
         else:
-            self._module.manual_backward(loss, **kwargs)
-
-    def _fused_backward(self) -> Any:
-        """Return the backward pass that the run's optimizer brings, None if it has none."""
-        optimizer: Any = None if self._module is None else self._module.optimizers(use_pl_optimizer=False)
-        return getattr(optimizer, "fused_backward", None)
+            module.manual_backward(loss, **kwargs)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
@@ -150,7 +130,7 @@ class Accelerator(ProcessState):
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Leave the gradients of backward passes on their rank, unless the arguments ask for ``sync_each_batch``."""
-        with self.strategy.accumulating(model, ends_update=False, syncs=self._syncs_each_batch):
+        with self.strategy.accumulating(model, ends_update=False):
             yield
 
     @contextmanager
@@ -160,17 +140,6 @@ class Accelerator(ProcessState):
         yield
 
     # ---- all processes that see different batches together ----
-
-    def synchronise_metric(self, metric: Any) -> None:
-        """Have a torchmetrics ``metric`` or collection merge each sample once."""
-        if self._data_parallel_group is not None:
-            for one in metric.values() if hasattr(metric, "values") else [metric]:
-                one.process_group = self._data_parallel_group
-
-    def watch_evaluation(self, loader: Any) -> Any:
-        """Let :meth:`gather_for_metrics` trim by ``loader``, by the train loader if None; return the one before."""
-        before, self._eval_loader = self._eval_loader, loader
-        return before
 
     def gather(self, tensors: Any) -> Any:
         """Return ``tensors`` of all processes, joined along the first axis; each of one shape on every process."""
@@ -189,7 +158,7 @@ class Accelerator(ProcessState):
         by_object = use_gather_object or not collectives.has_only_tensors(input_data)
         gather = collectives.gather_objects if by_object else collectives.gather
         data = gather(input_data, self._data_parallel_group)
-        loader = self._train_loader if self._eval_loader is None else self._eval_loader
+        loader = None if self._runtime is None else self._runtime.loaders.current
         remainder = getattr(loader, "remainder", -1)
         if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
             return data
@@ -265,16 +234,12 @@ class Accelerator(ProcessState):
         devices = None if self.device.type == "cpu" else [self.device]
         return DistributedDataParallel(model, device_ids=devices, process_group=self._data_parallel_group)
 
-    def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return what evaluations call of the wrapped ``model``."""
-        return self.strategy.evaluation_model(model)
-
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, **_: Any) -> nn.Module:
         """Return the model itself, without the wrappers of the strategy and of ``torch.compile``."""
         return unwrap_model(model)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return ``model``'s whole state."""
+        """Return ``model``'s full state dict."""
         return self.strategy.full_state_dict(self.unwrap_model(model)) if unwrap else model.state_dict()
 
     def free_memory(self, *objects: Any) -> list[Any]:
@@ -285,3 +250,9 @@ class Accelerator(ProcessState):
         """Print once on each node."""
         if self.is_local_main_process:
             print(*values, **kwargs)  # noqa: T201 - that is what is asked for
+
+
+def _fused_backward(module: HFModule | None) -> Any:
+    """Return the backward pass that the run's optimizer brings, None if it has none."""
+    optimizer: Any = None if module is None else module.optimizers(use_pl_optimizer=False)
+    return getattr(optimizer, "fused_backward", None)

@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("evaluation", "optim"),
     ("data", "checkpoint", "hub"),
     ("accelerator", "engine", "tuning"),
+    ("run",),
     ("trainer",),
     ("tools",),
     ("cli",),

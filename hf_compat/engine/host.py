@@ -36,6 +36,10 @@ class Host(Protocol):
     def optimization(self) -> Optimization:
         """What makes the optimizer and the schedule."""
 
+    @property
+    def model_wrapped(self) -> nn.Module:
+        """What is trained: the model in what the strategy put around it."""
+
     def training_step(self, batch: Any, num_items: Any) -> Tensor:
         """Run forward and backward on one batch; return its share of the window's loss, ``()``, detached.
 

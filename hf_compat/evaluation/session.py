@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.callbacks.firing import fire
 from hf_compat.evaluation.accumulate import EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
-from hf_compat.evaluation.stream import MetricStream, is_metric
+from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import find_batch_size
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 __all__ = ["EvaluationSession"]
 
@@ -42,6 +46,13 @@ class _Host(Protocol):
     def _prepare_input(self, data: Any) -> Any: ...
 
     def num_examples(self, dataloader: Any) -> int: ...
+
+
+class WatchedLoaders(Protocol):
+    """Keeps which loader is under way."""
+
+    def watch_evaluation(self, loader: Any) -> Any:
+        """Watch ``loader``, the train loader if None; return the one before."""
 
 
 class FollowedLoader:
@@ -85,10 +96,12 @@ class EvaluationSession:
         host: The Trainer.
         model: What ``prediction_step`` is called with.
         loader: Where the batches come from; asked for its data set and its length.
+        loaders: Told which loader is under way, by whose last batch gathered results are trimmed.
         prediction_loss_only: Keep losses alone.
         ignore_keys: Model outputs left out of the predictions.
         prefix: What metric names start with, without the underscore.
         keeps_predictions: Keep predictions where metrics do not need them all at once too, as ``predict`` does.
+        data_parallel_group: The ranks that see different batches. Default: all.
         times: Seconds that readying the model took, by name, reported with the metrics.
 
     Attributes:
@@ -105,17 +118,20 @@ class EvaluationSession:
         model: Any,
         loader: Any,
         *,
+        loaders: WatchedLoaders,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None,
         prefix: str,
         keeps_predictions: bool,
+        data_parallel_group: ProcessGroup | None = None,
         times: Mapping[str, float] | None = None,
     ) -> None:
         self._host = host
         self._model = model
         self._loader = loader
         self.batches = FollowedLoader(loader)
-        self._loader_around = host.accelerator.watch_evaluation(self.batches)
+        self._loaders = loaders
+        self._loader_around = loaders.watch_evaluation(self.batches)
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
@@ -124,7 +140,7 @@ class EvaluationSession:
         self._batch_size: int | None = args.eval_batch_size
         self._stream: MetricStream | None = None
         if is_metric(host.compute_metrics):
-            host.accelerator.synchronise_metric(host.compute_metrics)
+            synchronise_metric(host.compute_metrics, data_parallel_group)
             self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.data_parallel_rank)
         self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
         self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
@@ -155,7 +171,7 @@ class EvaluationSession:
             logits = self._feed(self._stream, logits, labels)
         if self._keeps or self._per_batch:
             logits, labels, decoded = self._gather(inputs, logits, labels)
-        host.control = host.callback_handler.on_prediction_step(args, host.state, host.control)
+        fire(host, "on_prediction_step")
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, decoded))
@@ -228,7 +244,7 @@ class EvaluationSession:
     def finish(self) -> dict[str, Any]:
         """Compute the metrics and return them, their names prefixed."""
         host = self._host
-        host.accelerator.watch_evaluation(self._loader_around)
+        self._loaders.watch_evaluation(self._loader_around)
         host.gather_function = host.accelerator.gather_for_metrics
         losses, predictions, labels, inputs = (
             kept.get_arrays() for kept in (self._losses, self._predictions, self._labels, self._inputs)

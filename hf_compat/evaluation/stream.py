@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -10,7 +10,10 @@ from torchmetrics import Metric, MetricCollection
 
 from hf_compat.nested import find_batch_size, map_nested
 
-__all__ = ["MetricStream", "is_metric"]
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["MetricStream", "is_metric", "synchronise_metric"]
 
 
 def is_metric(compute_metrics: Any) -> TypeGuard[Metric | MetricCollection]:
@@ -96,3 +99,15 @@ def _spread(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Tensor) and value.ndim == 1 and value.numel() > 1:
         return {f"{name}_{index}": number for index, number in enumerate(value.tolist())}
     return {name: map_nested(lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else leaf, value)}
+
+
+def synchronise_metric(metric: Any, group: ProcessGroup | None) -> None:
+    """Have a torchmetrics ``metric`` or collection merge each sample once.
+
+    Args:
+        metric: The metric.
+        group: The ranks that see different batches; None for all.
+    """
+    if group is not None:
+        for one in metric.values() if hasattr(metric, "values") else [metric]:
+            one.process_group = group

@@ -20,7 +20,7 @@ from hf_compat.optim import curves
 from hf_compat.optim.greedy import GreedyLR
 from hf_compat.optim.settings import plain_name
 
-__all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler", "unknown_scheduler_kwargs"]
+__all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler", "steps_on_metric", "unknown_scheduler_kwargs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,3 +258,8 @@ def build_scheduler(
     if unknown := unknown_scheduler_kwargs(name, options, semantics):
         raise UnknownArgumentError("\n  ".join(unknown))
     return rule.build(optimizer, num_warmup_steps, num_training_steps, **options)
+
+
+def steps_on_metric(scheduler: object) -> bool:
+    """Return whether ``scheduler`` is stepped by evaluations, with a metric, rather than by update steps."""
+    return isinstance(scheduler, ReduceLROnPlateau) or type(scheduler).__name__ == "GreedyLR"

@@ -33,15 +33,14 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.devices import cuda_is_initialized
 from hf_compat.distributed.launch import OWN_MARK
 from hf_compat.engine.environments import Start, place_started
-from hf_compat.engine.runner import given_plugins
 from hf_compat.engine.signals import slurm_signal
-from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import LaunchError, TrainerSetupError
-from hf_compat.trainer.preemption import Preemption, exit_status
+from hf_compat.run.preemption import SignalWatch, exit_status
+from hf_compat.trainer.construction import set_log_level
 
 if TYPE_CHECKING:
     from hf_compat.evaluation.results import TrainOutput
-    from hf_compat.trainer.base import TrainerBase
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["train_in_processes"]
 
@@ -55,7 +54,7 @@ _KEPT = ("state", "control", "run_plan", "_train_batch_size")
 class _Job:
     """What a started process is told."""
 
-    trainer: TrainerBase | None
+    trainer: Trainer | None
     """Inherited by a forked process; None where it is read from a file."""
     run: Callable[[Any], TrainOutput] | None
     folder: Path
@@ -64,7 +63,7 @@ class _Job:
     port: int
 
 
-def train_in_processes(trainer: TrainerBase, start: Start, run: Callable[[Any], TrainOutput]) -> TrainOutput:
+def train_in_processes(trainer: Trainer, start: Start, run: Callable[[Any], TrainOutput]) -> TrainOutput:
     """Start processes, ``run`` the trainer in each, wait for all and return the main process's result.
 
     The caller's trainer has then the trained weights in ``model``, the main process's ``state`` (the history, the best
@@ -87,8 +86,7 @@ def train_in_processes(trainer: TrainerBase, start: Start, run: Callable[[Any], 
             "`train` is to fork, but this process uses CUDA, by an evaluation perhaps, and forked ones then cannot: "
             "train first, or choose the strategy 'ddp_spawn'."
         )
-    trainer.lightning_trainer = trainer.lightning_module = None
-    trainer.accelerator.attach(None, ModelStrategy())  # an evaluation's strategy holds the module that was evaluated
+    trainer._runtime.forget_runs()  # an evaluation's strategy holds the module that was evaluated
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:
@@ -99,7 +97,7 @@ def train_in_processes(trainer: TrainerBase, start: Start, run: Callable[[Any], 
             context = start_processes(  # type: ignore[no-untyped-call]
                 _work, (job,), start.processes, join=False, start_method=start.method
             )
-        watch = Preemption(slurm_signal(given_plugins(trainer._lightning_keywords)))
+        watch = SignalWatch(slurm_signal(trainer._runtime.plugins))
         try:
             with watch.watching():
                 _wait(context, watch, folder)
@@ -110,7 +108,7 @@ def train_in_processes(trainer: TrainerBase, start: Start, run: Callable[[Any], 
         return _take_back(trainer, folder / "result")
 
 
-def _pack(trainer: TrainerBase, run: Callable[[Any], TrainOutput], path: Path) -> None:
+def _pack(trainer: Trainer, run: Callable[[Any], TrainOutput], path: Path) -> None:
     """Write what a process that inherits nothing needs."""
     try:
         torch.save({"trainer": trainer, "run": run, "random": host_rng_state()}, path)
@@ -127,7 +125,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait(context: ProcessContext, watch: Preemption, folder: Path) -> None:
+def _wait(context: ProcessContext, watch: SignalWatch, folder: Path) -> None:
     """Return when all processes have ended well; pass on what asks this one to leave."""
     processes, told = context.processes, False
     while any(process.exitcode is None for process in processes) and not any(_codes(context)):
@@ -172,7 +170,7 @@ def _raise_cause(ended: Exception, codes: list[int], asked: int, folder: Path) -
     raise LaunchError(f"Training ended without a result: process {process} of {len(codes)} ended {how}.") from ended
 
 
-def _take_back(trainer: TrainerBase, path: Path) -> TrainOutput:
+def _take_back(trainer: Trainer, path: Path) -> TrainOutput:
     """Give ``trainer`` what the main process wrote to ``path``, and return its result."""
     if not path.is_file():
         raise LaunchError("Training was interrupted: no process left a result.")
@@ -182,7 +180,8 @@ def _take_back(trainer: TrainerBase, path: Path) -> TrainOutput:
         setattr(trainer, name, value)
     set_host_rng_state(kept["random"])
     if kept["scaler"] is not None:
-        trainer._precision.scaler.load_state_dict(kept["scaler"])
+        scaler: Any = getattr(trainer._runtime.precision, "scaler", None)
+        scaler.load_state_dict(kept["scaler"])
     output: TrainOutput = kept["output"]
     return output
 
@@ -213,7 +212,7 @@ def _train(rank: int, job: _Job) -> None:
     output = run(trainer)
     if rank == 0:
         attributes = {name: getattr(trainer, name) for name in _KEPT if hasattr(trainer, name)}
-        scaler = getattr(trainer._precision, "scaler", None)
+        scaler = getattr(trainer._runtime.precision, "scaler", None)
         kept = {
             "output": output,
             "weights": trainer.model.state_dict(),
@@ -228,8 +227,9 @@ def _train(rank: int, job: _Job) -> None:
 
 def _take_place(trainer: Any) -> None:
     """Tell ``trainer`` which process this is now, and let it meet the others."""
-    trainer._placement = place_started(trainer.args, trainer._placement)
-    trainer._set_log_level()
+    runtime = trainer._runtime
+    runtime.placement = place_started(trainer.args, runtime.placement)
+    set_log_level(trainer.args)
     trainer._eval_dataloaders = {}
     trainer.create_accelerator_and_postprocess()
     trainer._validate_args()

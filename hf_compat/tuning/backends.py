@@ -28,7 +28,7 @@ class Backend:
     values: Callable[[Any, Callable[[Any], dict[str, Any]]], dict[str, Any]]
     """A trial and the caller's space to the values that the trial tries."""
     run: Callable[..., BestRun | list[BestRun]]
-    """``(trainer, n_trials, direction, **kwargs)``: the whole search."""
+    """``(trainer, n_trials, direction, release, **kwargs)``: the whole search."""
     report: Callable[[Any, Any, int, dict[str, float]], None]
     """``(trainer, trial, update step, metrics)``: called after each evaluation while a trial trains."""
     run_id: Callable[[Any], str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hf_compat.errors import SearchError, require_package
@@ -13,13 +14,16 @@ _OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
 """Keywords of ``Study.optimize``; all others are those of ``create_study``."""
 
 
-def run(trainer: Any, n_trials: int, direction: str | list[str], **kwargs: Any) -> BestRun | list[BestRun]:
+def run(
+    trainer: Any, n_trials: int, direction: str | list[str], release: Callable[[Any], None], **kwargs: Any
+) -> BestRun | list[BestRun]:
     """Return the best of ``n_trials`` trainings of ``trainer``; with several directions, all that none dominates.
 
     Args:
         trainer: A Trainer with a ``model_init``.
         n_trials: How many to run; those that a stored study already holds are not counted.
         direction: ``"minimize"`` or ``"maximize"``, or one of them per objective.
+        release: Lets go of the trainer's model, so that the next trial has the memory.
         **kwargs: Keywords of ``optuna.create_study``, and of ``Study.optimize``: ``timeout`` in seconds,
             ``gc_after_trial``, ``catch``.
 
@@ -36,14 +40,14 @@ def run(trainer: Any, n_trials: int, direction: str | list[str], **kwargs: Any) 
         )
     goal = {"directions": direction} if isinstance(direction, list) else {"direction": direction}
     study = optuna.create_study(**goal, **kwargs)
-    study.optimize(lambda trial: _train(trainer, trial), n_trials=n_trials, **optimize)
+    study.optimize(lambda trial: _train(trainer, trial, release), n_trials=n_trials, **optimize)
     if len(study.directions) > 1:
         return [BestRun(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
     best = study.best_trial
     return BestRun(str(best.number), best.value, best.params)
 
 
-def _train(trainer: Any, trial: Any) -> Any:
+def _train(trainer: Any, trial: Any, release: Callable[[Any], None]) -> Any:
     """Train with the values of ``trial`` and return its objective, that of the last evaluation."""
     trainer.objective = None
     try:
@@ -52,7 +56,7 @@ def _train(trainer: Any, trial: Any) -> Any:
             trainer.objective = trainer.compute_objective(trainer.evaluate())
         return trainer.objective
     finally:
-        trainer._release_model()
+        release(trainer)
 
 
 def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ def _tune() -> Any:
     return require_package("ray.tune", extra="ray", purpose="`hyperparameter_search(backend='ray')`")
 
 
-def run(trainer: Any, n_trials: int, direction: str | list[str], **kwargs: Any) -> BestRun:
+def run(
+    trainer: Any, n_trials: int, direction: str | list[str], release: Callable[[Any], None], **kwargs: Any
+) -> BestRun:
     """Return the best of ``n_trials`` trainings of copies of ``trainer``.
 
     Args:
         trainer: A Trainer with a ``model_init``; it has no model afterwards.
         n_trials: How many configurations to draw from ``trainer.hp_space``.
         direction: ``"minimize"`` or ``"maximize"``.
+        release: Lets go of the trainer's model, so that the next trial has the memory.
         **kwargs: Keywords of ``ray.tune.run``. Default of ``resources_per_trial``: one CPU and, where the Trainer
             trains on one, one GPU; of ``progress_reporter``: a ``CLIReporter`` that shows the objective.
 
@@ -43,7 +47,7 @@ def run(trainer: Any, n_trials: int, direction: str | list[str], **kwargs: Any) 
     _check_scheduler(kwargs.get("scheduler"), trainer.args)
     kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if trainer.args.n_gpu > 0 else {})})
     kwargs.setdefault("progress_reporter", tune.CLIReporter(metric_columns=["objective"]))
-    trainer._release_model()
+    release(trainer)
     trainable = tune.with_parameters(_train, trainer=_without_run(trainer))
     analysis = tune.run(trainable, config=trainer.hp_space(None), num_samples=n_trials, **kwargs)
     best = analysis.get_best_trial(metric="objective", mode=direction[:3], scope=_scope(trainer.args))

@@ -7,7 +7,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import BatchSizeError
-from hf_compat.trainer.batch_size import is_out_of_memory, with_smaller_batches
+from hf_compat.run.batch_size import is_out_of_memory, with_smaller_batches
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 ERRORS = [

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.data.workers import begin_worker
-from hf_compat.trainer.preemption import Preemption, agreed, requeue
+from hf_compat.run.preemption import SignalWatch, agreed, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
 
@@ -216,7 +216,7 @@ def test_handlers_are_put_back():
     try:
         signal.signal(signal.SIGTERM, theirs)
         signal.signal(signal.SIGUSR1, theirs)
-        watch = Preemption(signal.SIGUSR1)
+        watch = SignalWatch(signal.SIGUSR1)
         with suppress(SystemExit), watch.watching():
             assert signal.getsignal(signal.SIGUSR1) is theirs
             signal.raise_signal(signal.SIGTERM)
@@ -234,7 +234,7 @@ def test_handlers_are_put_back():
 
 def test_forked_process_dies_of_the_signal():
     """A process forked by the run inherits the handler but dies of SIGTERM all the same."""
-    with Preemption().watching():
+    with SignalWatch().watching():
         child = os.fork()
         if child == 0:
             signal.raise_signal(signal.SIGTERM)
@@ -264,7 +264,7 @@ def test_all_processes_agree(tmp_path):
 
     A group made for that goes with the group of the run.
     """
-    module = Path(sys.modules[Preemption.__module__].__file__)
+    module = Path(sys.modules[SignalWatch.__module__].__file__)
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", VOTE, str(rank), str(tmp_path / "store"), str(note), str(module)],

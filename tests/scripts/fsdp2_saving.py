@@ -63,7 +63,7 @@ def loaded_by_accelerate(trainer: Any, folder: Path, fsdp: Seen) -> Seen:
     def state() -> Any:
         return dtensors.whole([model.state_dict(), optimizer.state_dict()], keeps=True)
 
-    trainer._load_weights(str(folder))
+    trainer._load_from_checkpoint(str(folder))
     strategy.load_optimizer(optimizer, str(folder))
     ours = state()
     with torch.no_grad():

@@ -36,6 +36,8 @@ class ModelStrategy:
     """Whether ``full_state_dict`` has to be asked on every rank for the model's weights to be saved."""
     saves_sharded_weights = False
     """Whether checkpoints hold each rank's part of the weights, written by ``save_sharded_weights``."""
+    syncs_each_batch: bool = False
+    """Whether ranks exchange gradients after every batch, as ``sync_each_batch`` asks; set where it is built."""
     saves_scheduler = False
     """Whether ``save_optimizer`` and ``load_optimizer`` take the learning-rate schedule with them."""
 
@@ -58,7 +60,7 @@ class ModelStrategy:
     def accumulating(self, model: nn.Module, *, ends_update: bool, syncs: bool | None = None) -> Iterator[None]:
         """Open the context of one batch of a window, in which its forward and backward pass run.
 
-        ``HFModule`` enters it for each batch, by ``accelerator.no_sync`` for all but a window's last.
+        ``HFModule`` enters it for each batch.
 
         Args:
             model: What is trained, wrapped.
@@ -66,8 +68,9 @@ class ModelStrategy:
             syncs: Whether ranks exchange gradients in it. Default: if it ends the update step.
         """
         before, self.ends_update = self.ends_update, ends_update
+        exchanges = (ends_update if syncs is None else syncs) or self.syncs_each_batch
         try:
-            with nullcontext() if (ends_update if syncs is None else syncs) else self.without_sync(model):
+            with nullcontext() if exchanges else self.without_sync(model):
                 yield
         finally:
             self.ends_update = before

@@ -35,9 +35,12 @@ def device_keywords(placement: Placement, args: Any, model: nn.Module) -> dict[s
     devices: Any = launch.local_world_size
     if launch.world_size == 1 and device.type != "cpu":
         devices = [device.index or 0]
+    strategy: Any = STRATEGIES[placement.strategy](placement, args, model)
+    accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
+    strategy.syncs_each_batch = bool(accumulation.get("sync_each_batch"))
     return {
         "accelerator": "gpu" if device.type == "cuda" else device.type,
         "devices": devices,
         "num_nodes": launch.num_nodes,
-        "strategy": STRATEGIES[placement.strategy](placement, args, model),
+        "strategy": strategy,
     }

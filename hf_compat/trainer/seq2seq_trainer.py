@@ -176,10 +176,8 @@ class Seq2SeqTrainer(Trainer):
         if labels is not None and decoder is not None and labels.shape == decoder.shape:
             # These were made from the labels: the model would go on from the answer instead of finding one.
             given = {key: given[key] for key in given if key not in ("decoder_input_ids", "decoder_attention_mask")}
-        with self.accelerator.strategy.gathered(self.model):
-            tokens: Tensor = self.model.generate(
-                **given, **{"synced_gpus": self._placement.facts.shards_model} | chosen
-            )
+        with self._runtime.strategy.gathered(self.model):
+            tokens: Tensor = self.model.generate(**given, **{"synced_gpus": self._runtime.facts.shards_model} | chosen)
         return tokens
 
     def _generation_config(self) -> Any:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ListDataset, PlainModel, vector_rows
 from torch import nn
 
 import hf_compat.checkpoint.layout
@@ -16,6 +15,7 @@ from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 
 def new_trainer(folder, kind=Trainer, **fields):

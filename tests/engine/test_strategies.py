@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import PlainModel, vector_rows
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
@@ -15,6 +14,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineScheduler
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS
 from hf_compat.engine.strategies.kinds import STRATEGIES
+from tests.support.helpers import PlainModel, vector_rows
 
 FOLDER = Path(strategies.__path__[0])
 SHARED = ("base", "facts", "fsdp.sharding")

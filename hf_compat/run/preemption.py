@@ -1,7 +1,7 @@
-"""SIGTERM, and SLURM's SIGUSR1: what is noticed of them, when a run acts on them, and how a job is requeued.
+"""Preemption: SIGTERM, and SLURM's SIGUSR1, make a run save a checkpoint, exit, and have its job requeued.
 
-A handler only makes a note. The run looks at the note when a window has ended, saves a complete checkpoint and leaves
-with status ``128 + signal``: 143 for SIGTERM. The time a scheduler grants has to cover one update step with the
+A handler only notes the signal. The run looks at the note when a window has ended, saves a complete checkpoint and
+exits with status ``128 + signal``: 143 for SIGTERM. The time a scheduler grants has to cover one update step with the
 evaluation and the save that may belong to it.
 """
 
@@ -17,13 +17,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
 
-__all__ = ["Preemption", "agreed", "exit_status", "requeue"]
+from hf_compat.engine.callbacks import RunCallback
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.host import RunHost
+    from hf_compat.run.saving import SaveStrategy
+
+__all__ = ["Preemption", "SignalWatch", "agreed", "exit_status", "requeue"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +44,8 @@ def exit_status(signum: int) -> int:
     return 128 + signum
 
 
-class Preemption:
-    """Notes that the process is asked to leave.
+class SignalWatch:
+    """Notes the signals that ask this process to exit.
 
     Args:
         requeue_signal: The signal by which SLURM announces the end of the job's time, None for none.
@@ -89,6 +97,51 @@ class Preemption:
             os.kill(os.getpid(), signum)
         elif not self.received:  # a second signal changes nothing, least of all a save under way
             self.received = signum
+
+
+class Preemption(RunCallback):
+    """Saves and exits once any rank of the run was asked to; not once the run is at its end.
+
+    Hooks: ``on_train_batch_end`` but after the epoch's last window, ``on_train_epoch_end``.
+
+    Args:
+        host: The Trainer.
+        watch: Notes the signals of this process.
+        saving: Saves.
+    """
+
+    def __init__(self, host: RunHost, watch: SignalWatch, saving: SaveStrategy) -> None:
+        self._host = host
+        self._watch = watch
+        self._saving = saving
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        """Exit if asked to; at an epoch's end what belongs to that comes first."""
+        if pl_module.made_update and not trainer.is_last_batch:
+            self._exit_if_asked()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Exit if asked to."""
+        self._exit_if_asked()
+
+    def _exit_if_asked(self) -> None:
+        """Save and exit.
+
+        Raises:
+            SystemExit: With status 128 + signal, 143 for SIGTERM.
+        """
+        host = self._host
+        signum = agreed(self._watch.received, host.args.ddp_timeout_delta)
+        if not signum or host.control.should_training_stop:
+            return
+        logger.warning("%s: saving and exiting after step %s.", signal.Signals(signum).name, host.state.global_step)
+        if not self._saving.has_saved:
+            self._saving.save(host.model_wrapped, host._trial)
+        self._saving.finish()
+        if signum == self._watch.requeue_signal and host.is_world_process_zero():
+            requeue()
+        host.accelerator.wait_for_everyone()  # a launcher ends the others when the first has exited
+        raise SystemExit(exit_status(signum))
 
 
 def agreed(signum: int, timeout: timedelta | None = None) -> int:

@@ -1,0 +1,76 @@
+"""Which keywords of ``lightning.Trainer`` a user may pass, and which callbacks are Lightning's."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+__all__ = ["OWNED_KEYWORDS", "given_plugins", "keyword_problems", "split_callbacks"]
+
+OWNED_KEYWORDS: dict[str, str] = {
+    "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
+    "barebones": "nothing: it would switch off what evaluates and saves",
+    "callbacks": "Trainer(callbacks=[...]), which takes Lightning callbacks too",
+    "check_val_every_n_epoch": "TrainingArguments(eval_strategy=...)",
+    "enable_checkpointing": "TrainingArguments(save_strategy=...)",
+    "fast_dev_run": "TrainingArguments(max_steps=...)",
+    "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
+    "gradient_clip_val": "TrainingArguments(max_grad_norm=...)",
+    "inference_mode": "nothing: evaluation runs under torch.no_grad",
+    "limit_test_batches": "a smaller data set",
+    "limit_train_batches": "TrainingArguments(max_steps=...)",
+    "limit_val_batches": "a smaller `eval_dataset`",
+    "max_epochs": "TrainingArguments(num_train_epochs=...)",
+    "max_steps": "TrainingArguments(max_steps=...)",
+    "min_epochs": "nothing: callbacks may stop a run at any time",
+    "min_steps": "nothing: callbacks may stop a run at any time",
+    "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
+    "overfit_batches": "a smaller `train_dataset`",
+    "precision": "TrainingArguments(bf16=True) or (fp16=True)",
+    "reload_dataloaders_every_n_epochs": "a data set with `set_epoch`",
+    "use_distributed_sampler": "nothing: batches are shared out as upstream does",
+    "val_check_interval": "TrainingArguments(eval_steps=...)",
+}
+"""Keywords of ``lightning.Trainer`` that follow from ``TrainingArguments``, and what to use in their place."""
+
+
+def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Callback]]:
+    """Return the user callbacks, classes or instances, and the Lightning callbacks in ``callbacks``."""
+    user: list[Any] = []
+    lightning: list[Callback] = []
+    for callback in callbacks or ():
+        (lightning if isinstance(callback, Callback) else user).append(callback)
+    return user, lightning
+
+
+def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with keywords for ``lightning.Trainer``: unknown, or contradicting the arguments."""
+    known = inspect.signature(pl.Trainer.__init__).parameters
+    problems = []
+    unknown = sorted(set(keywords) - set(known))
+    if unknown:
+        names = ", ".join(f"`{name}`" for name in unknown)
+        nearest = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
+        problems.append(f"`lightning` holds keywords that `lightning.Trainer` does not have: {names}.{hint}")
+    owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
+    if owned:
+        advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
+        problems.append(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
+    if isinstance(keywords.get("logger"), bool):
+        value = keywords["logger"]
+        problems.append(
+            f"`lightning={{'logger': {value}}}`: pass loggers, or leave it out; `report_to` names simple ones."
+        )
+    return problems
+
+
+def given_plugins(keywords: Mapping[str, Any]) -> list[Any]:
+    """Return the plugins among the user's keywords for ``lightning.Trainer``, which also takes a single one."""
+    plugins = keywords.get("plugins") or ()
+    return list(plugins) if isinstance(plugins, list | tuple) else [plugins]

@@ -1,0 +1,128 @@
+"""From ``TrainingArguments`` to the pieces of one fit: Lightning keywords, module, windows, callbacks in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.arguments.enums import DebugOption
+from hf_compat.data.windows import EpochStart, WindowLoader
+from hf_compat.engine.callbacks import CallbackGroup, RunCallback
+from hf_compat.engine.module import HFModule
+from hf_compat.model_facts import unwrap_model
+from hf_compat.plan import RunPlan
+from hf_compat.run.clipping import GradientClipping, clip_gradients
+from hf_compat.run.evaluation import EvaluationStrategy
+from hf_compat.run.events import Events
+from hf_compat.run.flow import Flow
+from hf_compat.run.logging import LoggingStrategy
+from hf_compat.run.neftune import NEFTune
+from hf_compat.run.overflow import OverflowDebug
+from hf_compat.run.past import PastState
+from hf_compat.run.preemption import Preemption
+from hf_compat.run.progress import Progress
+from hf_compat.run.resume import Resume
+from hf_compat.run.saving import SaveStrategy
+from hf_compat.run.schedule import LRSchedule
+from hf_compat.run.stopping import Stopping
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.run import TrainingRun
+
+__all__ = ["Members", "Pieces", "assemble", "build_members"]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The concerns of a run, each a callback that owns its state; the fields stand in the order of every hook."""
+
+    neftune: NEFTune | None
+    overflow: OverflowDebug | None
+    resume: Resume
+    past: PastState
+    clipping: GradientClipping
+    events: Events
+    schedule: LRSchedule
+    progress: Progress
+    logging: LoggingStrategy
+    evaluation: EvaluationStrategy
+    saving: SaveStrategy
+    flow: Flow
+    preemption: Preemption | None
+    stopping: Stopping
+
+    def in_order(self) -> list[RunCallback]:
+        """Return those that there are, as they are called."""
+        every = (getattr(self, name) for name in self.__slots__)
+        return [member for member in every if member is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What one fit consists of."""
+
+    plan: RunPlan
+    trainer: pl.Trainer
+    module: HFModule
+    windows: WindowLoader
+    group: CallbackGroup
+
+
+def build_members(run: TrainingRun) -> Members:
+    """Return the callbacks of one fit of ``run``."""
+    host, counts = run.host, run.counts
+    debugs = DebugOption.UNDERFLOW_OVERFLOW in host.args.debug
+    noisy = host.neftune_noise_alpha is not None
+    clipping = GradientClipping(partial(clip_gradients, host))
+    schedule = LRSchedule(host)
+    progress = Progress(host, counts)
+    logging = LoggingStrategy(host, counts)
+    evaluation = EvaluationStrategy(host, run.ignore_keys)
+    saving = SaveStrategy(host, run.checkpoints, run.lightning_state)
+    return Members(
+        neftune=NEFTune(run.activate_neftune, run.deactivate_neftune) if noisy else None,
+        overflow=OverflowDebug() if debugs else None,
+        resume=Resume(host, run.point),
+        past=PastState(host),
+        clipping=clipping,
+        events=Events(host),
+        schedule=schedule,
+        progress=progress,
+        logging=logging,
+        evaluation=evaluation,
+        saving=saving,
+        flow=Flow(host, counts, clipping, schedule, progress, logging, evaluation, saving, run.take_output),
+        preemption=None if run.watch is None else Preemption(host, run.watch, saving),
+        stopping=Stopping(host),
+    )
+
+
+def assemble(run: TrainingRun, plan: RunPlan, loader: Any, start: EpochStart | None) -> Pieces:
+    """Return the pieces of one fit.
+
+    Args:
+        run: The run; its members are in the group.
+        plan: The numbers of the fit.
+        loader: The train loader.
+        start: Where a resumed run starts; None from the beginning.
+    """
+    host, runtime = run.host, run.runtime
+    group = CallbackGroup(run.members.in_order(), run)
+    limits = {
+        # A resumed run that already made all its update steps makes one more, as upstream's does.
+        "max_steps": max(plan.max_steps, host.state.global_step + 1),
+        "max_epochs": plan.num_train_epochs if plan.num_train_epochs < 2**31 else -1,
+    }
+    trainer = runtime.build(host.args, unwrap_model(host.model), limits=limits, group=group)
+    windows = WindowLoader(
+        loader,
+        plan,
+        run,
+        lambda: trainer.current_epoch,
+        start,
+        restores_without_batches=host.semantics.restores_rng_without_batches,
+    )
+    return Pieces(plan, trainer, HFModule(host.model, run), windows, group)

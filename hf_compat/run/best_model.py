@@ -1,0 +1,80 @@
+"""Which evaluation is the best, which checkpoint holds its model, and loading it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hf_compat.checkpoint import names
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.run.host import RunHost
+    from hf_compat.state import TrainerState
+
+__all__ = ["determine_best_metric", "load_best_model", "metric_for_best", "note_best_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
+_CADENCES = ("steps", "epoch", "best")
+
+
+def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> float:
+    """Return the value of ``metric_for_best_model``.
+
+    Raises:
+        KeyError: If the evaluation did not give it.
+    """
+    name = args.metric_for_best_model or "loss"
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise KeyError(
+            f"`metric_for_best_model={args.metric_for_best_model!r}`: the evaluation gave no `{name}`, only "
+            f"{', '.join(metrics)}. Return it from `compute_metrics`, or name one of these."
+        )
+    return metrics[name]
+
+
+def determine_best_metric(host: RunHost, metrics: Mapping[str, float]) -> bool:
+    """Return whether this evaluation is strictly better than all before, and remember it in the state if so."""
+    args, state = host.args, host.state
+    if args.metric_for_best_model is None:
+        return False
+    value, greater = metric_for_best(args, metrics), args.greater_is_better
+    if state.best_metric is None:
+        state.best_metric = float("-inf") if greater else float("inf")
+    if not (value > state.best_metric if greater else value < state.best_metric):
+        return False
+    state.best_metric = value
+    tracked = _CADENCES if host.semantics.best_strategy_sets_best_step else _CADENCES[:2]
+    if args.save_strategy in tracked:
+        state.best_global_step = state.global_step
+    return True
+
+
+def note_best_checkpoint(host: RunHost, run_dir: Path) -> None:
+    """Set ``state.best_model_checkpoint`` if the best evaluation's update step is being saved, or was."""
+    state: TrainerState = host.state
+    if not state.best_global_step or host.args.save_strategy not in _CADENCES:
+        return
+    best = run_dir / names.checkpoint_name(state.best_global_step)
+    if state.best_global_step == state.global_step or best.exists():
+        state.best_model_checkpoint = os.path.join(host._get_output_dir(host._trial), best.name)
+
+
+def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
+    """Load the weights of the best checkpoint if it is still there.
+
+    Args:
+        state: Says which it is.
+        load: Loads the weights in a folder into the model.
+    """
+    best = str(state.best_model_checkpoint)
+    if not Path(best).is_dir():  # no error: it would cost the result of the whole training
+        logger.warning("The best checkpoint `%s` is gone: the model keeps its last weights.", best)
+        return
+    logger.info("Loading the best model from %s.", best)
+    load(best)

@@ -1,0 +1,50 @@
+"""Gradient clipping: when it happens in an update step, and the norm that is logged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hf_compat.engine.callbacks import RunCallback
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.host import RunHost
+
+__all__ = ["GradientClipping", "clip_gradients"]
+
+Norm = Tensor | float | None
+
+
+class GradientClipping(RunCallback):
+    """Clips the gradients once a gradient scaler has unscaled them, and keeps their norm.
+
+    Hooks: ``on_before_optimizer_step``. Works in any Lightning trainer.
+
+    Args:
+        clip: Clips the gradients and returns their norm before, ``()``; None if it was not measured.
+
+    Attributes:
+        norm: What ``clip`` returned last.
+    """
+
+    def __init__(self, clip: Callable[[], Norm]) -> None:
+        self._clip = clip
+        self.norm: Norm = None
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Clip."""
+        self.norm = self._clip()
+
+
+def clip_gradients(host: RunHost) -> Norm:
+    """Clip the gradients to ``max_grad_norm`` by the Trainer's methods; return what is logged as ``grad_norm``."""
+    model, most = host.model_wrapped, host.args.max_grad_norm
+    norm = host._clip_grad_norm(model) if most is not None and most > 0 else None
+    return host._get_grad_norm(model, grad_norm=norm) if host.semantics.always_logs_grad_norm else norm

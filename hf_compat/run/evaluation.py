@@ -1,0 +1,69 @@
+"""The evaluation strategy: evaluations while a run trains, and who is told of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.engine.callbacks import RunCallback
+from hf_compat.errors import BatchSizeError
+from hf_compat.optim.schedulers import steps_on_metric
+from hf_compat.overriding import call_as_defined
+from hf_compat.run.batch_size import is_out_of_memory
+from hf_compat.run.best_model import metric_for_best
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.host import RunHost
+
+__all__ = ["EvaluationStrategy"]
+
+
+class EvaluationStrategy(RunCallback):
+    """Evaluates, tells a search of it, and steps a schedule that goes by a metric.
+
+    Hooks: ``on_train_start``; after update steps ``Flow`` calls it, through the Trainer's one override point.
+
+    Args:
+        host: The Trainer.
+        ignore_keys: Model outputs that evaluations during training leave out of the predictions.
+    """
+
+    def __init__(self, host: RunHost, ignore_keys: list[str] | None) -> None:
+        self._host = host
+        self.ignore_keys = ignore_keys
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Evaluate before the first update step if ``eval_on_start`` is set."""
+        if self._host.args.eval_on_start:
+            self._host._evaluate(self._host._trial, self.ignore_keys, skip_scheduler=True)
+
+    def evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Evaluate, and pass the metrics on.
+
+        Args:
+            trial: The trial of a search, None without one.
+            ignore_keys_for_eval: Model outputs left out of the predictions.
+            skip_scheduler: Do not step a schedule that goes by a metric.
+
+        Raises:
+            BatchSizeError: If memory ran out, which smaller training batches would not change.
+        """
+        host = self._host
+        try:
+            metrics: dict[str, float] = call_as_defined(host.evaluate, ignore_keys=ignore_keys_for_eval)
+        except RuntimeError as error:
+            if host.args.auto_find_batch_size and is_out_of_memory(error):
+                raise BatchSizeError(
+                    "An evaluation ran out of memory, and `auto_find_batch_size=True` makes training batches smaller "
+                    f"alone: set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
+                ) from error
+            raise
+        call_as_defined(
+            host._report_to_hp_search, ("trial", trial), ("step", host.state.global_step), ("metrics", metrics)
+        )
+        if steps_on_metric(host.lr_scheduler) and not skip_scheduler:
+            host.lr_scheduler.step(metric_for_best(host.args, metrics))
+        return metrics

@@ -1,0 +1,60 @@
+"""The end of a run: final metrics, the best model, ``on_train_end``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.callbacks.firing import fire
+from hf_compat.evaluation.results import TrainOutput
+from hf_compat.metrics import speed_metrics
+
+if TYPE_CHECKING:
+    from hf_compat.run.host import RunHost
+    from hf_compat.run.progress import Counts
+    from hf_compat.run.saving import SaveStrategy
+
+__all__ = ["finalize_training"]
+
+
+def finalize_training(
+    host: RunHost, counts: Counts, saving: SaveStrategy, num_train_samples: float, start_time: float
+) -> TrainOutput:
+    """Log the final metrics, load the best model, fire ``on_train_end``; return the run's result.
+
+    Args:
+        host: The Trainer.
+        counts: The loss of the whole run.
+        saving: Its last checkpoint is there before anything else.
+        num_train_samples: Samples of the whole run.
+        start_time: When the run began, in seconds of ``time.time``.
+    """
+    assert counts.tr_loss is not None, "set as the fit begins"
+    counts.total_loss_scalar += counts.tr_loss.item()
+    saving.finish()
+    loads_best = host.args.load_best_model_at_end and host.state.best_model_checkpoint is not None
+    if loads_best and not host.semantics.loads_best_after_final_log:
+        host._load_best_model()
+    metrics = _final_metrics(host, counts, num_train_samples, start_time)
+    host.is_in_train = host.semantics.loads_best_after_final_log
+    host._memory_tracker.stop_and_update_metrics(metrics, "train")
+    host.log(metrics)
+    if loads_best and host.semantics.loads_best_after_final_log:
+        host._load_best_model()
+    fire(host, "on_train_end")
+    host._finish_current_push()
+    return TrainOutput(host.state.global_step, metrics["train_loss"], metrics)
+
+
+def _final_metrics(host: RunHost, counts: Counts, num_train_samples: float, start_time: float) -> dict[str, Any]:
+    """Return speeds, floating-point operations and the mean loss of the run."""
+    state = host.state
+    if host.semantics.averages_over_session_steps:
+        done = steps = state.global_step - counts.initial_step
+        samples = num_train_samples * steps / max(state.max_steps, 1)
+    else:
+        steps, samples, done = state.max_steps, num_train_samples, state.global_step
+    metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps)
+    host.store_flos()
+    metrics["total_flos"] = state.total_flos
+    metrics["train_loss"] = counts.total_loss_scalar / max(done, 0.001)
+    return metrics

@@ -1,0 +1,49 @@
+"""Optimizer and schedule of a run, made by the Trainer's override points when a strategy asks for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.overriding import call_as_defined
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from hf_compat.run.host import RunHost
+
+__all__ = ["RunOptimization"]
+
+
+class RunOptimization:
+    """The ``Optimization`` of :mod:`hf_compat.engine.host`.
+
+    Args:
+        host: The Trainer.
+        num_training_steps: Update steps of the run, warm-up included.
+    """
+
+    def __init__(self, host: RunHost, num_training_steps: int) -> None:
+        self._host = host
+        self.num_training_steps = num_training_steps
+
+    def create_optimizer(self) -> Any:
+        """Make and return a new optimizer; the one of an earlier run ended with its engine."""
+        self._host.optimizer = self._host.lr_scheduler = None
+        self._host.create_optimizer()
+        return self._host.optimizer
+
+    def create_scheduler(self, optimizer: Optimizer) -> Any:
+        """Make and return a new schedule for ``optimizer``, which is the Trainer's meanwhile."""
+        self._host.optimizer, self._host.lr_scheduler = optimizer, None
+        call_as_defined(self._host.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
+        return self._host.lr_scheduler
+
+    def create_both(self) -> tuple[Any, Any]:
+        """Make and return optimizer and schedule, by the methods that the release calls."""
+        host = self._host
+        if host.semantics.creates_scheduler_apart:
+            host.create_optimizer()
+            host.create_scheduler(num_training_steps=self.num_training_steps)
+        else:
+            host.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
+        return host.optimizer, host.lr_scheduler

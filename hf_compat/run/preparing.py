@@ -1,0 +1,107 @@
+"""The model before a run: made anew if there is a ``model_init``, put in its place, readied for training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hf_compat.model_facts import ignores_item_count, unwrap_model
+from hf_compat.optim.liger import apply_liger_kernels
+from hf_compat.overriding import WarnOnce
+from hf_compat.seeding import enable_full_determinism, set_seed
+
+if TYPE_CHECKING:
+    from hf_compat.engine.runtime import Runtime
+    from hf_compat.run.host import RunHost
+
+__all__ = ["place_model", "prepare_model", "take_wrapper"]
+
+_SWITCH = "Set `TrainingArguments(semantics='corrected')` for the right ones."
+_OWN_CHECKPOINTING_SETTINGS = ("every_n_layers", "offload")
+"""Arguments of ``activation_checkpointing_enable`` since 5.23; the rest goes on to ``torch.utils.checkpoint``."""
+
+
+def prepare_model(host: RunHost, runtime: Runtime, trial: Any, warn_once: WarnOnce) -> None:
+    """Make the model of ``host`` anew if there is a ``model_init``, and ready it for training.
+
+    Args:
+        host: The Trainer.
+        runtime: Where the run takes place.
+        trial: The trial of a search, None without one.
+        warn_once: Warns of numbers that are known to be wrong upstream.
+    """
+    args, semantics = host.args, host.semantics
+    if not semantics.applies_trial_after_model_init:
+        host._hp_search_setup(trial)
+    if host.model_init is not None:
+        (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
+        host.model = host.model_wrapped = host.call_model_init(trial)
+        host.optimizer = host.lr_scheduler = None
+        host._signature_columns = None
+        if host.place_model_on_device:
+            host._move_model_to_device(host.model, args.device)
+    if args.use_liger_kernel and semantics.applies_liger_in_train:
+        apply_liger_kernels(host.model, args.liger_kernel_config)
+    if host.model_init is None and (args.fp16_full_eval or args.bf16_full_eval):
+        host._move_model_to_device(host.model, args.device)
+    if semantics.applies_trial_after_model_init:
+        host._hp_search_setup(trial)
+    place_model(host, runtime)
+    host.model_wrapped = host._wrap_model(host.model_wrapped)
+    if args.activation_checkpointing or args.gradient_checkpointing:
+        _enable_checkpointing(host.model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
+    if host.processing_class is not None and hasattr(host.model, "config"):
+        host._align_special_tokens()
+    _settle_loss_scaling(host, warn_once)
+
+
+def place_model(host: RunHost, runtime: Runtime) -> None:
+    """Put the model on its device, under autocast if the precision is mixed, compiled if asked for."""
+    is_new = runtime.place(host.model, host.args.device)
+    # Wrapped the first time, or once the user has put another model in place.
+    if is_new and (host.args.torch_compile or unwrap_model(host.model_wrapped) is not host.model):
+        take_wrapper(host, runtime, host.model)
+
+
+def take_wrapper(host: RunHost, runtime: Runtime, wrapped: nn.Module) -> None:
+    """Have ``host`` train ``wrapped``, the model with what the strategy put around it; compiled if asked for."""
+    args = host.args
+    if args.torch_compile:
+        wrapped = runtime.strategy.compiled(
+            wrapped, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
+        )
+    host.model_wrapped = wrapped
+
+
+def _enable_checkpointing(model: Any, settings: dict[str, Any] | None) -> None:
+    """Have ``model`` recompute activations in the backward pass, by the name that its release has for that."""
+    if not hasattr(model, "activation_checkpointing_enable"):
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+        return
+    given = settings or {}
+    own = {name: value for name, value in given.items() if name in _OWN_CHECKPOINTING_SETTINGS}
+    rest = {name: value for name, value in given.items() if name not in own}
+    model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **own)
+
+
+def _settle_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
+    """Decide who divides the loss by the window, and warn where upstream's answer is known to be wrong."""
+    steps, semantics = host.args.gradient_accumulation_steps, host.semantics
+    if semantics.divides_gradients_twice and steps > 1:
+        warn_once(
+            f"transformers {semantics.release} divides accumulated gradients by `gradient_accumulation_steps={steps}` "
+            f"twice, and so does this run: they are {steps} times too small. {_SWITCH}"
+        )
+    if steps < 2 or host.compute_loss_func is not None:
+        return
+    if host.loss_is_scaled_for_ga is not None or not ignores_item_count(host.model):
+        return
+    if semantics.corrected:
+        host.model_accepts_loss_kwargs = False
+    elif host.model_accepts_loss_kwargs:
+        warn_once(
+            f"{type(host.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
+            f"transformers {semantics.release} trains it on losses and gradients up to {steps} times too large "
+            f"(`gradient_accumulation_steps={steps}`), and so does this run. {_SWITCH}"
+        )

@@ -1,0 +1,155 @@
+"""What a run counts: loss, floating-point operations, tokens, update steps, and its position in the data."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.data.windows import Window
+from hf_compat.engine.callbacks import RunCallback
+from hf_compat.errors import ModelError
+from hf_compat.overriding import WarnOnce
+from hf_compat.plan import DataPosition, RunPlan
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.host import RunHost
+
+__all__ = ["Counts", "Progress", "floating_point_ops", "track_input_tokens"]
+
+
+@dataclass(slots=True)
+class Counts:
+    """The numbers of a run that upstream keeps as attributes of the Trainer, which show them under their names."""
+
+    tr_loss: Tensor | None = None
+    """Loss summed since the last log, ``()``; overrides may set it to zero in place."""
+    total_loss_scalar: float = 0.0
+    """Loss summed over the run up to the last log."""
+    last_logged_step: int = 0
+    """Update step of the last log."""
+    initial_step: int = 0
+    """Update steps done before this run, by the one that it resumes."""
+    initial_tokens: int = 0
+    """Input tokens seen before this run."""
+    flos: float = 0
+    """Floating-point operations since they were last moved into the state."""
+    _counted: tuple[nn.Module, int] | None = field(default=None, repr=False)
+
+    def parameters_outside_embeddings(self, model: Any, *, recounts: bool) -> int:
+        """Return the number of ``model``'s parameters outside its embeddings, counted once.
+
+        Args:
+            model: A model with ``num_parameters``.
+            recounts: Count anew: what a rank holds of a partitioned model changes from step to step.
+        """
+        if self._counted is None or self._counted[0] is not model or recounts:
+            self._counted = (model, int(model.num_parameters(exclude_embeddings=True)))
+        return self._counted[1]
+
+
+class Progress(RunCallback):
+    """Counts batches and update steps; sets ``global_step``, ``epoch`` and the position in the data.
+
+    Hooks: ``setup``, ``on_fit_start``, ``on_batch_trained``, ``on_optimizer_step_end``.
+
+    Args:
+        host: The Trainer.
+        counts: Where it keeps the numbers that upstream's names show.
+
+    Attributes:
+        plan: The numbers of the run, set before the fit.
+        shift: The epoch that was resumed with other batches, and by how many samples its batches are off.
+        start_time: When the run began, in seconds of ``time.time``.
+        position: Where in the data the run is; None before its first update step.
+    """
+
+    def __init__(self, host: RunHost, counts: Counts) -> None:
+        self._host = host
+        self._counts = counts
+        self.plan: RunPlan | None = None
+        self.shift = (0, 0)
+        self.start_time = 0.0
+        self.position: DataPosition | None = None
+
+    def begin(self) -> None:
+        """Count from the state that the run begins with."""
+        state, counts = self._host.state, self._counts
+        counts.initial_tokens = state.num_input_tokens_seen
+        counts.initial_step = counts.last_logged_step = state.global_step
+        counts.tr_loss = torch.tensor(0.0, device=self._host.args.device)
+        counts.total_loss_scalar = 0.0
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the time, and start without gradients."""
+        self.start_time = time.time()
+        self._host.model_wrapped.zero_grad()
+
+    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Any) -> None:
+        """Add a batch's loss, floating-point operations and tokens to what the next log reports."""
+        host, counts = self._host, self._counts
+        assert counts.tr_loss is not None, "set as the fit begins"
+        if counts.tr_loss.device != loss.device:
+            raise ModelError(f"`model`: its loss is on {loss.device}, but training runs on {counts.tr_loss.device}.")
+        if host.args.logging_nan_inf_filter:
+            # A select instead of a branch: asking whether the loss is finite would wait for the device.
+            mean = counts.tr_loss / (1 + host.state.global_step - counts.last_logged_step)
+            loss = torch.where(torch.isfinite(loss), loss, mean)
+        counts.tr_loss = counts.tr_loss + loss
+        counts.flos += float(host.floating_point_ops(batch))
+        host._track_num_input_tokens(batch)
+
+    def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
+        """Count the update step that ``window`` made."""
+        assert self.plan is not None, "set before the fit"
+        state, plan = self._host.state, self.plan
+        state.global_step = trainer.global_step
+        done = window.batches_before + len(window.batches)
+        state.epoch = window.epoch + done / plan.batches_per_epoch
+        shift = self.shift[1] if window.epoch == self.shift[0] else 0
+        self.position = DataPosition.after(plan, window.epoch, done, shift)
+
+
+def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *, recounts: bool) -> int:
+    """Return the floating-point operations of forward and backward on one batch; 0 if they cannot be estimated.
+
+    Args:
+        host: The Trainer.
+        counts: Remembers the number of parameters.
+        inputs: The batch.
+        recounts: As for :meth:`Counts.parameters_outside_embeddings`.
+    """
+    model = host.model
+    if not host.semantics.counts_flops_per_token:
+        return int(model.floating_point_ops(inputs)) if hasattr(model, "floating_point_ops") else 0
+    name = getattr(model, "main_input_name", "input_ids")
+    if name in inputs and hasattr(model, "num_parameters"):
+        return 6 * int(inputs[name].numel()) * counts.parameters_outside_embeddings(model, recounts=recounts)
+    return 0
+
+
+def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnce) -> None:
+    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen`` if they are counted."""
+    kind = host.args.include_num_input_tokens_seen
+    if kind == "no":
+        return
+    name = getattr(host.model, "main_input_name", "input_ids")
+    if name not in inputs:
+        warn_once(
+            f"`include_num_input_tokens_seen={kind!r}`: batches have no `{name}`, so no tokens are counted. "
+            "Set the model's `main_input_name` to the column that holds them."
+        )
+        return
+    tokens: Any = inputs[name].numel()
+    pad = getattr(host.processing_class, "pad_token_id", None)
+    if kind == "non_padding" and "attention_mask" in inputs:
+        tokens = inputs["attention_mask"].sum()
+    elif kind == "non_padding" and pad is not None:
+        tokens = (inputs[name] != pad).sum()
+    counted = torch.as_tensor(tokens, device=host.args.device, dtype=torch.int64)
+    host.state.num_input_tokens_seen += int(host.accelerator.gather(counted).sum())

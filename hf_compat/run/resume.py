@@ -1,0 +1,270 @@
+"""Resuming: where in the data, the Trainer's state, then optimizer, schedule and scaler, then the random generators."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.checkpoint.layout import moved_along
+from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.data.dispatching import DispatchingDataLoader
+from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
+from hf_compat.data.stream_states import StreamStates
+from hf_compat.data.windows import EpochStart
+from hf_compat.engine.callbacks import RunCallback
+from hf_compat.errors import CheckpointError
+from hf_compat.metrics import has_length
+from hf_compat.overriding import WarnOnce
+from hf_compat.plan import DataPosition, RunPlan, plan_for_rest
+from hf_compat.state import TrainerState, is_exportable
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.engine.strategies.base import ModelStrategy
+    from hf_compat.run.host import RunHost
+
+__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "load_callback_state", "without_surplus_step"]
+
+logger = logging.getLogger(__name__)
+
+
+class Resume(RunCallback):
+    """Gives optimizer, schedule, gradient scaler and random generators the states of a checkpoint.
+
+    Hooks: ``on_fit_start``, ``on_train_start``.
+
+    Args:
+        host: The Trainer.
+        point: The checkpoint; None for a run that starts anew.
+    """
+
+    def __init__(self, host: RunHost, point: ResumePoint | None) -> None:
+        self._host = host
+        self._point = point
+
+    @property
+    def folder(self) -> str | None:
+        """The checkpoint's folder, None without one."""
+        return None if self._point is None else str(self._point.folder)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Load what belongs to optimizer, schedule and scaler, which the strategy has made by now."""
+        host, folder = self._host, self.folder
+        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
+        if folder is not None:
+            strategy.resume_engine(folder)
+        handler = host.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
+        if folder is not None or not host.semantics.loads_state_if_resumed:
+            host._load_optimizer_and_scheduler(folder)
+            host._load_scaler(folder)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Free what was read of the checkpoint."""
+        if self._point is not None:
+            self._point.drop_caches()
+
+    def restore_rng(self) -> None:
+        """Set the random generators to the states that the checkpoint keeps."""
+        self._host._load_rng_state(self.folder)
+
+    # ---- where in the data ----
+
+    def start_in_data(
+        self, plan: RunPlan, loader: Any, done: tuple[int, int]
+    ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
+        """Return the plan of the rest of the run and where it starts.
+
+        With the windows that the checkpoint was written with, that is where transformers starts. With others, of
+        another batch size, accumulation or world size, it is the first sample that was not trained on, and the run
+        makes the update steps that are left of its epochs.
+
+        Args:
+            plan: The plan of a run with this run's windows from the start.
+            loader: The train loader.
+            done: The epochs and the batches of the next one that transformers skips.
+
+        Returns:
+            The plan, the start, and the epoch that is resumed with other batches with the number of samples by which
+            its batches are off.
+        """
+        assert self._point is not None, "asked where there is one"
+        args = self._host.args
+        epoch, batches = done
+        saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
+        stream = None
+        if saved is not None and saved.samples:
+            same_batches = saved.samples_per_batch == plan.samples_per_batch
+            stream = self._saved_stream(loader, same_batches=same_batches)
+        if saved is not None and not saved.agrees(plan, self._host.state.global_step):
+            rest = loader
+            if saved.samples:
+                rest = skip_samples(loader, saved.samples) if stream is None else stream
+            if rest is not None:
+                return self._start_with_other_windows(plan, saved, rest, loader)
+            logger.warning(
+                "The checkpoint %s was written in windows of %s x %s samples, this run's are of %s x %s. The order of "
+                "its samples depends on their batches, so it skips as many of its own windows: some samples of this "
+                "epoch are seen twice, or not at all.",
+                self.folder,
+                saved.accumulate,
+                saved.samples_per_batch,
+                plan.accumulate,
+                plan.samples_per_batch,
+            )
+        elif stream is not None:
+            return plan, EpochStart(epoch, batches // plan.accumulate, batches, stream), (0, 0)
+        rest = skip_batches(loader, batches) if batches else loader
+        return plan, EpochStart(epoch, batches // plan.accumulate, batches, rest), (0, 0)
+
+    def _start_with_other_windows(
+        self, plan: RunPlan, saved: DataPosition, rest: Any, loader: Any
+    ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
+        args = self._host.args
+        epoch, left = saved.epoch, plan.batches_per_epoch
+        if has_length(rest):
+            left = len(rest)
+        elif saved.samples:
+            left -= saved.samples // plan.samples_per_batch
+        if left == 0:  # what is left of the epoch is less than a batch, and such batches are dropped
+            epoch, left, rest = epoch + 1, plan.batches_per_epoch, loader
+        resumed, done = plan_for_rest(
+            plan,
+            num_train_epochs=None if args.max_steps > 0 else args.num_train_epochs,
+            global_step=self._host.state.global_step,
+            epoch=epoch,
+            batches_left=left,
+        )
+        batches = plan.batches_per_epoch - left
+        shift = (epoch, saved.samples - batches * plan.samples_per_batch) if epoch == saved.epoch else (0, 0)
+        return resumed, EpochStart(epoch, done, batches, rest), shift
+
+    def _saved_stream(self, loader: Any, *, same_batches: bool) -> Any:
+        """Return the loader of what is left of a stream that said where it was; None if that is not to be used.
+
+        Raises:
+            CheckpointError: If the state that the checkpoint keeps does not fit the stream.
+        """
+        assert self._point is not None, "asked where there is one"
+        args = self._host.args
+        alone = isinstance(loader, DispatchingDataLoader)
+        rank, world_size = (0 if alone else args.process_index), args.world_size
+        read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=alone)
+        saved = self._point.lightning("stream", read)
+        # What the workers gave since they had all had their turn is counted in batches of the old size.
+        if saved is None or (saved.since and not same_batches):
+            return None
+        try:
+            return resume_stream(loader, saved)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The state of the stream in `{self.folder}` does not fit `train_dataset`: {error}. Resume with the "
+                "data that the checkpoint was written with, or set `ignore_data_skip=True`."
+            ) from error
+
+
+def init_training_state(
+    host: RunHost,
+    point: ResumePoint | None,
+    *,
+    max_steps: int,
+    num_update_steps_per_epoch: int,
+    num_train_epochs: int,
+    trial: Any,
+) -> tuple[int, int]:
+    """Set ``state`` anew or from a checkpoint; return the epochs done and the batches into the next one.
+
+    Args:
+        host: The Trainer.
+        point: The checkpoint; None for a run that starts anew.
+        max_steps: Update steps of the run.
+        num_update_steps_per_epoch: Update steps of an epoch.
+        num_train_epochs: Epochs that the run begins.
+        trial: The trial of a search, None without one.
+    """
+    args = host.args
+    exportable = [each for each in [*host.callback_handler.callbacks, host.control] if is_exportable(each)]
+    host.state = TrainerState(stateful_callbacks=exportable)
+    host.state.epoch = 0
+    host.state.is_hyper_param_search = trial is not None
+    host.state.train_batch_size = host._train_batch_size
+    host.state.compute_steps(args, max_steps)
+    position = (0, 0)
+    if point is not None:
+        state = host.state = point.trainer_state()
+        if state.best_model_checkpoint is not None:
+            state.best_model_checkpoint = moved_along(state.best_model_checkpoint, point.folder)
+        _forget_missing_best_checkpoint(host)
+        host.compare_trainer_and_checkpoint_args(args, state)
+        host._load_callback_state()
+        epochs, windows = divmod(state.global_step, num_update_steps_per_epoch)
+        position = (epochs, 0 if args.ignore_data_skip else windows * args.gradient_accumulation_steps)
+    host.state.init_training_references(host, max_steps, num_train_epochs, trial)
+    return position
+
+
+def _forget_missing_best_checkpoint(host: RunHost) -> None:
+    best = host.state.best_model_checkpoint
+    if host.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
+        logger.warning("The best checkpoint `%s` of the resumed run is gone; it is not counted any more.", best)
+        host.state.best_model_checkpoint = None
+
+
+def without_surplus_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
+    """Return ``plan``, cut where all its update steps are made but upstream would make one more."""
+    if host.state.global_step < plan.max_steps or epochs_done >= plan.num_train_epochs:
+        return plan
+    if host.semantics.corrected:
+        return replace(plan, num_train_epochs=epochs_done)
+    warn_once(
+        f"All of `max_steps={plan.max_steps}` update steps are made, but transformers makes one more where an epoch "
+        "has begun, and so does this run. Set `TrainingArguments(semantics='corrected')` to make none."
+    )
+    return plan
+
+
+def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> None:
+    """Warn where the checkpoint's cadences, which win, or its batch size differ from the arguments'."""
+    for name in ("logging_steps", "eval_steps", "save_steps"):
+        given, kept = getattr(args, name), getattr(state, name)
+        if given is not None and given != kept:
+            logger.warning("`%s=%s` differs from the checkpoint's %s, which is kept.", name, given, kept)
+    if state.train_batch_size not in (None, args.train_batch_size):
+        logger.warning(
+            "`per_device_train_batch_size=%s` differs from the checkpoint's %s.",
+            args.per_device_train_batch_size,
+            state.train_batch_size,
+        )
+
+
+def load_callback_state(host: RunHost) -> None:
+    """Make the exportable callbacks, and the control, anew with the states that ``host.state`` keeps of them."""
+    for name, saved in host.state.stateful_callbacks.items():
+        current = [*host.callback_handler.callbacks, host.control]
+        same = [each for each in current if type(each).__name__ == name]
+        if not same:
+            logger.warning("The checkpoint has a state for %s, which is not among the callbacks.", name)
+        for callback, state in zip(same, saved if isinstance(saved, list) else [saved], strict=False):
+            restored = _rebuilt(callback, state)
+            if callback is host.control:
+                host.control = restored
+            else:
+                host.callback_handler.remove_callback(callback)
+                host.callback_handler.add_callback(restored)
+
+
+def _rebuilt(callback: Any, state: Any) -> Any:
+    """Return a new object of ``callback``'s class in ``state``, as a checkpoint has it."""
+    try:
+        return type(callback).from_state(state)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"The checkpoint's `trainer_state.json` holds no state of a {type(callback).__name__} under "
+            f"`stateful_callbacks`: {error or type(error).__name__}. Resume without "
+            "`restore_callback_states_from_checkpoint`."
+        ) from error

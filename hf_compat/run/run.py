@@ -1,0 +1,316 @@
+"""One ``train()``: it begins, fits, perhaps several times until memory suffices, and ends."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from hf_compat.checkpoint import layout, publish
+from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.rotation import Ledger
+from hf_compat.checkpoint.writer import CheckpointWriter
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.rank_batches import check_even
+from hf_compat.data.stream_states import gather_stream_states
+from hf_compat.data.windows import EpochStart
+from hf_compat.engine.runtime import Runtime
+from hf_compat.engine.signals import slurm_signal
+from hf_compat.evaluation.results import TrainOutput
+from hf_compat.hub import quiet_progress_bars
+from hf_compat.model_facts import accepts_parameter
+from hf_compat.overriding import WarnOnce, call_as_defined
+from hf_compat.plan import RunPlan
+from hf_compat.plan.upstream import from_values
+from hf_compat.run.assembly import Pieces, assemble, build_members
+from hf_compat.run.batch_size import with_smaller_batches
+from hf_compat.run.host import RunHost
+from hf_compat.run.optimization import RunOptimization
+from hf_compat.run.preemption import SignalWatch
+from hf_compat.run.preparing import prepare_model, take_wrapper
+from hf_compat.run.progress import Counts
+from hf_compat.run.resume import without_surplus_step
+
+if TYPE_CHECKING:
+    from hf_compat.engine.host import Optimization
+
+__all__ = ["TrainingRun"]
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    """What lives as long as one ``train()``; the ``Host`` of the module and of the strategy, the source of windows.
+
+    Args:
+        host: The Trainer.
+        runtime: Where the run takes place.
+        counts: Where it keeps the numbers that upstream's names show.
+        checkpoints: What writes its checkpoints.
+        warn_once: Gives a warning once in the Trainer's life.
+        trial: The trial of a search, None without one.
+        ignore_keys: Model outputs that evaluations during training leave out of the predictions.
+
+    Attributes:
+        point: The checkpoint that the run resumes; None if it starts anew.
+        watch: Notes the signals that ask the run to save and exit; None where nothing is saved.
+        members: The callbacks of the fit under way, or of the last one.
+        pieces: What the fit under way, or the last one, consists of; None before.
+        output: The run's result, once there is one.
+    """
+
+    def __init__(
+        self,
+        host: RunHost,
+        runtime: Runtime,
+        counts: Counts,
+        checkpoints: CheckpointWriter,
+        warn_once: WarnOnce,
+        *,
+        trial: Any = None,
+        ignore_keys: list[str] | None = None,
+    ) -> None:
+        self.host = host
+        self.runtime = runtime
+        self.counts = counts
+        self.checkpoints = checkpoints
+        self.trial = trial
+        self.ignore_keys = ignore_keys
+        self.point: ResumePoint | None = None
+        self.watch: SignalWatch | None = None
+        self.pieces: Pieces | None = None
+        self.output: TrainOutput | None = None
+        self.optimization: Optimization = RunOptimization(host, 0)
+        self._warn_once = warn_once
+        self.members = build_members(self)
+
+    # ---- from begin to end ----
+
+    def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
+        """Run it all and return the result; see the Trainer's ``train``."""
+        host, args = self.host, self.host.args
+        self._begin(resume_from_checkpoint)
+        try:
+            prepare_model(host, self.runtime, self.trial, self._warn_once)
+            if self.point is None:
+                self.checkpoints.ledger = Ledger.start()
+            else:
+                self.checkpoints.ledger = Ledger.resume(self.point.folder)
+                if not self.runtime.facts.shards_model:
+                    host._load_from_checkpoint(str(self.point.folder))
+                self._resume_batch_size(self.point)
+            loop = functools.partial(
+                host._inner_training_loop,
+                args=args,
+                resume_from_checkpoint=None if self.point is None else str(self.point.folder),
+                trial=self.trial,
+                ignore_keys_for_eval=self.ignore_keys,
+            )
+            quiet = quiet_progress_bars() if args.push_to_hub else nullcontext()
+            with self._watching_signals(), quiet:
+                if args.auto_find_batch_size:
+                    return with_smaller_batches(loop, host._train_batch_size)
+                return loop(batch_size=host._train_batch_size)
+        finally:
+            self._end()
+
+    def _begin(self, resume_from_checkpoint: str | bool | None) -> None:
+        host, args = self.host, self.host.args
+        if args.should_save:  # first: a killed process may have left a checkpoint without its name
+            os.makedirs(args.output_dir, exist_ok=True)
+            publish.clean_orphans(args.output_dir)
+        host.accelerator.wait_for_everyone()
+        if is_wanted(args):
+            self.checkpoints.check_disks(args.output_dir, launch=args.launch, save_async=args.save_async)
+        folder = layout.to_resume(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
+        self.point = None if folder is None else ResumePoint(folder)
+        self.checkpoints.last_step = None
+        if not (args.auto_find_batch_size and host.semantics.keeps_batch_size_found):
+            host._train_batch_size = args.train_batch_size
+        host.is_in_train = True
+        host._memory_tracker.start("train")
+
+    def _resume_batch_size(self, point: ResumePoint) -> None:
+        host, size = self.host, point.trainer_state().train_batch_size
+        wins = host.args.auto_find_batch_size or not host.semantics.resumes_batch_size_if_searching
+        if size is not None and wins:
+            host._train_batch_size = size
+
+    @contextmanager
+    def _watching_signals(self) -> Iterator[None]:
+        """Notice signals, where the run may save; leave no save unfinished, however the block ends."""
+        args = self.host.args
+        saves = args.save_strategy != "no" or args.enable_jit_checkpoint
+        self.watch = SignalWatch(slurm_signal(self.runtime.plugins)) if saves else None
+        try:
+            with nullcontext() if self.watch is None else self.watch.watching():
+                yield
+        except BaseException:
+            try:
+                self.checkpoints.saver.wait()
+            except Exception as error:  # what ended the run is the error to tell of
+                logger.error("%s", error)
+            raise
+        finally:
+            self.watch = None
+
+    def _end(self) -> None:
+        host = self.host
+        host.is_in_train = False
+        self.runtime.end_fit()
+        if self.pieces is not None:
+            self.pieces.group.end()  # once more, where an error came before Lightning could
+        host._memory_tracker.cancel()
+        host._past = None
+
+    # ---- one fit ----
+
+    def fit(
+        self,
+        batch_size: int | None,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+        ignore_keys_for_eval: list[str] | None,
+    ) -> TrainOutput:
+        """Run one fit on Lightning with batches of ``batch_size`` and return the result."""
+        host = self.host
+        self.pieces = self.output = None  # the memory of a fit that ran out of it
+        host._train_batch_size = batch_size or host._train_batch_size
+        self.ignore_keys = ignore_keys_for_eval
+        self.point = self.resume_point(resume_from_checkpoint)
+        loader = host.get_train_dataloader()
+        if isinstance(loader, PreparedDataLoader):
+            loader.track_stream_states()
+        plan = host.run_plan = self._plan(loader)
+        done = host._init_training_state(
+            plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
+        )
+        self.members = members = build_members(self)
+        start: EpochStart | None = None
+        if self.point is not None:
+            plan, start, members.progress.shift = members.resume.start_in_data(plan, loader, done)
+            host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
+        plan = without_surplus_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
+        host.run_plan = members.progress.plan = plan
+        if host._created_lr_scheduler:
+            host.lr_scheduler, host._created_lr_scheduler = None, False
+        self.optimization = RunOptimization(host, plan.max_steps)
+        members.progress.begin()
+        host.callback_handler.train_dataloader = loader
+        self._fit(plan, loader, start)
+        assert self.output is not None, "a finished run has a result"
+        return self.output
+
+    def _fit(self, plan: RunPlan, loader: Any, start: EpochStart | None) -> None:
+        host, runtime = self.host, self.runtime
+        host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # the last run's wrapper goes
+        pieces = self.pieces = assemble(self, plan, loader, start)
+        if self.point is not None:  # `HFCheckpointIO` may have kept none
+            self.point.lightning("callbacks", runtime.restore_callback_states)
+        runtime.begin_fit(loader)
+        step = host.state.global_step
+        runtime.fit(pieces.module, pieces.windows, start=None if start is None else (start.epoch, step, step))
+        if self.output is None:  # no epoch was left to run, so Lightning called no hook
+            pieces.group.on_train_start(pieces.trainer, pieces.module)
+            pieces.group.on_train_end(pieces.trainer, pieces.module)
+
+    def resume_point(self, folder: str | None) -> ResumePoint | None:
+        """Return the checkpoint ``folder``, the run's own if it is that; None for None."""
+        if folder is None:
+            return None
+        own = self.point is not None and str(self.point.folder) == folder
+        return self.point if own else ResumePoint(folder)
+
+    def _plan(self, loader: Any) -> RunPlan:
+        """Return every number of the run, by the Trainer's ``set_initial_training_values``."""
+        check_even(loader)
+        host, args = self.host, self.host.args
+        by_batches = host.semantics.plans_by_batches
+        samples = None if by_batches else host.get_total_train_batch_size(args)
+        values = call_as_defined(
+            host.set_initial_training_values,
+            ("args", args),
+            ("dataloader", loader),
+            *(() if by_batches else (("total_train_batch_size", samples),)),
+        )
+        return from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
+
+    def lightning_state(self) -> dict[str, Any]:
+        """Return what a checkpoint's ``lightning.pt`` holds; every rank has to call it."""
+        content: dict[str, Any] = {"callbacks": self.runtime.callback_states()}
+        if self.members.progress.position is not None:
+            content["position"] = self.members.progress.position.to_dict()
+        stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)
+        if stream is not None:
+            content["stream"] = stream
+        return content
+
+    def take_output(self, output: TrainOutput) -> None:
+        """Keep the run's result."""
+        self.output = output
+
+    def activate_neftune(self, model: nn.Module) -> nn.Module:
+        """Have the Trainer add noise to the embeddings of its model; return that."""
+        self.host.model = self.host._activate_neftune(self.host.model)
+        return self.host.model  # type: ignore[no-any-return]
+
+    def deactivate_neftune(self, model: nn.Module) -> None:
+        """Have the Trainer take the noise away."""
+        self.host._deactivate_neftune(self.host.model)
+
+    # ---- what the engine asks ----
+
+    @property
+    def model_wrapped(self) -> nn.Module:
+        """What is trained: the model in what the strategy put around it."""
+        return self.host.model_wrapped  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, num_items: Any) -> Tensor:
+        """Run forward and backward of one batch by the Trainer's ``training_step``; return its loss, ``()``."""
+        step = self.host.training_step
+        if accepts_parameter(step, "num_items_in_batch"):
+            return step(self.host.model_wrapped, batch, num_items)
+        return step(self.host.model_wrapped, batch)
+
+    def should_stop(self) -> bool:
+        """Return whether a callback asked to end the epoch or the training."""
+        control = self.host.control
+        return control.should_epoch_stop or control.should_training_stop
+
+    def take_wrapper(self, wrapped: nn.Module) -> None:
+        """Train ``wrapped``, the model in what the strategy put around it; a sharded one gets its weights now."""
+        take_wrapper(self.host, self.runtime, wrapped)
+        facts = self.runtime.facts
+        if facts.has_engine:
+            self.host.deepspeed = wrapped
+        elif facts.shards_model and self.point is not None and self.runtime.trains:
+            self.host._load_from_checkpoint(str(self.point.folder))
+
+    def take_optimizers(self, optimizer: Any, scheduler: Any) -> None:
+        """Train with what the strategy put in the place of optimizer and schedule."""
+        self.host.optimizer, self.host.lr_scheduler = optimizer, scheduler
+
+    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
+        """Return the batches of the next window, and its items."""
+        return self.host.get_batch_samples(batches, count, self.host.args.device)
+
+    def restore_rng(self) -> None:
+        """Set the random generators to where the resumed checkpoint left them."""
+        self.members.resume.restore_rng()
+
+    def warn_of_empty_epoch(self) -> None:
+        """Stop the training: the train loader gave no batch in a whole epoch."""
+        state = self.host.state
+        logger.warning(
+            "`train_dataset` gave no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
+            state.epoch,
+            state.global_step,
+            state.max_steps,
+        )
+        self.host.control.should_training_stop = True

@@ -1,0 +1,175 @@
+"""The save strategy: what a checkpoint consists of, when it is written, and what an error in that means."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hf_compat.callbacks.firing import fire
+from hf_compat.checkpoint import names
+from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.engine.callbacks import RunCallback
+from hf_compat.errors import CheckpointWriteError
+from hf_compat.overriding import call_as_defined, is_ours
+from hf_compat.run.best_model import note_best_checkpoint
+from hf_compat.state import export_states
+
+if TYPE_CHECKING:
+    from hf_compat.run.host import RunHost
+
+__all__ = ["SaveStrategy"]
+
+logger = logging.getLogger(__name__)
+
+
+class SaveStrategy(RunCallback):
+    """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
+
+    Defines no hooks: ``Flow`` and ``Preemption`` call it.
+
+    Args:
+        host: The Trainer.
+        writer: Writes its checkpoints.
+        lightning_state: Returns what ``lightning.pt`` holds: the states of the user's Lightning callbacks, and where in
+            the data the run is. Every rank calls it.
+    """
+
+    def __init__(self, host: RunHost, writer: CheckpointWriter, lightning_state: Callable[[], dict[str, Any]]) -> None:
+        self._host = host
+        self._writer = writer
+        self._lightning_state = lightning_state
+        self._best_before: str | None = None
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether the update step under way is saved."""
+        return self._writer.last_step == self._host.state.global_step
+
+    def save(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
+        """Save a checkpoint and fire ``on_save``; what cannot be written ends the run, or is logged if asked for.
+
+        Args:
+            model: What was trained.
+            trial: The trial of a search, None without one.
+            metrics: The evaluation just made, None without one.
+
+        Raises:
+            CheckpointWriteError: On every rank, unless ``on_save_error='warn'``.
+        """
+        host = self._host
+        self.finish()
+        self._best_before = host.state.best_model_checkpoint
+        try:
+            call_as_defined(host._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+        except CheckpointWriteError as error:
+            self._give_up(error)
+            return
+        fire(host, "on_save")
+
+    def finish(self) -> None:
+        """Wait, on all ranks together, for a checkpoint that is being written in the background."""
+        if is_wanted(self._host.args):
+            try:
+                self._writer.wait()
+            except CheckpointWriteError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: CheckpointWriteError) -> None:
+        self._host.state.best_model_checkpoint = self._best_before
+        if self._host.args.on_save_error == "raise":
+            raise error
+        logger.error("%s The training goes on (`on_save_error='warn'`).", error)
+
+    def write(self, trial: Any) -> None:
+        """Write ``checkpoint-<update step>``, complete or not at all; then push it and delete what is too old.
+
+        Where a subclass overrides the Trainer's method that calls this, or a callback ``on_save``, and may look at the
+        folder, it is there before either goes on.
+
+        Args:
+            trial: The trial of a search, None without one.
+        """
+        host, args = self._host, self._host.args
+        if host.hp_search_backend is None and trial is None:
+            host.store_flos()
+        run_dir = Path(host._get_output_dir(trial=trial))
+        step = host.state.global_step
+        self._writer.write(
+            run_dir / names.checkpoint_name(step),
+            self._parts(run_dir),
+            step=step,
+            launch=args.launch,
+            writes_files=args.should_save,
+            background=is_wanted(args),
+            then=(self._push, self._rotate),
+            looked_at=self._is_looked_at,
+        )
+
+    def write_for_search(self, folder: Path) -> None:
+        """Write what a search library may resume a trial from into ``folder``, by this process alone."""
+        step = self._host.state.global_step
+        parts = [self._weights()]
+        if self._host.args.should_save:
+            parts += [self._part("_save_optimizer_and_scheduler"), Part(self._write_state)]
+        self._writer.write_alone(folder / names.checkpoint_name(step), parts, step=step)
+
+    # ---- parts ----
+
+    def _parts(self, run_dir: Path) -> list[Part]:
+        """Return the parts of a checkpoint in upstream's order."""
+        parts = [self._weights(), Part(lambda _: note_best_checkpoint(self._host, run_dir))]
+        if not self._host.args.save_only_model:
+            methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
+            parts += [*map(self._part, methods), Part(self._write_lightning_state, may_wait=True)]
+        if self._host.args.should_save:
+            parts.append(Part(self._write_state))
+        return parts
+
+    def _weights(self) -> Part:
+        host = self._host
+        own = is_ours(host.save_model) and is_ours(host._save)
+        return Part(lambda folder: host.save_model(str(folder), _internal_call=True), may_wait=own)
+
+    def _part(self, name: str) -> Part:
+        """Return the part that the Trainer's method ``name`` writes."""
+        method = getattr(self._host, name)
+        return Part(lambda folder: method(str(folder)), may_wait=is_ours(method))
+
+    def _write_lightning_state(self, folder: Path) -> None:
+        content, writes = self._lightning_state(), self._writer.writes
+        if self._host.args.should_save:
+            writes(torch.save, writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+
+    def _write_state(self, folder: Path) -> None:
+        host = self._host
+        export_states(host.state.stateful_callbacks, [*host.callback_handler.callbacks, host.control])
+        host.state.save_to_json(str(folder / names.TRAINER_STATE_NAME))
+
+    # ---- once it is there ----
+
+    def _push(self, folder: Path) -> None:
+        if self._host.args.push_to_hub:
+            self._host._push_from_checkpoint(str(folder))
+
+    def _rotate(self, folder: Path) -> None:
+        self._host._rotate_checkpoints(output_dir=str(folder.parent))
+
+    def _is_looked_at(self) -> bool:
+        """Return whether others than we are told of a save, and may expect its folder to be there."""
+        told = [callback for callback in self._host.callback_handler.callbacks if _is_told_of_saves(callback)]
+        if told:
+            classes = ", ".join(sorted({type(callback).__name__ for callback in told}))
+            logger.info("Saving in the background waits for its end, as `on_save` of %s is called.", classes)
+        return bool(told) or not is_ours(self._host._save_checkpoint)
+
+
+def _is_told_of_saves(callback: object) -> bool:
+    function = getattr(type(callback), "on_save", None)
+    # A base class's own, here or in transformers, does nothing.
+    return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)

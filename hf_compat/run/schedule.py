@@ -1,0 +1,44 @@
+"""The learning-rate schedule in an update step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hf_compat.data.windows import Window
+from hf_compat.engine.callbacks import RunCallback
+from hf_compat.optim.schedulers import steps_on_metric
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.host import RunHost
+
+__all__ = ["LRSchedule"]
+
+
+class LRSchedule(RunCallback):
+    """Steps the schedule after each optimizer step, then zeroes the gradients.
+
+    A schedule that goes by a metric is stepped by evaluations instead, and none is where a gradient scaler left the
+    optimizer step out.
+
+    Hooks: ``on_optimizer_step_end``.
+
+    Args:
+        host: The Trainer.
+
+    Attributes:
+        learning_rate: The rate that the last optimizer step was made with, which is what is logged.
+    """
+
+    def __init__(self, host: RunHost) -> None:
+        self._host = host
+        self.learning_rate: float | None = None
+
+    def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
+        """Step the schedule and zero the gradients."""
+        host = self._host
+        self.learning_rate = host._get_learning_rate()
+        if not host.accelerator.optimizer_step_was_skipped and not steps_on_metric(host.lr_scheduler):
+            host.lr_scheduler.step()
+        host.model_wrapped.zero_grad()

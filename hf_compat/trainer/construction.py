@@ -1,0 +1,153 @@
+"""Building a Trainer: its first model, what that takes and returns, callbacks and loggers."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.callbacks import (
+    CallbackHandler,
+    DefaultFlowCallback,
+    NotebookProgressCallback,
+    PrinterCallback,
+    ProgressCallback,
+    is_in_notebook,
+)
+from hf_compat.data.columns import can_return_loss, find_labels
+from hf_compat.engine.keywords import split_callbacks
+from hf_compat.engine.loggers import LoggingCallback, build_loggers
+from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
+from hf_compat.errors import ModelError
+from hf_compat.log_files import write_log_file
+from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_arguments, shifts_labels, unwrap_peft
+from hf_compat.optim.losses import LabelSmoother
+from hf_compat.overriding import is_ours
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.engine.runtime import Runtime
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = [
+    "call_model_init",
+    "first_model",
+    "inspect_model",
+    "processing_class_of",
+    "set_log_level",
+    "set_up_callbacks",
+]
+
+
+def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
+    """Return the processing class, which may have been passed under the name it had before transformers 4.46."""
+    if tokenizer is None:
+        return processing_class
+    if processing_class is not None:
+        raise ValueError("`tokenizer` and `processing_class` were both passed: they are one argument; pass the latter.")
+    warnings.warn("`tokenizer` is now `processing_class`.", FutureWarning, stacklevel=4)
+    return tokenizer
+
+
+def set_log_level(args: TrainingArguments) -> None:
+    """Give our loggers, and transformers', the level that ``args`` ask of this rank; open its log file."""
+    asked = args.log_level if args.should_log else args.log_level_replica
+    if asked != "passive":
+        for name in ("hf_compat", "transformers"):
+            logging.getLogger(name).setLevel(args.get_process_log_level())
+    write_log_file(args.process_index, args.get_process_log_level())
+
+
+def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
+    """Return the model that was passed, or a fresh one of ``model_init``, on its device where that is done at once.
+
+    Raises:
+        ModelError: If it cannot be trained: it has no loss, or is spread over several devices.
+        ValueError: If both were passed.
+    """
+    if trainer.model_init is not None:
+        if model is not None and trainer.semantics.refuses_model_and_model_init:
+            raise ValueError("`model` and `model_init` were both passed: choose one.")
+        if model is not None:
+            warnings.warn("`model_init` takes the place of `model`; pass only one.", FutureWarning, stacklevel=4)
+        model = trainer.call_model_init()
+    assert model is not None, "checked before"
+    if is_bare_model(model) and _leaves_loss_to_model(trainer):
+        raise ModelError(
+            f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
+            "Choose one with a head for the task, such as an `AutoModelFor...`."
+        )
+    check_plan(model, trainer.get_tp_size())
+    runtime = trainer._runtime
+    trainer.place_model_on_device = _places_model(trainer, runtime)
+    if trainer.place_model_on_device and runtime.placement.start is None:  # processes started later move it to theirs
+        trainer._move_model_to_device(model, trainer.args.device)
+    return model
+
+
+def _places_model(trainer: Trainer, runtime: Runtime) -> bool:
+    """Return whether the model is moved to its device at once; otherwise the first run or evaluation moves it."""
+    if not runtime.facts.places_model:
+        return False
+    args, wanted = trainer.args, trainer.args.place_model_on_device
+    full_eval = args.fp16_full_eval or args.bf16_full_eval
+    if trainer.semantics.release < SINCE["leaves_model_placement_open"]:
+        return bool(wanted) and not (full_eval and not args.do_train)
+    return not full_eval if wanted is None else bool(wanted)
+
+
+def _leaves_loss_to_model(trainer: Trainer) -> bool:
+    """Return whether training would take the loss that the model returns."""
+    own = is_ours(trainer.compute_loss) and is_ours(trainer.training_step)
+    return trainer.train_dataset is not None and trainer.compute_loss_func is None and own
+
+
+def call_model_init(trainer: Trainer, trial: Any) -> Any:
+    """Return a fresh model; see the Trainer's ``call_model_init``."""
+    assert trainer.model_init is not None, "only called with a model_init"
+    arguments = number_of_arguments(trainer.model_init)
+    if arguments > 1:
+        raise RuntimeError(f"`model_init` takes {arguments} arguments; it may take none, or the trial.")
+    model = trainer.model_init(trial) if arguments else trainer.model_init()
+    if model is None:
+        raise RuntimeError("`model_init` returned None; it has to return the model.")
+    return model
+
+
+def inspect_model(trainer: Trainer) -> None:
+    """Find out what the model takes and returns."""
+    args, inner = trainer.args, unwrap_peft(trainer.model)
+    trainer.model_accepts_loss_kwargs = accepts_loss_kwargs(trainer.model)
+    trainer.label_names = find_labels(inner) if args.label_names is None else args.label_names
+    trainer.can_return_loss = can_return_loss(inner)
+    trainer._loss_shifts_labels = shifts_labels(inner)
+    trainer.label_smoother = None
+    if args.label_smoothing_factor != 0:
+        if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
+            trainer._notices(
+                f"`label_smoothing_factor={args.label_smoothing_factor}` has no meaning for a multi-label "
+                "classification and is left out."
+            )
+        else:
+            trainer.label_smoother = LabelSmoother(epsilon=args.label_smoothing_factor)
+
+
+def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
+    """Tell user callbacks from Lightning's, build the loggers, and make the handler."""
+    runtime = trainer._runtime
+    users, runtime.callbacks = split_callbacks(callbacks)
+    runtime.loggers = [*build_loggers(trainer.args), *runtime.given_loggers]
+    reporting = [LoggingCallback(runtime.loggers)] if runtime.loggers else []
+    trainer.callback_handler = CallbackHandler(
+        [DefaultFlowCallback, *reporting, *users],
+        trainer.model,
+        trainer.processing_class,
+        trainer.optimizer,
+        trainer.lr_scheduler,
+    )
+    shown: type = NotebookProgressCallback if is_in_notebook() else ProgressCallback
+    trainer.add_callback(PrinterCallback if trainer.args.disable_tqdm else shown)

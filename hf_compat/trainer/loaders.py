@@ -1,0 +1,120 @@
+"""The data loaders of a Trainer: from data set and arguments to the settings of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from hf_compat.data import columns
+from hf_compat.data.samplers import eval_sampler, train_sampler
+from hf_compat.data.workers import begin_worker
+from hf_compat.errors import DataError
+from hf_compat.overriding import call_as_defined
+from hf_compat.seeding import seed_worker
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_loader"]
+
+
+def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
+    """Return the loader of an evaluation, an earlier one where its workers persist; see ``get_eval_dataloader``."""
+    if eval_dataset is None and trainer.eval_dataset is None:
+        raise DataError("`eval_dataset=None`: pass the data set to evaluate on to the Trainer or to `evaluate`.")
+    key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+    keeps_workers = trainer.args.dataloader_persistent_workers
+    if keeps_workers and key in trainer._eval_dataloaders:
+        return trainer._eval_dataloaders[key]
+    if isinstance(eval_dataset, str):
+        dataset = trainer.eval_dataset[eval_dataset]
+    else:
+        dataset = eval_dataset if eval_dataset is not None else trainer.eval_dataset
+    loader = trainer._get_dataloader(
+        dataset=dataset,
+        description="Evaluation",
+        batch_size=trainer.args.eval_batch_size,
+        sampler_fn=trainer._get_eval_sampler,
+        dataloader_key=key,
+    )
+    if keeps_workers:
+        trainer._eval_dataloaders[key] = loader
+    return loader
+
+
+def build_loader(
+    trainer: Trainer,
+    dataset: Any,
+    description: str,
+    batch_size: int,
+    sampler_fn: Callable[[Any], Sampler[Any] | None] | None,
+    *,
+    is_training: bool,
+) -> DataLoader[Any]:
+    """Return a prepared loader of ``dataset`` without the columns that the model does not take."""
+    collator = trainer.data_collator
+    if columns.is_arrow_dataset(dataset):
+        dataset = trainer._remove_unused_columns(dataset, description=description)
+    else:
+        collator = trainer._get_collator_with_removed_columns(collator, description=description)
+    args = trainer.args
+    settings: dict[str, Any] = {
+        "batch_size": batch_size,
+        "collate_fn": collator,
+        "num_workers": args.dataloader_num_workers,
+        "pin_memory": args.dataloader_pin_memory,
+        "persistent_workers": args.dataloader_persistent_workers,
+        "multiprocessing_context": args.dataloader_multiprocessing_context,
+        "prefetch_factor": args.dataloader_prefetch_factor,
+        "in_order": args.dataloader_in_order,
+    }
+    if not isinstance(dataset, IterableDataset):
+        named = ("train_dataset" if is_training else "eval_dataset", dataset)
+        sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
+        if sampler is not None:
+            settings["sampler"] = sampler
+        settings["drop_last"] = args.dataloader_drop_last
+        if is_training:
+            settings["worker_init_fn"] = partial(
+                seed_worker, num_workers=args.dataloader_num_workers, rank=trainer.accelerator.data_parallel_rank
+            )
+    watch = None if trainer._run is None else trainer._run.watch
+    if watch is not None and args.dataloader_num_workers > 0:
+        settings["worker_init_fn"] = partial(begin_worker, signals=watch.signals(), then=settings.get("worker_init_fn"))
+    loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))
+    return loader
+
+
+def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] | None:
+    """Return the sampler that ``train_sampling_strategy`` asks for; None for a data set without length."""
+    args = trainer.args
+    return train_sampler(
+        trainer.train_dataset if train_dataset is None else train_dataset,
+        args.train_sampling_strategy,
+        args.train_batch_size * args.gradient_accumulation_steps,
+        length_column_name=args.length_column_name,
+        model_input_name=_model_input_name(trainer),
+    )
+
+
+def choose_eval_sampler(trainer: Trainer, eval_dataset: Any) -> Sampler[Any] | None:
+    """Return the sampler of an evaluation: in order, or by length where training groups by length."""
+    args = trainer.args
+    seed = args.seed if args.data_seed is None else args.data_seed
+    return eval_sampler(
+        eval_dataset,
+        args.train_sampling_strategy,
+        args.eval_batch_size,
+        length_column_name=args.length_column_name,
+        model_input_name=_model_input_name(trainer),
+        seed=seed if trainer.semantics.eval_grouping_has_own_generator else None,
+    )
+
+
+def _model_input_name(trainer: Trainer) -> str | None:
+    """Return the first of the processing class's ``model_input_names``, None if it has none."""
+    names = getattr(trainer.processing_class, "model_input_names", None)
+    return names[0] if names else None

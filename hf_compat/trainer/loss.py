@@ -1,0 +1,192 @@
+"""The loss of one batch: items that it is averaged over, inputs, forward, scaling, what a model remembers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.data.loader import move_to_device
+from hf_compat.errors import DataError, ModelError
+from hf_compat.model_facts import is_causal_lm
+from hf_compat.nested import map_nested
+from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
+from hf_compat.overriding import call_as_defined
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = [
+    "autocast_around_loss",
+    "compute_loss",
+    "count_items",
+    "forward_and_backward",
+    "prepare_input",
+    "prepare_inputs",
+    "remember",
+]
+
+
+def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
+    """Return the labels that are scored in ``batches``, ``()``; None if nobody asks or they have none."""
+    asked = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if not batches or "labels" not in batches[0] or not asked:
+        return None
+    try:
+        count = sum(_scored_labels(trainer, batch).ne(-100).sum() for batch in batches)
+    except (TypeError, AttributeError):  # labels that are no tensors, as in object detection
+        return None
+    if isinstance(count, Tensor):
+        scored = count.to(device)
+        if trainer.args.average_tokens_across_devices:
+            scored = trainer.accelerator.gather(scored).sum()
+        return scored / 1 if trainer.semantics.item_count_is_float else scored
+    return int(count)
+
+
+def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
+    if not trainer.semantics.counts_shifted_labels:
+        return batch["labels"]
+    if "shift_labels" in batch:
+        return batch["shift_labels"]
+    return batch["labels"][..., 1:] if trainer._loss_shifts_labels else batch["labels"]
+
+
+def forward_and_backward(trainer: Trainer, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
+    """Run forward and backward on one batch and return its share of the window's loss, ``()``, detached."""
+    args = trainer.args
+    model.train()
+    if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free optimizer
+        trainer.optimizer.train()
+    inputs = trainer._prepare_inputs(inputs)
+    with trainer.compute_loss_context_manager():
+        loss: Tensor = call_as_defined(
+            trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+        )
+    del inputs
+    every = args.torch_empty_cache_steps
+    if every is not None and trainer.state.global_step % every == 0 and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    if not _is_scaled(trainer, num_items_in_batch):
+        loss = loss / trainer.current_gradient_accumulation_steps
+    again = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
+    given = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
+    trainer.accelerator.backward(loss if again == 1 else loss / again, **given)
+    return loss.detach()
+
+
+def _is_scaled(trainer: Trainer, num_items_in_batch: Any) -> bool:
+    """Return whether the loss already is an average over the window."""
+    if trainer.loss_is_scaled_for_ga is not None:
+        return trainer.loss_is_scaled_for_ga
+    by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
+    return by_model or trainer.compute_loss_func is not None
+
+
+def compute_loss(
+    trainer: Trainer, model: nn.Module, inputs: dict[str, Any], *, return_outputs: bool, num_items_in_batch: Any
+) -> Any:
+    """Return the loss of one batch; see the Trainer's ``compute_loss``."""
+    own_loss = trainer.label_smoother is not None or trainer.compute_loss_func is not None
+    labels = inputs.pop("labels") if own_loss and "labels" in inputs else None
+    if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
+        inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+    outputs = model(**inputs)
+    remember(trainer, outputs, trainer.args.past_index)
+    if trainer.compute_loss_func is not None:
+        loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+    elif labels is not None:
+        loss = _smoothed_loss(trainer, model, outputs, labels, num_items_in_batch)
+    else:
+        loss = _loss_of(trainer, outputs, inputs)
+    by_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if trainer.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
+        loss = loss * trainer.accelerator.data_parallel_size  # the mean over ranks will divide by it
+    return (loss, outputs) if return_outputs else loss
+
+
+def _smoothed_loss(trainer: Trainer, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
+    count = num_items_in_batch if trainer.semantics.smoother_takes_item_count else None
+    shift = is_causal_lm(trainer.accelerator.unwrap_model(model))
+    loss: Tensor = trainer.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=count)
+    return loss
+
+
+def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+    if isinstance(outputs, dict):
+        if outputs.get("loss") is not None:
+            return outputs["loss"]
+        returned, given = ", ".join(outputs), ", ".join(inputs)
+        raise ModelError(
+            f"`model`: {type(trainer.model).__name__} returned no loss, only: {returned}. It was given: {given}. "
+            "Give it labels under a name its forward takes, pass `compute_loss_func`, or override `compute_loss`."
+        )
+    if isinstance(outputs, Tensor) and outputs.numel() != 1:
+        raise ModelError(
+            f"`model`: {type(trainer.model).__name__} returned a tensor of shape {tuple(outputs.shape)}, not a loss. "
+            "Return a dict with `loss` or a tuple that starts with it, or override `compute_loss`."
+        )
+    return outputs.squeeze() if isinstance(outputs, Tensor) else outputs[0]
+
+
+def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
+    """Return the autocast that the loss is computed in besides the model's own: one of some releases, on the CPU."""
+    args = trainer.args
+    on_cpu = args.device.type == "cpu" and args.mixed_precision == "bf16" and not trainer._runtime.facts.own_precision
+    if on_cpu and not trainer.semantics.leaves_loss_out_of_cpu_autocast:
+        return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
+    return contextlib.nullcontext()
+
+
+def prepare_input(trainer: Trainer, data: Any) -> Any:
+    """Return ``data`` with its tensors on the training device; a mapping as a new one, to be taken apart."""
+    if isinstance(data, Mapping):
+        return type(data)({name: trainer._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
+    data = move_to_device(data, trainer.args.device)
+    dtype = trainer._runtime.facts.input_dtype(trainer.args)
+    return data if dtype is None else _cast(data, dtype)
+
+
+def _cast(data: Any, dtype: torch.dtype) -> Any:
+    """Return ``data`` with its floating-point tensors in ``dtype``, which an engine computes in."""
+
+    def cast(leaf: Any) -> Any:
+        floating = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        return leaf.to(dtype) if floating else leaf
+
+    return map_nested(cast, data)
+
+
+def prepare_inputs(trainer: Trainer, inputs: Any) -> Any:
+    """Return one batch on the training device, with what the model remembers of the one before as ``mems``.
+
+    Raises:
+        DataError: If it is empty.
+    """
+    inputs = trainer._prepare_input(inputs)
+    if len(inputs) == 0:
+        raise DataError(
+            f"`train_dataset`: a batch is empty. {type(trainer.model).__name__} takes: "
+            f"{', '.join(trainer._signature_columns or ['anything'])}; give samples at least one of these columns, or "
+            "set `remove_unused_columns=False`."
+        )
+    if trainer._past is not None:
+        inputs["mems"] = trainer._past
+    return inputs
+
+
+def remember(trainer: Trainer, outputs: Any, index: int) -> None:
+    """Keep output ``index`` of a model with memory, one for which ``past_index`` is set, for its next batch."""
+    if trainer.args.past_index < 0:
+        return
+    values = outputs if isinstance(outputs, tuple) else tuple(outputs.values())
+    try:
+        trainer._past = values[index]
+    except IndexError:
+        raise ModelError(
+            f"`past_index={trainer.args.past_index}`: {type(trainer.model).__name__} returned only {len(values)} "
+            "values; set it to the place of the memory among them, counted from 0 with the loss."
+        ) from None

@@ -1,0 +1,152 @@
+"""The files of a Trainer's model: saving them, full or sharded as the strategy says, and loading weights."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from hf_compat.checkpoint import names, rng, state_dict_files, training_args, weights
+from hf_compat.trainer.current_run import ready_strategy
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = [
+    "LoadResult",
+    "load_optimizer_and_scheduler",
+    "load_rng_state",
+    "load_scaler",
+    "load_weights",
+    "save_model",
+    "save_optimizer_and_scheduler",
+    "save_scaler",
+    "save_weights",
+    "warn_of_missing_weights",
+]
+
+logger = logging.getLogger(__name__)
+
+
+class LoadResult(NamedTuple):
+    """Which weights did not fit, as ``load_state_dict`` says it."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool) -> None:
+    """Write the model, its configuration, the processing class and the arguments; every rank has to call it.
+
+    Args:
+        trainer: The Trainer.
+        output_dir: Default: the output folder of the run.
+        is_checkpoint: Whether a checkpoint is being written, for which a sharded model may stay so.
+    """
+    args, runtime = trainer.args, trainer._runtime
+    folder = args.output_dir if output_dir is None else output_dir
+    if runtime.facts.shards_as_it_loads(args):
+        ready_strategy(trainer)
+    strategy = runtime.strategy
+    if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
+        strategy.save_sharded_weights(trainer.accelerator.unwrap_model(trainer.model), folder)
+        if args.should_save:
+            weights.save_configuration(trainer.accelerator.unwrap_model(trainer.model), Path(folder))
+            _save_beside_weights(trainer, Path(folder))
+    elif strategy.gathers_weights:
+        state_dict = trainer.accelerator.get_state_dict(trainer.model)
+        if args.should_save:
+            trainer._save(folder, state_dict=state_dict)
+    elif args.should_save:
+        trainer._save(folder)
+
+
+def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
+    """Write model, processing class and arguments into ``output_dir``; the default is the run's output folder."""
+    folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoints.writes
+    writes(
+        weights.save_weights,
+        model,
+        folder,
+        state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
+        safe_serialization=trainer.args.save_safetensors,
+    )
+    _save_beside_weights(trainer, folder)
+
+
+def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
+    """Write processing class and arguments into ``folder``."""
+    processing_class = trainer.processing_class
+    if processing_class is None:
+        processing_class = getattr(trainer.data_collator, "tokenizer", None)
+    if processing_class is not None:
+        processing_class.save_pretrained(folder)
+    training_args.save_training_args(trainer.args, folder)
+
+
+def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:
+    """Load the weights of a checkpoint into ``model``, the Trainer's by default.
+
+    Raises:
+        CheckpointError: If the folder holds no weights, or they cannot be read.
+    """
+    target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
+    missing, unexpected = trainer._runtime.strategy.load_weights(target, folder, trains_on=trains_on)
+    trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
+
+
+def warn_of_missing_weights(load_result: Any) -> None:
+    """Warn of the weights that a checkpoint lacks, and of those that the model does not know."""
+    if load_result.missing_keys:
+        logger.warning("The checkpoint has no weights for %s.", load_result.missing_keys)
+    if load_result.unexpected_keys:
+        logger.warning("The checkpoint has weights the model does not know: %s.", load_result.unexpected_keys)
+
+
+# The other states that a checkpoint holds
+
+
+def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
+    """Write ``optimizer.pt`` and ``scheduler.pt``, or what the strategy writes in their place."""
+    strategy, should_save = trainer._runtime.strategy, trainer.args.should_save
+    writes = trainer._checkpoints.writes
+    strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes if should_save else None)
+    if should_save and not strategy.saves_scheduler:
+        state_dict_files.save_state_file(trainer.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=writes)
+
+
+def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> None:
+    """Give optimizer and schedule the state of ``checkpoint`` if it has both; an engine has its own part by now."""
+    if checkpoint is None:
+        return
+    strategy = trainer._runtime.strategy
+    if strategy.has_optimizer(checkpoint):
+        strategy.load_optimizer(trainer.optimizer, checkpoint)
+        if not strategy.saves_scheduler:
+            state_dict_files.load_state_file(trainer.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+
+
+def save_scaler(trainer: Trainer, output_dir: str) -> None:
+    """Write ``scaler.pt`` of an fp16 run."""
+    scaler = trainer.accelerator.scaler
+    if scaler is not None and trainer.args.should_save:
+        state_dict_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=trainer._checkpoints.writes)
+
+
+def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
+    """Give the gradient scaler of an fp16 run the state of ``checkpoint`` if it has one."""
+    scaler = trainer.accelerator.scaler
+    if checkpoint is None or scaler is None:
+        return
+    if Path(checkpoint, names.SCALER_NAME).is_file():
+        state_dict_files.load_state_file(scaler, checkpoint, names.SCALER_NAME)
+
+
+def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:
+    """Set the random generators to the states of ``checkpoint`` if it has them."""
+    if checkpoint is not None:
+        rng.load_rng_state(checkpoint, rank=trainer.args.process_index, world_size=trainer.args.world_size)

@@ -1,0 +1,103 @@
+"""A Trainer's hyperparameter search: the same training again and again with other arguments."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.checkpoint import publish
+from hf_compat.errors import SearchError
+from hf_compat.run.batch_size import free_memory
+from hf_compat.tuning.backends import BACKENDS, choose_backend
+from hf_compat.tuning.spaces import BestRun, default_compute_objective
+from hf_compat.tuning.values import apply_values
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hf_compat.arguments.enums import HPSearchBackend
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["release_model", "report", "search", "set_up_trial"]
+
+logger = logging.getLogger(__name__)
+
+
+def search(
+    trainer: Trainer,
+    hp_space: Callable[[Any], dict[str, Any]] | None,
+    compute_objective: Callable[[dict[str, float]], Any] | None,
+    n_trials: int,
+    direction: str | list[str],
+    backend: str | HPSearchBackend | None,
+    hp_name: Callable[[Any], str] | None,
+    settings: dict[str, Any],
+) -> BestRun | list[BestRun]:
+    """Return the best trial; see the Trainer's ``hyperparameter_search``.
+
+    Args:
+        trainer: The Trainer.
+        hp_space: A trial to argument names and values.
+        compute_objective: Metrics of an evaluation to what is compared.
+        n_trials: How many trainings.
+        direction: ``"minimize"`` or ``"maximize"``, or one of them per objective.
+        backend: The library that chooses trials.
+        hp_name: A trial to the name of its folder.
+        settings: Keywords of the library.
+    """
+    chosen = choose_backend(backend)
+    if trainer.model_init is None:
+        raise SearchError(
+            "`model_init=None`: `hyperparameter_search` makes a new model in each trial; pass a function."
+        )
+    if trainer.args.world_size > 1:
+        raise SearchError(
+            f"`hyperparameter_search` runs in one process, but this run has {trainer.args.world_size}. Start it with "
+            "one, or let `backend='ray'` share the trials out."
+        )
+    start = trainer._runtime.placement.start
+    if start is not None:
+        raise SearchError(
+            "`hyperparameter_search` runs in one process, but `lightning`'s `strategy` starts "
+            f"{start.processes}: leave it out."
+        )
+    trainer.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
+    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+    trainer.hp_name = hp_name
+    trainer.hp_search_backend = chosen
+    try:
+        return BACKENDS[chosen].run(trainer, n_trials, direction, release_model, **settings)
+    finally:
+        trainer.hp_search_backend = None
+
+
+def set_up_trial(trainer: Trainer, trial: Any) -> None:
+    """Give the arguments the values that ``trial`` tries."""
+    trainer._trial = trial
+    if trainer.hp_search_backend is None or trial is None:
+        return
+    values = BACKENDS[trainer.hp_search_backend].values(trial, trainer.hp_space)
+    apply_values(trainer.args, values, trainer.semantics)
+    logger.info("Trial: %s", values)
+    trainer._train_batch_size = trainer.args.train_batch_size
+    trainer.create_accelerator_and_postprocess()
+    if trainer.args.should_save:
+        publish.clean_orphans(trainer._get_output_dir(trial))
+
+
+def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
+    """Report to the search library what the evaluation at update step ``step`` gave; it may end the training."""
+    if trainer.hp_search_backend is None or trial is None:
+        return
+    trainer.objective = trainer.compute_objective(dict(metrics))
+    BACKENDS[trainer.hp_search_backend].report(trainer, trial, step, metrics)
+
+
+def release_model(trainer: Trainer) -> None:
+    """Let go of the model and the run around it, so that the next trial has the memory."""
+    trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
+    trainer._run = None
+    trainer._runtime.release()
+    handler = trainer.callback_handler
+    handler.model = handler.optimizer = handler.lr_scheduler = None
+    free_memory()
