@@ -13,17 +13,17 @@ from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.plan import RunPlan
 from hf_compat.run.clipping import GradientClipping, clip_gradients
-from hf_compat.run.evaluation import EvaluationStrategy
+from hf_compat.run.evaluation import TrainingEvaluation
 from hf_compat.run.events import Events
 from hf_compat.run.flow import Flow
-from hf_compat.run.logging import LoggingStrategy
+from hf_compat.run.logging import TrainingLogs
 from hf_compat.run.neftune import NEFTune
 from hf_compat.run.overflow import OverflowDebug
 from hf_compat.run.past import PastState
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
 from hf_compat.run.resume import Resume
-from hf_compat.run.saving import SaveStrategy
+from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.schedule import LRSchedule
 from hf_compat.run.stopping import Stopping
 
@@ -47,9 +47,9 @@ class Members:
     events: Events
     schedule: LRSchedule
     progress: Progress
-    logging: LoggingStrategy
-    evaluation: EvaluationStrategy
-    saving: SaveStrategy
+    logging: TrainingLogs
+    evaluation: TrainingEvaluation
+    saving: CheckpointSaving
     flow: Flow
     preemption: Preemption | None
     stopping: Stopping
@@ -79,9 +79,9 @@ def build_members(run: TrainingRun) -> Members:
     clipping = GradientClipping(partial(clip_gradients, host))
     schedule = LRSchedule(host)
     progress = Progress(host, counts)
-    logging = LoggingStrategy(host, counts)
-    evaluation = EvaluationStrategy(host, run.ignore_keys)
-    saving = SaveStrategy(host, run.checkpoints, run.lightning_state)
+    logging = TrainingLogs(host, counts)
+    evaluation = TrainingEvaluation(host, run.ignore_keys)
+    saving = CheckpointSaving(host, run.checkpoints, run.lightning_state)
     return Members(
         neftune=NEFTune(run.activate_neftune, run.deactivate_neftune) if noisy else None,
         overflow=OverflowDebug() if debugs else None,

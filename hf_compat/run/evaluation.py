@@ -1,4 +1,4 @@
-"""The evaluation strategy: evaluations while a run trains, and who is told of them."""
+"""Evaluations while a run trains, and who gets their metrics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from hf_compat.run.host import RunHost
 
-__all__ = ["EvaluationStrategy"]
+__all__ = ["TrainingEvaluation"]
 
 
-class EvaluationStrategy(RunCallback):
+class TrainingEvaluation(RunCallback):
     """Evaluates, tells a search of it, and steps a schedule that goes by a metric.
 
     Hooks: ``on_train_start``; after update steps ``Flow`` calls it, through the Trainer's one override point.

@@ -11,13 +11,13 @@ from hf_compat.metrics import speed_metrics
 if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
     from hf_compat.run.progress import Counts
-    from hf_compat.run.saving import SaveStrategy
+    from hf_compat.run.saving import CheckpointSaving
 
 __all__ = ["finalize_training"]
 
 
 def finalize_training(
-    host: RunHost, counts: Counts, saving: SaveStrategy, num_train_samples: float, start_time: float
+    host: RunHost, counts: Counts, saving: CheckpointSaving, num_train_samples: float, start_time: float
 ) -> TrainOutput:
     """Log the final metrics, load the best model, fire ``on_train_end``; return the run's result.
 

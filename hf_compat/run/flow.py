@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from hf_compat.evaluation.results import TrainOutput
     from hf_compat.run.clipping import GradientClipping, Norm
-    from hf_compat.run.evaluation import EvaluationStrategy
+    from hf_compat.run.evaluation import TrainingEvaluation
     from hf_compat.run.host import RunHost
-    from hf_compat.run.logging import LoggingStrategy
+    from hf_compat.run.logging import TrainingLogs
     from hf_compat.run.progress import Counts, Progress
-    from hf_compat.run.saving import SaveStrategy
+    from hf_compat.run.saving import CheckpointSaving
     from hf_compat.run.schedule import LRSchedule
 
 __all__ = ["Flow"]
@@ -49,9 +49,9 @@ class Flow(RunCallback):
         clipping: GradientClipping,
         schedule: LRSchedule,
         progress: Progress,
-        logging: LoggingStrategy,
-        evaluation: EvaluationStrategy,
-        saving: SaveStrategy,
+        logging: TrainingLogs,
+        evaluation: TrainingEvaluation,
+        saving: CheckpointSaving,
         finish: Callable[[TrainOutput], None],
     ) -> None:
         self._host = host

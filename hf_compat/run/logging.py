@@ -1,4 +1,4 @@
-"""The logging strategy: what the update steps since the last log come to."""
+"""Logs while a run trains: what the update steps since the last log come to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
     from hf_compat.run.progress import Counts
 
-__all__ = ["LoggingStrategy"]
+__all__ = ["TrainingLogs"]
 
 
-class LoggingStrategy(RunCallback):
+class TrainingLogs(RunCallback):
     """Logs mean loss, gradient norm and learning rate when the control asks for it, at most once an update step.
 
     Defines no hooks: ``Flow`` calls it, through the Trainer's one override point.

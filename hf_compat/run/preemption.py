@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.host import RunHost
-    from hf_compat.run.saving import SaveStrategy
+    from hf_compat.run.saving import CheckpointSaving
 
 __all__ = ["Preemption", "SignalWatch", "agreed", "exit_status", "requeue"]
 
@@ -110,7 +110,7 @@ class Preemption(RunCallback):
         saving: Saves.
     """
 
-    def __init__(self, host: RunHost, watch: SignalWatch, saving: SaveStrategy) -> None:
+    def __init__(self, host: RunHost, watch: SignalWatch, saving: CheckpointSaving) -> None:
         self._host = host
         self._watch = watch
         self._saving = saving

@@ -56,7 +56,7 @@ class Counts:
 class Progress(RunCallback):
     """Counts batches and update steps; sets ``global_step``, ``epoch`` and the position in the data.
 
-    Hooks: ``setup``, ``on_fit_start``, ``on_batch_trained``, ``on_optimizer_step_end``.
+    Hooks: ``on_fit_start``, ``on_batch_trained``, ``on_optimizer_step_end``.
 
     Args:
         host: The Trainer.

@@ -1,4 +1,4 @@
-"""The save strategy: what a checkpoint consists of, when it is written, and what an error in that means."""
+"""Saving while a run trains: what a checkpoint consists of, and what becomes of an error in writing it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hf_compat.state import export_states
 if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
 
-__all__ = ["SaveStrategy"]
+__all__ = ["CheckpointSaving"]
 
 logger = logging.getLogger(__name__)
 
 
-class SaveStrategy(RunCallback):
+class CheckpointSaving(RunCallback):
     """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
 
     Defines no hooks: ``Flow`` and ``Preemption`` call it.

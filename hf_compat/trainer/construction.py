@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_compat.accelerator import Accelerator
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks import (
     CallbackHandler,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = [
+    "build_accelerator",
     "call_model_init",
     "first_model",
     "inspect_model",
@@ -60,6 +62,19 @@ def set_log_level(args: TrainingArguments) -> None:
         for name in ("hf_compat", "transformers"):
             logging.getLogger(name).setLevel(args.get_process_log_level())
     write_log_file(args.process_index, args.get_process_log_level())
+
+
+def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
+    """Return accelerate's members that subclasses call, as a view of ``runtime``."""
+    return Accelerator(
+        args.device,
+        args.launch,
+        args.accelerator_config,
+        args.data_seed,
+        deepspeed_plugin=args.deepspeed_plugin,
+        is_fsdp=runtime.placement.fsdp is not None,
+        runtime=runtime,
+    )
 
 
 def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:

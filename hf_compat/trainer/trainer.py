@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from hf_compat import metrics as metric_files
-from hf_compat.accelerator import Accelerator
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.releases.convert import from_transformers
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
@@ -72,6 +71,7 @@ from hf_compat.tuning.backends import run_id
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from hf_compat.accelerator import Accelerator
     from hf_compat.arguments.enums import HPSearchBackend
     from hf_compat.engine.module import HFModule
     from hf_compat.hub import PushInProgress
@@ -321,15 +321,7 @@ class Trainer:
     def create_accelerator_and_postprocess(self) -> None:
         """Set ``accelerator``: accelerate's members that subclasses call."""
         args, placement = self.args, self._runtime.placement
-        self.accelerator = Accelerator(
-            args.device,
-            args.launch,
-            args.accelerator_config,
-            args.data_seed,
-            deepspeed_plugin=args.deepspeed_plugin,
-            is_fsdp=placement.fsdp is not None,
-            runtime=self._runtime,
-        )
+        self.accelerator = construction.build_accelerator(args, self._runtime)
         self.is_deepspeed_enabled = args.deepspeed_plugin is not None
         self.is_fsdp_enabled = placement.fsdp is not None
         self.is_tp_enabled = placement.tensor_parallel > 1

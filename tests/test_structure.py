@@ -1,0 +1,374 @@
+"""What keeps the architecture so: one Trainer, one owner and one writer of each piece of state, no back doors."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import pkgutil
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.strategies import Strategy
+
+import hf_compat
+from hf_compat import Seq2SeqTrainer, Trainer, TrainingArguments
+from hf_compat.engine.callbacks import HOOKS, RunCallback
+from hf_compat.engine.strategies.facts import STRATEGY_FACTS
+from hf_compat.engine.strategies.kinds import STRATEGIES
+from hf_compat.run.assembly import Members
+from hf_compat.run.host import RunHost
+from tests.support.helpers import PlainModel
+from tests.support.paths import FACTS_FOLDER
+
+ROOT = Path(hf_compat.__file__).parent
+MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
+TREES = {module: ast.parse((ROOT / module).read_text()) for module in MODULES}
+API = json.loads((FACTS_FOLDER / "trainer_api.json").read_text())
+UPSTREAM = {*API["methods"], *API["seq2seq_methods"], *API["attributes"]}
+OURS = {"semantics", "run_plan", "lightning_trainer", "lightning_module"}
+"""What the Trainer has besides upstream's names."""
+PRIVATE = {"_runtime", "_run", "_counts", "_checkpoints", "_pusher", "_notices"}
+"""What an instance keeps besides upstream's names."""
+
+
+def every_class():
+    """Yield each class that the package defines."""
+    for info in pkgutil.walk_packages([str(ROOT)], "hf_compat."):
+        module = importlib.import_module(info.name)
+        yield from (item for item in vars(module).values() if isinstance(item, type) and item.__module__ == info.name)
+
+
+def functions_of(tree):
+    """Yield each function of a module with its qualified name, those of classes and nested ones included."""
+
+    def walk(node, prefix):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield prefix + child.name, child
+                yield from walk(child, f"{prefix}{child.name}.")
+            elif isinstance(child, ast.ClassDef):
+                yield from walk(child, f"{prefix}{child.name}.")
+            else:
+                yield from walk(child, prefix)
+
+    yield from walk(tree, "")
+
+
+def body_lines(function):
+    """Return the lines of a function's body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+# One class
+
+
+def test_the_trainer_has_no_bases():
+    """The Trainer is one class, and Seq2SeqTrainer derives from it alone."""
+    assert Trainer.__mro__ == (Trainer, object)
+    assert Seq2SeqTrainer.__mro__ == (Seq2SeqTrainer, Trainer, object)
+
+
+def test_no_class_has_two_bases_of_ours():
+    """Nothing is mixed together but a Lightning strategy and what we ask of one."""
+    mixed = [
+        kind.__name__
+        for kind in every_class()
+        if sum(base.__module__.startswith("hf_compat.") for base in kind.__bases__) > 1
+        and not issubclass(kind, Strategy)
+    ]
+    assert mixed == ["EarlyStoppingCallback"]  # a callback and an ExportableState, as upstream defines it
+
+
+def test_no_class_name_means_two_things():
+    """Each public class has a name of its own."""
+    where = defaultdict(set)
+    for kind in every_class():
+        if not kind.__name__.startswith("_"):
+            where[kind.__name__].add(kind.__module__)
+    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}
+
+
+def test_the_trainer_has_upstreams_names_alone():
+    """Every member of the class is upstream's, in some release, or one of a handful of ours."""
+    added = {name for name in vars(Trainer) if not (name.startswith("__") and name.endswith("__"))}
+    assert added - UPSTREAM - OURS == set()
+
+
+def test_a_method_of_the_trainer_is_short():
+    """A method delegates, or calls other override points; the constructor alone is longer."""
+    tree = next(node for node in TREES[Path("trainer/trainer.py")].body if isinstance(node, ast.ClassDef))
+    sizes = {name: body_lines(function) for name, function in functions_of(tree)}
+    assert sizes.pop("__init__") <= 60
+    assert {name: size for name, size in sizes.items() if size > 12} == {}
+
+
+def test_what_an_instance_keeps_for_itself(tmp_path):
+    """Besides upstream's attributes an instance has six objects, each with a job."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+    trainer = Trainer(PlainModel(), args)
+    _ = trainer.current_flos
+    assert {name for name in vars(trainer) if name not in UPSTREAM and name not in OURS} == PRIVATE
+
+
+LONGEST = {Path("trainer/trainer.py"): 1250, Path("arguments/training_arguments.py"): 900}
+"""The two classes that are upstream's contract, each in one file: every name with its signature and docstring."""
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_files_hold_one_idea(module):
+    """A file past 400 lines holds more than one idea, but for the two classes that are whole contracts."""
+    assert len((ROOT / module).read_text().splitlines()) <= LONGEST.get(module, 400)
+
+
+# Who writes what
+
+HOSTS = ("host", "trainer")
+
+
+def stores(tree, names):
+    """Yield the function and the attribute of each assignment to an attribute of a variable among ``names``."""
+    for where, function in functions_of(tree):
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                continue
+            owner = node.value
+            if isinstance(owner, ast.Attribute):  # self.host, self._host
+                owner = ast.Name(owner.attr.lstrip("_"))
+            if isinstance(owner, ast.Name) and owner.id in names:
+                yield where, node.attr
+
+
+WRITERS = {
+    "_created_lr_scheduler": {"create_scheduler", "fit"},
+    "_eval_dataloaders": {"__init__", "_take_place"},
+    "_gen_kwargs": {"__init__", "_start_generating"},
+    "_past": {"on_train_epoch_start", "end", "_end", "fresh_past", "remember"},
+    "_signature_columns": {"_set_signature_columns_if_needed", "prepare_model"},
+    "_train_batch_size": {"__init__", "_begin", "_resume_batch_size", "fit", "set_up_trial"},
+    "_trial": {"set_up_trial"},
+    "accelerator": {"create_accelerator_and_postprocess"},
+    "control": {"__init__", "fire", "load_callback_state"},
+    "deepspeed": {"take_wrapper"},
+    "gather_function": {"create_accelerator_and_postprocess", "finish", "_start_generating"},
+    "is_in_train": {"_begin", "_end", "finalize_training"},
+    "lr_scheduler": {
+        "__init__",
+        "create_both",
+        "create_optimizer",
+        "create_scheduler",
+        "fit",
+        "prepare_model",
+        "release_model",
+        "take_optimizers",
+    },
+    "model": {"__init__", "activate_neftune", "prepare_model", "release_model"},
+    "model_accepts_loss_kwargs": {"inspect_model", "_settle_loss_scaling"},
+    "model_wrapped": {"__init__", "_fit", "prepare_model", "release_model", "take_wrapper"},
+    "neftune_hook_handle": {"_activate_neftune", "_deactivate_neftune"},
+    "objective": {"_train", "report"},
+    "optimizer": {
+        "__init__",
+        "create_optimizer",
+        "create_scheduler",
+        "prepare_model",
+        "release_model",
+        "take_optimizers",
+    },
+    "processing_class": {"__init__", "tokenizer"},
+    "push_in_progress": {"init_repo", "push_checkpoint"},
+    "run_plan": {"fit"},
+    "state": {"__init__", "init_training_state"},
+}
+"""Attributes of the Trainer that more than one function assigns, or that a run does, to those that do."""
+
+
+def test_who_assigns_what():
+    """Each attribute of the Trainer is assigned where the table says, all others in one function."""
+    writers = defaultdict(set)
+    for module, tree in TREES.items():
+        names = HOSTS + (
+            ("self",) if module in (Path("trainer/trainer.py"), Path("trainer/seq2seq_trainer.py")) else ()
+        )
+        for where, attribute in stores(tree, names):
+            if attribute in UPSTREAM | OURS:
+                writers[attribute].add(where.rpartition(".")[2])
+    several = {name: found for name, found in writers.items() if len(found) > 1 or name in WRITERS}
+    assert several == {name: found & writers[name] for name, found in WRITERS.items()}
+
+
+def private_reads(tree):
+    """Yield each underscore attribute read off something that is not the object itself or its class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            owner = node.value
+            if not (isinstance(owner, ast.Name) and owner.id in ("self", "cls")):
+                yield node.attr, ast.unparse(owner)
+
+
+def test_no_private_name_crosses_packages():
+    """An underscore name of the package is used in the folder that defines it, unless it is one of upstream's."""
+    defined = defaultdict(set)
+    for module, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+                defined[node.name].add(module.parts[0])
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr.startswith("_"):
+                defined[node.attr].add(module.parts[0])
+    crossing = [
+        f"{module}: {owner}.{name}"
+        for module, tree in TREES.items()
+        for name, owner in private_reads(tree)
+        if name in defined and module.parts[0] not in defined[name] and name not in UPSTREAM
+    ]
+    assert crossing == []
+
+
+# The engine
+
+
+def test_every_strategy_has_facts_and_a_builder():
+    """What is known of a strategy by its name, and what builds it, are tables of the same names."""
+    assert STRATEGY_FACTS.keys() == STRATEGIES.keys()
+
+
+@pytest.mark.parametrize("name", ["is_deepspeed_enabled", "is_fsdp_enabled", "is_tp_enabled"])
+def test_flags_of_strategies_are_for_users(name):
+    """Upstream's flags are assigned once and read nowhere: what a strategy does is its own."""
+    uses = [
+        (str(module), isinstance(node.ctx, ast.Store))
+        for module, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == name
+    ]
+    assert uses == [("trainer/trainer.py", True)]
+
+
+SHARED_BY_STRATEGIES = ("base", "facts", "fsdp.sharding")
+DERIVED = {("tensor_parallel", "fsdp.version2")}
+"""Tensor parallelism shards over the other ranks as FSDP version 2 does."""
+
+
+def test_strategies_do_not_know_each_other():
+    """A strategy imports no other one's modules, but for what several share."""
+    prefix, found = "hf_compat.engine.strategies.", set()
+    for module, tree in TREES.items():
+        if module.parts[:2] != ("engine", "strategies") or module.name in ("kinds.py", "facts.py", "__init__.py"):
+            continue
+        own = module.parts[2].removesuffix(".py")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
+                other = node.module.removeprefix(prefix)
+                if other.split(".")[0] != own and other not in SHARED_BY_STRATEGIES:
+                    found.add((own, other))
+    assert found <= DERIVED
+
+
+def test_private_names_of_lightning_are_in_one_folder():
+    """Imports of Lightning's private names are in ``engine/internals``."""
+    found = [
+        f"{module}: {alias.name}"
+        for module, tree in TREES.items()
+        if module.parts[:2] != ("engine", "internals")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning")
+        for alias in node.names
+        if alias.name.startswith("_")
+    ]
+    assert found == []
+
+
+# The run
+
+RUN_CALLBACKS = [
+    kind for kind in every_class() if issubclass(kind, RunCallback) and kind.__module__.startswith("hf_compat.run.")
+]
+
+
+def test_every_concern_stands_once_in_the_order():
+    """Each callback of ``run/`` is one field of ``Members``, whose order is that of every hook."""
+    hints = [field.type.partition(" ")[0] for field in dataclasses.fields(Members)]
+    assert sorted(hints) == sorted(kind.__name__ for kind in RUN_CALLBACKS)
+
+
+@pytest.mark.parametrize("kind", RUN_CALLBACKS, ids=lambda kind: kind.__name__)
+def test_a_concern_names_its_hooks(kind):
+    """The docstring lists the hooks that the callback defines, no others."""
+    own = {hook for hook in HOOKS if getattr(kind, hook) is not getattr(RunCallback, hook)}
+    listed = re.search(r"^    Hooks: (.*?)(?:\.|;)", inspect.getsource(kind), re.M | re.S)
+    if kind.__name__ == "Events":  # its table is tested by itself
+        return
+    assert set(re.findall(r"``(\w+)``", listed[1] if listed else "")) == own
+
+
+def test_concerns_do_not_import_each_other():
+    """A callback of ``run/`` knows no other one; ``Flow`` and ``Preemption`` are handed those they call."""
+    files = {kind.__module__: kind.__name__ for kind in RUN_CALLBACKS}
+    found = set()
+    for module in files:
+        path = Path(*module.split(".")[1:]).with_suffix(".py")
+        for node in TREES[path].body:
+            if isinstance(node, ast.ImportFrom) and node.module in files and node.module != module:
+                found |= {(files[module], alias.name) for alias in node.names if alias.name in files.values()}
+    assert found == set()
+
+
+def test_a_run_uses_upstreams_names_alone():
+    """What ``run/`` reads, assigns or calls of the Trainer is listed in its protocol, all of it upstream's."""
+    listed = {*RunHost.__annotations__, *(name for name in vars(RunHost) if not name.startswith("__"))}
+    listed -= {"_abc_impl", "_is_protocol", "_is_runtime_protocol"} | {n for n in listed if n.startswith("__")}
+    assert listed - UPSTREAM - OURS == set()
+    used = set()
+    for module, tree in TREES.items():
+        if module.parts[0] != "run":
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                owner = node.value
+                name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+                if name.lstrip("_") == "host":
+                    used.add(node.attr)
+    assert used - listed == set()
+
+
+# Files of checkpoints
+
+WRITES_STATES = {
+    "checkpoint",
+    "engine/strategies",
+    "engine/checkpoint_io.py",  # hands the writer its parts
+    "metrics.py",  # save_state()
+    "run/saving.py",  # hands the writer its parts
+    "state.py",
+    "trainer/launching.py",  # what goes to started processes and back
+    "tools",
+}
+
+
+def test_checkpoints_are_written_in_one_place():
+    """States are written by the checkpoint folder and the strategies, by way of the one writer."""
+    found = []
+    for module, tree in TREES.items():
+        if any(str(module).startswith(allowed) for allowed in WRITES_STATES):
+            continue
+        for node in ast.walk(tree):
+            if (isinstance(node, ast.Attribute) and ast.unparse(node) in ("torch.save", "publish.staging")) or (
+                isinstance(node, ast.Attribute) and node.attr == "save_to_json"
+            ):
+                found.append(f"{module}: {ast.unparse(node)}")
+    assert found == []
+
+
+def test_no_torch_distributed_in_arguments():
+    """Which processes there are is the business of ``distributed/``."""
+    found = [
+        str(module)
+        for module, tree in TREES.items()
+        if module.parts[0] == "arguments"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.distributed")
+    ]
+    assert found == []
