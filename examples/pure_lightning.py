@@ -1,6 +1,6 @@
-"""Train a transformers model with Lightning alone, and keep checkpoints that ``from_pretrained`` reads.
+"""Train a transformers model with Lightning alone, and save checkpoints that ``from_pretrained`` loads.
 
-No Trainer of hf_compat is involved: ``HFCheckpointIO`` is a plugin of ``lightning.Trainer``. Nothing is downloaded:
+It uses no Trainer of hf_compat: ``HFCheckpointIO`` is a plugin of ``lightning.Trainer``. Nothing is downloaded:
 
     pip install -e ".[quickstart]"
     python examples/pure_lightning.py [output folder]
@@ -34,7 +34,7 @@ class LanguageModel(pl.LightningModule):
 
 
 def train(folder, epochs, ckpt_path=None):
-    """Train for ``epochs`` in all, on from ``ckpt_path`` if there is one; return the module."""
+    """Train until ``epochs`` epochs are completed, resumed from ``ckpt_path`` if given; return the module."""
     pl.seed_everything(0, verbose=False)
     module = LanguageModel()
     saving = ModelCheckpoint(folder, filename="epoch", save_top_k=-1, save_last=True)
@@ -54,14 +54,14 @@ def train(folder, epochs, ckpt_path=None):
 
 def main():
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "counting")
-    whole = train(folder / "whole", epochs=6)
-    train(folder / "part", epochs=3)
-    resumed = train(folder / "part", epochs=6, ckpt_path=folder / "part" / "last.ckpt")
-    model = GPT2LMHeadModel.from_pretrained(folder / "part" / "last.ckpt").eval()
+    uninterrupted = train(folder / "uninterrupted", epochs=6)
+    train(folder / "resumed", epochs=3)
+    resumed = train(folder / "resumed", epochs=6, ckpt_path=folder / "resumed" / "last.ckpt")
+    model = GPT2LMHeadModel.from_pretrained(folder / "resumed" / "last.ckpt").eval()
     tokens = model.generate(torch.tensor([[3, 4, 5]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
-    weights = zip(whole.parameters(), resumed.parameters(), strict=True)
+    weights = zip(uninterrupted.parameters(), resumed.parameters(), strict=True)
     equal = all(torch.equal(one, other) for one, other in weights)
-    print(f"3 4 5 goes on with {tokens[0, 3:].tolist()}; stopped and resumed, the weights are equal: {equal}")
+    print(f"3 4 5 is continued by {tokens[0, 3:].tolist()}; resumed and uninterrupted, the weights are equal: {equal}")
 
 
 if __name__ == "__main__":

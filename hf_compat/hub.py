@@ -1,8 +1,8 @@
-"""Repositories on the Hub: how one is made, what is uploaded and what happens while an upload runs.
+"""Repositories on the Hub: creating them, what is uploaded, and uploads in the background.
 
-A push during training uploads a *snapshot*: a hidden folder with the files as they are when the push begins, large ones
-as hard links. Training goes on, files are written anew and checkpoints rotated away; the commit has the update step
-that it names.
+A push during training uploads a *snapshot*: a hidden folder with the files as they are when the push starts, large ones
+as hard links. So the commit has the files of the update step in its message, even if training overwrites or deletes
+them during the upload.
 """
 
 from __future__ import annotations
@@ -40,40 +40,40 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 IGNORED = ("_*", f"{names.PREFIX_CHECKPOINT_DIR}-*", *HIDDEN_FOLDERS)
-"""What a push of the output folder leaves out; a folder's name stands for all that is in it."""
+"""Patterns that a push of the output folder ignores; those of a folder ignore everything in it."""
 _UNSHARED = (*IGNORED, ".git")
 _COPIED_BELOW = 8 * 2**20  # bytes
 
 
 class PushInProgress:
-    """The uploads of the last pushes, each a future."""
+    """The uploads of the last pushes, as futures."""
 
     def __init__(self, jobs: Sequence[futures.Future[Any]] | None = None) -> None:
         self.jobs = list(jobs or ())
 
     def is_done(self) -> bool:
-        """Return whether every upload has ended, well or not."""
+        """Return whether all uploads have finished or failed."""
         return all(job.done() for job in self.jobs)
 
     def wait_until_done(self) -> None:
-        """Return when every upload has ended."""
+        """Wait until all uploads have finished or failed."""
         futures.wait(self.jobs)
 
     def cancel(self) -> None:
-        """Give up the uploads that have not begun."""
+        """Cancel the uploads that have not started."""
         self.jobs = [job for job in self.jobs if not (job.cancel() or job.done())]
 
 
 def hub_api() -> HfApi:
-    """Return a client of the Hub; its uploads in the background run one after the other."""
-    from huggingface_hub import HfApi  # comes with datasets; loading it takes a while
+    """Return a client of the Hub; its background uploads run one after another."""
+    from huggingface_hub import HfApi  # a dependency of datasets; slow to import
 
     return HfApi(library_name="hf_compat", library_version=__version__)
 
 
 @contextmanager
 def quiet_progress_bars() -> Iterator[None]:
-    """Have huggingface_hub show no progress bars, which would break into those of the training."""
+    """Disable the progress bars of huggingface_hub, which would break those of the training."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():
@@ -87,32 +87,32 @@ def quiet_progress_bars() -> Iterator[None]:
 
 
 def create_repository(api: HfApi, name: str, *, token: str | None, private: bool | None) -> str:
-    """Return the full name, ``owner/name``, of a model repository, made if it is not there.
+    """Create a model repository if it does not exist; return its full name, ``owner/name``.
 
     Raises:
-        HubError: If it cannot be made.
+        HubError: If it cannot be created.
     """
     try:
         return str(api.create_repo(name, token=token, private=private, exist_ok=True).repo_id)
     except Exception as error:
         raise HubError(
             f"The repository `{name}` cannot be created on {api.endpoint}: {_reason(error, token)} Check "
-            "`hub_model_id` and `hub_token`, or leave out `push_to_hub` and upload the output folder later."
+            "`hub_model_id` and `hub_token`, or set `push_to_hub=False` and upload the output folder later."
         ) from error
 
 
 def upload(api: HfApi, repo_id: str, folder: str | Path, *, token: str | None, **options: Any) -> CommitInfo:
-    """Upload ``folder`` in one commit and return that.
+    """Upload ``folder`` in one commit and return the commit.
 
     Args:
         api: The client.
         repo_id: ``owner/name``.
         folder: What to upload.
-        token: The token, None for the one of this machine.
-        **options: Further arguments of ``huggingface_hub``'s ``upload_folder``.
+        token: The token. Default: the one saved on this machine.
+        **options: More arguments of ``huggingface_hub``'s ``upload_folder``.
 
     Raises:
-        HubError: If the Hub cannot be reached or refuses it.
+        HubError: If the Hub cannot be reached or rejects it.
     """
     try:
         commit: CommitInfo = api.upload_folder(
@@ -125,30 +125,30 @@ def upload(api: HfApi, repo_id: str, folder: str | Path, *, token: str | None, *
 
 
 def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> CommitInfo:
-    """Upload ``folder`` and delete it, whatever comes; log a warning if that failed.
+    """Upload ``folder``, then delete it in any case; log a warning if the upload failed.
 
     Args:
         api: The client.
         repo_id: ``owner/name``.
-        folder: What ``snapshot`` made.
+        folder: A snapshot.
         **options: As for ``upload``.
 
     Raises:
-        HubError: If the Hub cannot be reached or refuses it.
+        HubError: If the Hub cannot be reached or rejects it.
     """
     try:
         return upload(api, repo_id, folder, **options)
     except HubError as error:
-        logger.warning("%s Training goes on; nothing is lost on this machine.", error)
+        logger.warning("%s Training goes on; the files are still on this machine.", error)
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reason(error: Exception, token: str | None) -> str:
-    """Return what ``error`` and its cause say, in one line that ends in a full stop and holds no token."""
-    said = (str(item) or type(item).__name__ for item in (error, error.__cause__) if item is not None)
-    text = " ".join(" ".join(dict.fromkeys(said)).split())
+    """Return the messages of ``error`` and its cause, in one line that ends in a full stop, without the token."""
+    messages = (str(item) or type(item).__name__ for item in (error, error.__cause__) if item is not None)
+    text = " ".join(" ".join(dict.fromkeys(messages)).split())
     if token:
         text = text.replace(token, "<HUB_TOKEN>")
     return text if text.endswith(".") else f"{text}."
@@ -158,20 +158,20 @@ def _reason(error: Exception, token: str | None) -> str:
 
 
 def shared_files(folder: Path) -> dict[str, Path]:
-    """Return the files of ``folder`` that a push of it uploads, by their paths in it."""
+    """Return the files of ``folder`` that a push uploads, by their paths in it."""
     entries = [entry for entry in folder.iterdir() if not any(fnmatch(entry.name, pattern) for pattern in _UNSHARED)]
     found = (path for entry in entries for path in (entry.rglob("*") if entry.is_dir() else (entry,)))
     return {path.relative_to(folder).as_posix(): path for path in found if path.is_file()}
 
 
 def snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool = False) -> Path:
-    """Return ``target``, made to hold ``files`` as they are now.
+    """Create ``target`` with ``files`` as they are now, and return it.
 
     Args:
-        files: Where each file is, by its path in ``target``.
+        files: Path in ``target`` to source file.
         target: A new folder, best on the same file system.
-        frozen: Whether no file is ever written to again, as in a published checkpoint. Else small ones are copied: a
-            log grows while it is read.
+        frozen: Whether the files are never written again, as those of a published checkpoint. Otherwise small ones are
+            copied, since a log grows while it is read.
     """
     target.mkdir(parents=True)
     try:
@@ -190,5 +190,5 @@ def snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool = False) -
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source.resolve(), target)
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # another file system, or no hard links
         shutil.copyfile(source, target)

@@ -1,4 +1,4 @@
-"""How much memory each stage of a run takes: what ``skip_memory_metrics=False`` adds to the metrics.
+"""Memory used by each stage of a run, which ``skip_memory_metrics=False`` adds to the metrics.
 
 Names, their order and what they measure are those of transformers ``trainer_utils.py`` ``TrainerMemoryTracker``.
 """
@@ -27,25 +27,25 @@ STAGES: dict[str, str] = {
     "evaluate": "eval",
     "predict": "test",
 }
-"""Method of the Trainer to the stage it belongs to, the prefix of its metrics."""
+"""Method of the Trainer to its stage, the prefix of the metrics."""
 
 _SAMPLING_SECONDS = 0.001
 
 
 class TrainerMemoryTracker:
-    """Measures one stage at a time; a stage begun inside another is part of it and reports nothing.
+    """Measures one stage at a time; a stage started inside another is part of it and reports nothing.
 
-    For each stage two numbers in bytes: ``alloc``, the memory in use at its end beyond that at its start, and
-    ``peaked``, how much more than at its end was in use in between. On the host the process's resident memory is
-    sampled every millisecond; on a GPU the allocator keeps the peak.
+    For each stage two values in bytes: ``alloc``, the memory in use at its end minus that at its start, and ``peaked``,
+    the peak minus the memory in use at its end. On the CPU the resident memory of the process is sampled every
+    millisecond; on a GPU the allocator records the peak.
 
     Args:
-        skip_memory_metrics: Measure nothing.
+        skip_memory_metrics: Do not measure.
 
     Attributes:
-        cpu: Stage to ``begin``, ``end``, ``alloc`` and ``peaked`` on the host.
-        gpu: The same on the current CUDA device; empty without one.
-        cur_stage: The stage under way.
+        cpu: Stage to ``begin``, ``end``, ``alloc`` and ``peaked`` of the CPU.
+        gpu: The same of the current CUDA device; empty without one.
+        cur_stage: The current stage.
 
     Raises:
         MissingPackageError: If psutil is needed and not installed.
@@ -66,13 +66,13 @@ class TrainerMemoryTracker:
         self._peak: _PeakMonitor | None = None
 
     def start(self, stage: str | None = None) -> None:
-        """Begin a stage.
+        """Start a stage.
 
         Args:
-            stage: Its name. Default: that of the method this is called from, by ``STAGES``.
+            stage: Its name. Default: that of the calling method in ``STAGES``.
 
         Raises:
-            ValueError: If it is called from another method.
+            ValueError: If the calling method is not in ``STAGES``.
         """
         if self.skip_memory_metrics:
             return
@@ -87,17 +87,17 @@ class TrainerMemoryTracker:
             torch.cuda.empty_cache()
         self._at_start = (self.cpu_mem_used(), torch.cuda.memory_allocated() if self._has_gpu else 0)
         self._peak = _PeakMonitor(self._process)
-        weakref.finalize(self, self._peak.end)  # an error may leave the stage without an end
+        weakref.finalize(self, self._peak.end)  # after an error nobody may end the stage
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
-        """End a stage and enter its numbers into ``metrics``, those of the construction with the first.
+        """End a stage and add its values to ``metrics``; with the first stage also those of ``init``.
 
         Args:
-            metrics: Metrics to add to. Default: the numbers are kept for later, as those of the construction are.
+            metrics: Updated in place. Default: the values are only kept, as those of ``init``.
             stage: As for :meth:`start`.
 
         Raises:
-            ValueError: If it is called from a method that belongs to no stage.
+            ValueError: If the calling method is not in ``STAGES``.
         """
         if self.skip_memory_metrics:
             return
@@ -108,14 +108,14 @@ class TrainerMemoryTracker:
             self._report(stage, metrics)
 
     def cancel(self) -> None:
-        """End the stage under way, if any, without a result."""
+        """End the current stage, if any, without a result."""
         if self._peak is not None:
             self._peak.stop()
         self._peak = self.cur_stage = None
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Begin ``stage``, and cancel it if an error leaves the block; the block itself ends it."""
+        """Start ``stage``, and cancel it on an error; the block itself has to end it."""
         self.start(stage)
         try:
             yield
@@ -129,14 +129,14 @@ class TrainerMemoryTracker:
         return int(self._process.memory_info().rss)
 
     def _stop(self, stage: str) -> None:
-        assert self._peak is not None, "a stage has a monitor"
+        assert self._peak is not None, "start() made a monitor"
         peak = self._peak.stop()
         gc.collect()
-        host, device = self._at_start
+        cpu, gpu = self._at_start
         if self._has_gpu:
             torch.cuda.empty_cache()
-            self.gpu[stage] = _numbers(device, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
-        self.cpu[stage] = _numbers(host, self.cpu_mem_used(), peak)
+            self.gpu[stage] = _memory_delta(gpu, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+        self.cpu[stage] = _memory_delta(cpu, self.cpu_mem_used(), peak)
         self._peak = self.cur_stage = None
 
     def _report(self, stage: str, metrics: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ class TrainerMemoryTracker:
 
 
 class _PeakMonitor:
-    """Samples the memory in use from a thread until it is stopped."""
+    """Samples the memory in use in a thread until it is stopped."""
 
     def __init__(self, process: Any) -> None:
         self._process = process
@@ -165,11 +165,11 @@ class _PeakMonitor:
         self._thread.start()
 
     def end(self) -> None:
-        """End the sampling."""
+        """Stop sampling."""
         self._done.set()
 
     def stop(self) -> int:
-        """End the sampling and return the peak in bytes."""
+        """Stop sampling and return the peak in bytes."""
         self.end()
         self._thread.join()
         self._sample()
@@ -183,12 +183,14 @@ class _PeakMonitor:
             self._sample()
 
 
-def _numbers(begin: int, end: int, peak: int) -> dict[str, int]:
+def _memory_delta(begin: int, end: int, peak: int) -> dict[str, int]:
     return {"begin": begin, "end": end, "alloc": end - begin, "peaked": max(0, peak - end)}
 
 
 def _stage_of(method: str) -> str:
     if method not in STAGES:
         known = ", ".join(STAGES)
-        raise ValueError(f"The memory tracker was called from `{method}`: name the `stage`, or call it from {known}.")
+        raise ValueError(
+            f"The memory tracker was called from `{method}`, which has no stage: pass `stage`, or call it from {known}."
+        )
     return STAGES[method]

@@ -1,4 +1,4 @@
-"""Metrics outside the loop: speeds, the table on the console, the JSON files, plain numbers, trackers' names.
+"""Metrics: speeds, the printed table, the JSON files, conversion to plain numbers, names for trackers.
 
 The same text, files and rounding as the helpers in transformers ``trainer_pt_utils.py`` and ``trainer_utils.py``.
 """
@@ -11,13 +11,18 @@ import sys
 import time
 from collections.abc import Mapping, Sized
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
 from hf_compat.files import read_json_object, write_text
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.state import TrainerState
+
 __all__ = [
+    "HasTrainerState",
     "denumpify_detensorize",
     "has_length",
     "log_metrics",
@@ -29,6 +34,21 @@ __all__ = [
 ]
 
 
+class HasTrainerState(Protocol):
+    """The part of the Trainer that metrics are written with."""
+
+    @property
+    def args(self) -> TrainingArguments:
+        """The training arguments."""
+
+    @property
+    def state(self) -> TrainerState:
+        """The state of the training."""
+
+    def is_world_process_zero(self) -> bool:
+        """Return whether this is rank 0."""
+
+
 def speed_metrics(
     split: str,
     start_time: float,
@@ -36,7 +56,7 @@ def speed_metrics(
     num_steps: float | None = None,
     num_tokens: float | None = None,
 ) -> dict[str, float]:
-    """Return the seconds since ``start_time`` and what was done per second.
+    """Return the seconds since ``start_time``, and samples, steps and tokens per second.
 
     Args:
         split: Prefix of the names: ``"train"``, ``"eval"``, ``"test"``.
@@ -57,7 +77,7 @@ def speed_metrics(
     return result
 
 
-def _readable(name: str, value: Any) -> Any:
+def _format_value(name: str, value: Any) -> str | float:
     if "_mem_" in name:
         return f"{value >> 20}MB"
     if "_runtime" in name:
@@ -69,12 +89,12 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``metrics`` for reading: bytes as MB, seconds as h:mm:ss, operations as GF, floats with 4 digits."""
-    return {name: _readable(name, value) for name, value in metrics.items()}
+    """Return ``metrics`` formatted: bytes as MB, seconds as h:mm:ss, FLOPs as GF, floats with 4 digits."""
+    return {name: _format_value(name, value) for name, value in metrics.items()}
 
 
-def log_metrics(trainer: Any, split: str, metrics: Mapping[str, Any]) -> None:
-    """Print ``metrics`` as a table sorted by name, on the first process of all."""
+def log_metrics(trainer: HasTrainerState, split: str, metrics: Mapping[str, Any]) -> None:
+    """Print ``metrics`` as a table sorted by name, on rank 0."""
     if not trainer.is_world_process_zero():
         return
     rows = metrics_format(metrics)
@@ -84,17 +104,17 @@ def log_metrics(trainer: Any, split: str, metrics: Mapping[str, Any]) -> None:
     print("\n".join([f"***** {split} metrics *****", *lines]))  # noqa: T201  scripts call this to see it printed
 
 
-def save_metrics(trainer: Any, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
-    """Write ``metrics`` to ``<split>_results.json`` in the output folder, on the first process of all.
+def save_metrics(trainer: HasTrainerState, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+    """Write ``metrics`` to ``<split>_results.json`` in the output folder, on rank 0.
 
     Args:
         trainer: The trainer, for its output folder.
         split: ``"train"``, ``"eval"``, ``"test"`` or ``"all"``.
         metrics: Names and values, not rounded.
-        combined: Whether to also enter them into ``all_results.json``, over what it holds.
+        combined: Also update ``all_results.json`` with them.
 
     Raises:
-        CheckpointError: If ``all_results.json`` is there and is no JSON object.
+        CheckpointError: If ``all_results.json`` exists and is not a JSON object.
     """
     if not trainer.is_world_process_zero():
         return
@@ -110,35 +130,38 @@ def _write_results(path: Path, metrics: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(metrics, indent=4, sort_keys=True))
 
 
-def save_state(trainer: Any) -> None:
-    """Write the trainer's state to ``trainer_state.json`` in the output folder, on the first process of all."""
+def save_state(trainer: HasTrainerState) -> None:
+    """Write the trainer's state to ``trainer_state.json`` in the output folder, on rank 0."""
     if trainer.is_world_process_zero():
         trainer.state.save_to_json(Path(trainer.args.output_dir) / "trainer_state.json")
 
 
-def has_length(dataset: Any) -> TypeGuard[Sized]:
-    """Return whether ``len(dataset)`` works; a data set may have the method and refuse."""
+def has_length(dataset: object) -> TypeGuard[Sized]:
+    """Return whether ``len(dataset)`` works; a data set may have ``__len__`` and raise."""
     try:
-        len(dataset)
+        len(dataset)  # type: ignore[arg-type]
     except (TypeError, AttributeError):  # the latter from Ray's data sets
         return False
     return True
 
 
-def denumpify_detensorize(metrics: Any) -> Any:
-    """Return ``metrics`` with every numpy scalar and every tensor of one element in it as a Python number."""
+def denumpify_detensorize(metrics: object) -> Any:
+    """Return ``metrics`` with numpy scalars and one-element tensors converted to Python numbers."""
     if isinstance(metrics, list | tuple):
         return type(metrics)(denumpify_detensorize(value) for value in metrics)
     if isinstance(metrics, dict):
         return type(metrics)({name: denumpify_detensorize(value) for name, value in metrics.items()})
-    # Where torch was never imported nothing can be a tensor.
+    # Without importing torch: if nobody has, nothing is a tensor.
     torch = sys.modules.get("torch")
-    single = torch is not None and isinstance(metrics, torch.Tensor) and metrics.numel() == 1
-    return metrics.item() if single or isinstance(metrics, np.generic) else metrics
+    if isinstance(metrics, np.generic):
+        return metrics.item()
+    if torch is not None and isinstance(metrics, torch.Tensor) and metrics.numel() == 1:
+        return metrics.item()
+    return metrics
 
 
 def rewrite_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``logs`` under the names that trackers show: ``eval/x`` for ``eval_x``, ``test/x``, else ``train/x``."""
+    """Return ``logs`` with names for trackers: ``eval/x`` for ``eval_x``, ``test/x``, otherwise ``train/x``."""
     renamed = {}
     for name, value in logs.items():
         group, mark, rest = name.partition("_")

@@ -1,4 +1,4 @@
-"""What a model can do, found by looking at it, never by importing the package it comes from."""
+"""What a model is and supports, found without importing the package it comes from."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ __all__ = [
 ]
 
 
-def is_peft_model(model: Any) -> bool:
-    """Return whether ``model`` is one of peft's, an adapter around a base model."""
+def is_peft_model(model: object) -> bool:
+    """Return whether ``model`` is a peft model, an adapter around a base model."""
     return any(cls.__module__.partition(".")[0] == "peft" for cls in type(model).__mro__)
 
 
-def is_pretrained_model(model: Any) -> bool:
+def is_pretrained_model(model: object) -> bool:
     """Return whether ``model`` is a ``PreTrainedModel`` of transformers."""
     base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
     return base is not None and isinstance(model, base)
 
 
 def _wrappers() -> tuple[Any, ...]:
-    """Return the classes that are put around a model for several processes, of those packages that are in use."""
+    """Return the wrapper classes of distributed training, of the packages that are imported."""
     elsewhere = (("torch.distributed.fsdp", "FullyShardedDataParallel"), ("deepspeed", "DeepSpeedEngine"))
     found = [getattr(sys.modules.get(module), name, None) for module, name in elsewhere]
     return (DistributedDataParallel, *(wrapper for wrapper in found if wrapper is not None))
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model itself, without the wrappers of ``torch.compile`` and of several processes."""
+    """Return the model itself, without the wrappers of ``torch.compile`` and distributed training."""
     inner: Any = model
     while True:
         if hasattr(inner, "_orig_mod"):
@@ -67,7 +67,7 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:
-    """Return whether ``model``'s forward is handed ``num_items_in_batch``: it says so, or takes any keyword."""
+    """Return whether ``num_items_in_batch`` is passed to ``model``: it says so, or its forward takes any keyword."""
     inner = unwrap_peft(model)
     if hasattr(inner, "accepts_loss_kwargs"):
         return bool(inner.accepts_loss_kwargs)
@@ -76,7 +76,7 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 
 
 @cache
-def _source_of(function: Any) -> str | None:
+def _source_of(function: Callable[..., Any]) -> str | None:
     try:
         return inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):
@@ -84,10 +84,10 @@ def _source_of(function: Any) -> str | None:
 
 
 def ignores_item_count(model: nn.Module) -> bool:
-    """Return whether ``model`` takes ``num_items_in_batch`` but averages its loss over the batch all the same.
+    """Return whether ``model`` takes ``num_items_in_batch`` but still averages its loss over the batch.
 
-    Found in the source of its forward: a cross-entropy of its own, and neither the count nor the configurable
-    ``loss_function`` that divides by it. A forward whose source cannot be read, or calls another model's, passes.
+    Decided by the source of its forward: it computes a loss itself, and mentions neither the count nor
+    ``loss_function``, which divides by it. False if the source cannot be read, or the loss is another model's.
     """
     inner: Any = unwrap_peft(model)
     if not accepts_loss_kwargs(inner):
@@ -99,7 +99,7 @@ def ignores_item_count(model: nn.Module) -> bool:
 
 
 def _transformers(module: str, name: str) -> Any:
-    """Return ``name`` of a transformers module if that package is in use already, else None."""
+    """Return ``name`` of a transformers module, None if transformers is not imported."""
     if "transformers" not in sys.modules:
         return None
     try:
@@ -109,7 +109,7 @@ def _transformers(module: str, name: str) -> Any:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Return whether position ``t`` of ``model``'s logits is scored against label ``t + 1``."""
+    """Return whether ``model``'s loss compares the logits of position ``t`` with label ``t + 1``."""
     inner = unwrap_peft(model)
     if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
         return False
@@ -120,14 +120,14 @@ def shifts_labels(model: nn.Module) -> bool:
 
 
 def is_causal_lm(model: nn.Module) -> bool:
-    """Return whether ``model`` is a causal language model by its class's name."""
+    """Return whether the class of ``model`` is a causal language model of transformers."""
     inner = unwrap_peft(model)
     names = _transformers("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     return names is not None and type(inner).__name__ in names.values()
 
 
 def is_bare_model(model: nn.Module) -> bool:
-    """Return whether ``model`` is one of transformers' base models, without a head that gives a loss."""
+    """Return whether ``model`` is a base model of transformers, without a head that returns a loss."""
     names = _transformers("models.auto.modeling_auto", "MODEL_MAPPING_NAMES")
     if names is None or not type(model).__module__.startswith("transformers."):
         return False
@@ -137,25 +137,25 @@ def is_bare_model(model: nn.Module) -> bool:
 
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Return the number of ``model``'s parameters."""
+    """Return the number of ``model``'s parameters, or of its trainable parameters."""
     return sum(item.numel() for item in model.parameters() if item.requires_grad or not trainable_only)
 
 
 def number_of_arguments(func: Callable[..., Any]) -> int:
-    """Return how many parameters ``func`` has; those that a ``functools.partial`` has bound do not count."""
+    """Return the number of arguments of ``func``, without those bound by a ``functools.partial``."""
     if isinstance(func, functools.partial):
         return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
     return len(inspect.signature(func).parameters)
 
 
 @cache
-def _parameter_names(function: Any) -> tuple[frozenset[str], bool]:
+def _parameter_names(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     return frozenset(parameters), takes_any
 
 
-def accepts_parameter(method: Any, name: str) -> bool:
-    """Return whether ``method``, perhaps an override written for an older release, takes a parameter ``name``."""
+def accepts_parameter(method: Callable[..., Any], name: str) -> bool:
+    """Return whether ``method``, perhaps an override for an older release, takes an argument ``name``."""
     names, takes_any = _parameter_names(getattr(method, "__func__", method))
     return takes_any or name in names

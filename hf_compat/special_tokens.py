@@ -1,9 +1,11 @@
-"""Making a model's configuration agree with its tokenizer on the special tokens before training."""
+"""Aligning the special tokens of a model's configuration with the tokenizer before training."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
+
+from torch import nn
 
 from hf_compat.arguments.releases.semantics import Semantics
 
@@ -14,24 +16,24 @@ logger = logging.getLogger(__name__)
 _TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
 
 
-def align_special_tokens(model: Any, processing_class: Any, semantics: Semantics) -> None:
-    """Set the special token ids in ``model``'s configurations to the tokenizer's where they differ.
+def align_special_tokens(model: nn.Module, processing_class: object, semantics: Semantics) -> None:
+    """Set the special token ids in ``model``'s config and generation config to the tokenizer's where they differ.
 
-    The generation configuration may hold several end tokens: the tokenizer's is put in front of them. Models without a
-    configuration and processing classes without special tokens are left alone.
+    The generation config may have several end-of-sequence tokens: the tokenizer's is put first. Models without a config
+    and processing classes without special tokens are not changed.
 
     References:
-        As transformers' Trainer does at the start of ``train`` since 4.56.
+        As transformers' Trainer at the start of ``train`` since 4.56.
     """
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     if not hasattr(model, "config") or not all(hasattr(tokenizer, name) for name in _TOKENS):
         return
-    config = model.config
+    config: Any = model.config
     if semantics.keeps_tokens_undefined_by_tokenizer and hasattr(config, "get_text_config"):
         config = config.get_text_config()
     generation: Any = getattr(model, "generation_config", None)
     if not semantics.keeps_tokens_undefined_by_tokenizer and isinstance(getattr(generation, "eos_token_id", None), int):
-        generation.eos_token_id = [generation.eos_token_id]  # whether it is the tokenizer's or not
+        generation.eos_token_id = [generation.eos_token_id]  # even if it is the tokenizer's
     changed = {}
     for name in _TOKENS:
         token = getattr(tokenizer, name)
@@ -40,11 +42,11 @@ def align_special_tokens(model: Any, processing_class: Any, semantics: Semantics
         if _align(name, token, config, generation):
             changed[name] = token
     if changed:
-        logger.warning("The model's configuration now has the tokenizer's special tokens: %s.", changed)
+        logger.warning("Special tokens of the model's config were set to the tokenizer's: %s.", changed)
 
 
-def _align(name: str, token: int | None, config: Any, generation: Any) -> bool:
-    """Set one token; return whether anything differed."""
+def _align(name: str, token: int | None, config: object, generation: object) -> bool:
+    """Set one token id; return whether anything differed."""
     in_config = _as_list(getattr(config, name, None))
     in_generation = _as_list(getattr(generation, name, None)) if generation is not None else [token]
     several = name == "eos_token_id"
@@ -60,5 +62,5 @@ def _align(name: str, token: int | None, config: Any, generation: Any) -> bool:
     return True
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]

@@ -81,7 +81,7 @@ def test_pure_lightning_example(tmp_path):
     """The example without our Trainer ends with the weights of a run never stopped."""
     command = [sys.executable, ROOT / "examples" / "pure_lightning.py", tmp_path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1].endswith("stopped and resumed, the weights are equal: True")
+    assert done.stdout.splitlines()[-1].endswith("resumed and uninterrupted, the weights are equal: True")
 
 
 def test_changelog_has_an_open_section():

@@ -1,1 +1,1 @@
-"""From a data set to windows of batches."""
+"""From a data set to windows of batches: collators, samplers, loaders, sharding and resuming."""

@@ -54,7 +54,7 @@ class WindowSource(Protocol):
         """Restore the random generators from the resumed checkpoint."""
 
     def warn_of_empty_epoch(self) -> None:
-        """Log that the train loader gave no batch in a whole epoch, and stop the training."""
+        """Log that the train loader yielded no batch in an epoch, and stop the training."""
 
 
 class WindowLoader:

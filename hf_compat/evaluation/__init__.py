@@ -1,1 +1,1 @@
-"""Evaluation and prediction: accumulation over batches, results, metrics."""
+"""Evaluation and prediction: outputs accumulated over batches, results, metrics."""

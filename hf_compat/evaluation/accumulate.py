@@ -1,14 +1,14 @@
-"""The results of all batches as one array each, gathered in time and memory that grow with the data, no faster.
+"""The outputs of all batches, concatenated in time and memory linear in the data.
 
 Values, dtypes and padding are those of transformers ``trainer_pt_utils.py``, whose ``EvalLoopContainer`` copies all
-earlier batches at every batch; here they are kept apart and joined once.
+earlier batches at every batch; here they are concatenated once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,78 +17,93 @@ from torch import Tensor
 from hf_compat.errors import DataError
 from hf_compat.nested import map_nested, rebuild
 
-__all__ = ["EvalAccumulator", "nested_detach", "nested_numpify"]
+__all__ = ["PAD_INDEX", "EvalAccumulator", "nested_detach", "nested_numpify"]
 
-PADDING = -100
+PAD_INDEX = -100
+"""What predictions, labels and inputs of different lengths are padded with: upstream's ignored label."""
+
+_LeafT = TypeVar("_LeafT", Tensor, np.ndarray[Any, Any])
+_TensorsT = TypeVar("_TensorsT")
 
 
-def nested_detach(tensors: Any) -> Any:
-    """Return ``tensors``, however nested, cut off from the graph; what is no tensor stays."""
-    return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tensors)
+def nested_detach(tensors: _TensorsT) -> _TensorsT:
+    """Return ``tensors``, however nested, detached from the graph; other leaves are not changed."""
+    detached: _TensorsT = map_nested(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tensors)
+    return detached
 
 
-def nested_numpify(tensors: Any) -> Any:
-    """Return ``tensors``, however nested, as numpy arrays on the host; bfloat16, which numpy lacks, as float32.
+def nested_numpify(tensors: object) -> Any:
+    """Return ``tensors``, however nested, as numpy arrays; bfloat16, which numpy does not have, as float32.
 
     Raises:
-        DataError: If something in it is no tensor.
+        DataError: If a leaf is not a tensor.
     """
     return map_nested(_to_array, tensors)
 
 
-def _to_array(leaf: Any) -> np.ndarray[Any, Any]:
+def _to_array(leaf: object) -> np.ndarray[Any, Any]:
     if not isinstance(leaf, Tensor):
-        raise DataError(f"An evaluation result holds a {type(leaf).__name__}: only tensors can be kept.")
-    host = leaf.cpu()
-    array: np.ndarray[Any, Any] = (host.float() if host.dtype == torch.bfloat16 else host).numpy()
+        raise DataError(
+            f"The model's output holds a {type(leaf).__name__}, but only tensors can be accumulated: return "
+            "tensors, or add its key to `ignore_keys`."
+        )
+    tensor = leaf.cpu()
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
 
-def _join(batches: list[Any], padding: int) -> Any:
-    """Return ``batches``, all nested alike, as one: each tensor or array joined with its counterparts."""
+def _concatenate(batches: list[Any], pad_index: int) -> Any:
+    """Return ``batches``, all nested alike, with their tensors or arrays padded and concatenated."""
     first = batches[0]
     if len(batches) == 1:
-        return first  # as it is: only a join gives a tensor without dimensions its first
+        return first  # a tensor without dimensions gets one only when concatenated, as upstream
     expected = Tensor if isinstance(first, Tensor) else type(first)
     odd = next((batch for batch in batches if not isinstance(batch, expected)), None)
     if odd is not None:
         raise DataError(
-            f"One batch gave a {type(first).__name__}, another a {type(odd).__name__}: "
-            "evaluation results of all batches must be nested alike."
+            f"The model returned a {type(first).__name__} for one batch and a {type(odd).__name__} for another: return "
+            "outputs of the same structure for all batches."
         )
     if isinstance(first, list | tuple):
-        return rebuild(first, [_join(list(items), padding) for items in zip(*batches, strict=False)])
+        return rebuild(first, [_concatenate(list(items), pad_index) for items in zip(*batches, strict=False)])
     if isinstance(first, Mapping):
-        joined = {key: _join([batch[key] for batch in batches], padding) for key in first}
-        return type(first)(joined)  # type: ignore[call-arg]
+        merged = {key: _concatenate([batch[key] for batch in batches], pad_index) for key in first}
+        return type(first)(merged)  # type: ignore[call-arg]
     if isinstance(first, Tensor):
-        return _join_leaves(
-            [batch if batch.ndim else batch[None] for batch in batches], padding, torch.cat, _filled_tensor
+        return _concatenate_leaves(
+            [batch if batch.ndim else batch[None] for batch in batches], pad_index, torch.cat, _full_tensor
         )
     if isinstance(first, np.ndarray):
-        return _join_leaves([np.atleast_1d(batch) for batch in batches], padding, np.concatenate, _filled_array)
-    raise DataError(f"An evaluation result holds a {type(first).__name__}: only tensors can be joined over batches.")
+        return _concatenate_leaves([np.atleast_1d(batch) for batch in batches], pad_index, np.concatenate, _full_array)
+    raise DataError(
+        f"The model's output holds a {type(first).__name__}, but only tensors can be accumulated: return "
+        "tensors, or add its key to `ignore_keys`."
+    )
 
 
-def _filled_tensor(like: Tensor, shape: tuple[int, ...], value: int) -> Tensor:
+def _full_tensor(like: Tensor, shape: tuple[int, ...], value: int) -> Tensor:
     return like.new_full(shape, value)
 
 
-def _filled_array(like: np.ndarray[Any, Any], shape: tuple[int, ...], value: int) -> np.ndarray[Any, Any]:
+def _full_array(like: np.ndarray[Any, Any], shape: tuple[int, ...], value: int) -> np.ndarray[Any, Any]:
     return np.full_like(like, value, shape=shape)
 
 
-def _join_leaves(leaves: list[Any], padding: int, concatenate: Any, filled: Any) -> Any:
-    """Return ``leaves``, of at least one dimension each, as one."""
+def _concatenate_leaves(
+    leaves: list[_LeafT],
+    pad_index: int,
+    concatenate: Callable[[list[_LeafT]], _LeafT],
+    full_like: Callable[[_LeafT, tuple[int, ...], int], _LeafT],
+) -> _LeafT:
+    """Return ``leaves``, of at least one dimension each, padded in the second one and concatenated."""
     kinds = {(leaf.dtype, leaf.ndim, tuple(leaf.shape[2:])) for leaf in leaves}
     if len(kinds) > 1 and len(leaves) > 2:
-        # Of several dtypes or shapes: what comes out depends on the order of joining, so it is upstream's order.
-        return reduce(lambda one, other: _join_leaves([one, other], padding, concatenate, filled), leaves)
-    first = leaves[0]
-    if first.ndim == 1 or len({leaf.shape[1] for leaf in leaves}) == 1:
+        # With several dtypes or shapes the result depends on the order, so concatenate pairwise, as upstream.
+        return reduce(lambda one, other: _concatenate_leaves([one, other], pad_index, concatenate, full_like), leaves)
+    if leaves[0].ndim == 1 or len({leaf.shape[1] for leaf in leaves}) == 1:
         return concatenate(leaves)
     rows, width = sum(len(leaf) for leaf in leaves), max(leaf.shape[1] for leaf in leaves)
-    result = filled(first, (rows, width, *first.shape[2:]), padding)
+    result = full_like(leaves[0], (rows, width, *leaves[0].shape[2:]), pad_index)
     start = 0
     for leaf in leaves:
         result[start : start + len(leaf), : leaf.shape[1]] = leaf
@@ -96,61 +111,61 @@ def _join_leaves(leaves: list[Any], padding: int, concatenate: Any, filled: Any)
     return result
 
 
-def _compact(leaf: Any) -> Any:
-    """Return ``leaf`` in memory of its own size: a slice would keep the whole logits it was cut from alive."""
+def _compact(leaf: object) -> object:
+    """Return ``leaf`` without a larger storage behind it: a slice would keep all the logits it is a view of."""
     if isinstance(leaf, Tensor) and leaf.layout is torch.strided and leaf.untyped_storage().nbytes() > leaf.nbytes:
         return leaf.clone(memory_format=torch.contiguous_format)
     return leaf
 
 
-def _to_host(leaf: Any) -> Any:
+def _to_cpu(leaf: object) -> object:
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
 
 class EvalAccumulator:
-    """Keeps what every batch of an evaluation gives, and gives it back as numpy arrays.
+    """Accumulates the outputs of all batches of an evaluation and returns them as numpy arrays.
 
     Args:
-        concat: Whether the batches are joined into one array each; else they are given back as a list of batches.
-        padding_index: What narrower batches are padded with along the second dimension.
+        concat: Concatenate the batches; otherwise return a list of batches.
+        padding_index: What shorter batches are padded with along the second dimension.
     """
 
-    def __init__(self, concat: bool = True, padding_index: int = PADDING) -> None:
+    def __init__(self, concat: bool = True, padding_index: int = PAD_INDEX) -> None:
         self.concat = concat
         self.padding_index = padding_index
-        self._batches: list[Any] = []  # tensors, where the model left them
-        self._chunks: list[Any] = []  # arrays: one item per move to the host, or per batch without ``concat``
+        self._batches: list[Any] = []  # tensors on the model's device
+        self._chunks: list[Any] = []  # arrays: one item per move to the CPU, or per batch without ``concat``
 
-    def add(self, tensors: Any) -> None:
-        """Keep the results of one batch: tensors, however nested, on any device."""
+    def add(self, tensors: object) -> None:
+        """Add the outputs of one batch: tensors, however nested, on any device."""
         self._batches.append(map_nested(_compact, tensors))
 
     def to_cpu_and_numpy(self) -> None:
-        """Move what is kept to the host, and give the device its memory back.
+        """Move the accumulated tensors to the CPU and free the device memory.
 
         Raises:
-            DataError: If batches are nested differently, or hold something other than tensors.
+            DataError: If batches differ in structure, or hold something other than tensors.
         """
         if not self._batches:
             return
         if self.concat:
-            # Joined as tensors, for torch's rules of promotion, but on the host: the device may be full.
-            joined = _join([map_nested(_to_host, batch) for batch in self._batches], self.padding_index)
-            self._chunks.append(nested_numpify(joined))
+            # Concatenated as tensors, for torch's type promotion, but on the CPU: the device may be full.
+            merged = _concatenate([map_nested(_to_cpu, batch) for batch in self._batches], self.padding_index)
+            self._chunks.append(nested_numpify(merged))
         else:
             self._chunks.extend(nested_numpify(batch) for batch in self._batches)
         self._batches = []
 
     def get_arrays(self) -> Any:
-        """Return everything that was added: arrays nested as a batch is, or a list of such; None if nothing was.
+        """Return all outputs: arrays nested as in a batch, a list of them without ``concat``, None if there are none.
 
         Raises:
-            DataError: If batches are nested differently, or hold something other than tensors.
+            DataError: If batches differ in structure, or hold something other than tensors.
         """
         self.to_cpu_and_numpy()
         if not self._chunks:
             return None
         if not self.concat:
             return self._chunks
-        self._chunks = [_join(self._chunks, self.padding_index)]
+        self._chunks = [_concatenate(self._chunks, self.padding_index)]
         return self._chunks[0]

@@ -1,53 +1,57 @@
-"""The evaluation that transformers 4 ran under ``use_legacy_prediction_loop``."""
+"""The evaluation loop of transformers 4 with ``use_legacy_prediction_loop``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+from torch import nn
 
 from hf_compat.errors import DataError
 from hf_compat.evaluation.accumulate import EvalAccumulator
-from hf_compat.evaluation.session import PADDING, EvaluationSession
+from hf_compat.evaluation.session import EvaluationHost, EvaluationSession
 from hf_compat.metrics import has_length
+from hf_compat.nested import Nested
 
 __all__ = ["LegacySession"]
 
 
 class LegacySession(EvaluationSession):
-    """An evaluation that always joins and keeps predictions as the model made them.
+    """An evaluation that always keeps predictions as the model returned them, and concatenates them.
 
-    So ``preprocess_logits_for_metrics`` and ``eval_do_concat_batches`` have no effect on it, metrics of one batch are
-    given its main input alone, and the loss counts infinite batches whatever the release.
+    So ``preprocess_logits_for_metrics`` and ``eval_do_concat_batches`` have no effect, ``batch_eval_metrics`` gets the
+    main input only, and the mean loss includes infinite losses in all releases.
 
     Raises:
-        DataError: If the loader does not tell its length or its batch size.
+        DataError: If the loader has no length or no batch size.
 
     References:
         Same numbers as transformers 4.57 ``Trainer.prediction_loop``.
     """
 
-    def __init__(self, host: Any, model: Any, loader: Any, **settings: Any) -> None:
-        if not has_length(loader):
+    def __init__(self, host: EvaluationHost, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
+        length_is_known = has_length(loader)
+        if not length_is_known:
             raise DataError(
-                "`use_legacy_prediction_loop=True`: this loop needs a loader that implements a working `__len__`; "
-                "set it to False for data without length."
+                "`use_legacy_prediction_loop=True` needs a data loader with a working `__len__`: set it to False for "
+                "data without length."
             )
         size = getattr(loader, "total_batch_size", None) or getattr(loader, "batch_size", None)
         if size is None:
-            raise DataError("`use_legacy_prediction_loop=True`: the loader has no `batch_size`; set it to False.")
+            raise DataError("`use_legacy_prediction_loop=True` needs a loader with a `batch_size`: set it to False.")
         super().__init__(host, model, loader, **{**settings, "keeps_predictions": True})
         self._batch_size = size
-        self._losses, self._predictions, self._labels, self._inputs = (
-            EvalAccumulator(padding_index=PADDING) for _ in range(4)
-        )
+        self._losses, self._predictions, self._labels, self._inputs = (EvalAccumulator() for _ in range(4))
 
-    def _preprocess(self, logits: Any, labels: Any) -> Any:
+    def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested:
         return logits
 
-    def _batch_inputs(self, inputs: Any, decoded: Any) -> Any:
-        return decoded
+    def _batch_inputs(self, inputs: Nested, main_inputs: Nested | None) -> Nested | None:
+        return main_inputs
 
-    def _mean_loss(self, losses: Any) -> float | None:
-        return None if losses is None else float(losses.mean().item())
+    def _mean_loss(self, losses: np.ndarray[Any, Any] | list[np.ndarray[Any, Any]] | None) -> float | None:
+        return float(losses.mean().item()) if isinstance(losses, np.ndarray) else None
 
     def _count_samples(self) -> int:
         return self._host.num_examples(self._loader)

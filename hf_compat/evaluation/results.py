@@ -1,4 +1,4 @@
-"""What evaluation, prediction and training give back; fields and unpacking as in transformers ``trainer_utils.py``."""
+"""What evaluation, prediction and training return; fields and unpacking as in transformers ``trainer_utils.py``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 __all__ = ["Arrays", "EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"]
 
 Arrays = np.ndarray[Any, Any] | tuple[Any, ...]
-"""One array with a row per sample, or a tuple of them, nested as the model's outputs are."""
+"""An array with a row per sample, or a tuple of arrays, nested like the model's outputs."""
 
 
 class EvalPrediction:
-    """What ``compute_metrics`` is given; unpacks as ``predictions, label_ids[, inputs][, losses]``.
+    """The argument of ``compute_metrics``; unpacks as ``predictions, label_ids[, inputs][, losses]``.
 
     Args:
         predictions: The model's outputs.
         label_ids: The labels.
-        inputs: The main inputs. Default: not kept.
-        losses: A loss per sample. Default: not kept.
+        inputs: The main inputs. Default: not included.
+        losses: A loss per sample. Default: not included.
     """
 
     def __init__(
@@ -30,15 +30,15 @@ class EvalPrediction:
         self.label_ids = label_ids
         self.inputs = inputs
         self.losses = losses
-        kept = tuple(extra for extra in (inputs, losses) if extra is not None)
-        self.elements: tuple[Any, ...] = (predictions, label_ids, *kept)
+        extras = tuple(extra for extra in (inputs, losses) if extra is not None)
+        self.elements: tuple[Arrays, ...] = (predictions, label_ids, *extras)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Arrays]:
         return iter(self.elements)
 
-    def __getitem__(self, idx: int) -> Any:
+    def __getitem__(self, idx: int) -> Arrays:
         if not 0 <= idx < len(self.elements):
-            raise IndexError(f"An EvalPrediction of {len(self.elements)} elements has none at {idx}.")
+            raise IndexError(f"EvalPrediction index {idx} is out of range: it has {len(self.elements)} elements.")
         return self.elements[idx]
 
 

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+from torch import Tensor, nn
 
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.callbacks.firing import fire
-from hf_compat.evaluation.accumulate import EvalAccumulator
+from hf_compat.evaluation.accumulate import PAD_INDEX, EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
 from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
-from hf_compat.nested import find_batch_size
+from hf_compat.nested import Nested, find_batch_size
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["EvaluationSession"]
+__all__ = ["EvaluationHost", "EvaluationSession"]
 
-PADDING = -100
-"""What fills predictions, labels and inputs of unequal length; upstream's ignored label."""
+_Losses: TypeAlias = "np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]"
+"""A loss per sample: one array, or one per batch with ``eval_do_concat_batches=False``."""
 
 
-class _Host(Protocol):
-    """The part of the Trainer that an evaluation calls, at upstream's points."""
+class EvaluationHost(Protocol):
+    """The part of the Trainer that an evaluation calls."""
 
     args: Any
     state: Any
@@ -40,12 +41,14 @@ class _Host(Protocol):
     semantics: Semantics
 
     def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]: ...
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Return loss, logits and labels of one batch."""
 
     def _prepare_input(self, data: Any) -> Any: ...
 
-    def num_examples(self, dataloader: Any) -> int: ...
+    def num_examples(self, dataloader: Iterable[Any] | Sized) -> int:
+        """Return the number of samples of ``dataloader``."""
 
 
 class WatchedLoaders(Protocol):
@@ -55,19 +58,19 @@ class WatchedLoaders(Protocol):
         """Watch ``loader``, the train loader if None; return the one before."""
 
 
-class FollowedLoader:
-    """A loader that says of the batch being used, not of the one loaded last, whether it is the last of the pass.
+class TrackedLoader:
+    """A loader whose ``end_of_dataloader`` and ``remainder`` are those of the batch in use.
 
-    Lightning loads ahead where no length is known.
+    The loader's own are those of the batch loaded last, and Lightning prefetches where there is no length.
 
     Attributes:
-        end_of_dataloader: Whether the batch being used is the last.
+        end_of_dataloader: Whether the batch in use is the last.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._ahead: deque[tuple[bool, int]] = deque()
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader: Any = loader
+        self._prefetched: deque[tuple[bool, int]] = deque()
         self.end_of_dataloader = False
         self.remainder = -1
 
@@ -81,32 +84,32 @@ class FollowedLoader:
                 is_last = bool(loader.end_of_dataloader)
             else:
                 is_last = has_length(loader) and index + 1 == len(loader)
-            self._ahead.append((is_last, getattr(loader, "remainder", -1)))
+            self._prefetched.append((is_last, getattr(loader, "remainder", -1)))
             yield batch
 
     def advance(self) -> None:
-        """Go on to the next batch."""
-        self.end_of_dataloader, self.remainder = self._ahead.popleft()
+        """Advance to the next batch."""
+        self.end_of_dataloader, self.remainder = self._prefetched.popleft()
 
 
 class EvaluationSession:
-    """Runs ``prediction_step`` on each batch and gathers what metrics are computed from.
+    """Runs ``prediction_step`` on each batch, gathers its outputs and computes the metrics.
 
     Args:
         host: The Trainer.
-        model: What ``prediction_step`` is called with.
-        loader: Where the batches come from; asked for its data set and its length.
-        loaders: Told which loader is under way, by whose last batch gathered results are trimmed.
-        prediction_loss_only: Keep losses alone.
-        ignore_keys: Model outputs left out of the predictions.
-        prefix: What metric names start with, without the underscore.
-        keeps_predictions: Keep predictions where metrics do not need them all at once too, as ``predict`` does.
+        model: Passed to ``prediction_step``.
+        loader: The data loader.
+        loaders: Keeps which loader is under way, by whose last batch gathered results are trimmed.
+        prediction_loss_only: Keep only the losses.
+        ignore_keys: Model outputs that are not in the predictions.
+        prefix: Prefix of metric names, without the underscore.
+        keeps_predictions: Keep predictions even if the metrics are computed batch by batch, as ``predict`` does.
         data_parallel_group: The ranks that see different batches. Default: all.
-        times: Seconds that readying the model took, by name, reported with the metrics.
+        times: Seconds it took to prepare the model, by name; reported with the metrics.
 
     Attributes:
-        batches: The loader, to be gone through once.
-        output: What the Trainer's ``evaluation_loop`` returns, set by :meth:`finish`.
+        batches: The loader, to be iterated over once.
+        output: The return value of the Trainer's ``evaluation_loop``, set by :meth:`finish`.
 
     References:
         Same numbers as transformers' ``Trainer.evaluation_loop``.
@@ -114,9 +117,9 @@ class EvaluationSession:
 
     def __init__(
         self,
-        host: _Host,
-        model: Any,
-        loader: Any,
+        host: EvaluationHost,
+        model: nn.Module,
+        loader: Iterable[Any],
         *,
         loaders: WatchedLoaders,
         prediction_loss_only: bool,
@@ -128,10 +131,10 @@ class EvaluationSession:
     ) -> None:
         self._host = host
         self._model = model
-        self._loader = loader
-        self.batches = FollowedLoader(loader)
+        self._loader: Any = loader
+        self.batches = TrackedLoader(loader)
         self._loaders = loaders
-        self._loader_around = loaders.watch_evaluation(self.batches)
+        self._outer_loader = loaders.watch_evaluation(self.batches)
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
@@ -145,15 +148,15 @@ class EvaluationSession:
         self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
         self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
         self._losses, self._predictions, self._labels, self._inputs = (
-            EvalAccumulator(args.eval_do_concat_batches, padding_index=PADDING) for _ in range(4)
+            EvalAccumulator(args.eval_do_concat_batches) for _ in range(4)
         )
         self._observed = 0
         self._steps = 0
         self._metrics: dict[str, Any] | None = None
         self.output: EvalLoopOutput | None = None
 
-    def step(self, inputs: Any) -> None:
-        """Predict one batch."""
+    def step(self, inputs: dict[str, Any]) -> None:
+        """Run ``prediction_step`` on one batch."""
         self.batches.advance()
         host, args = self._host, self._host.args
         observed = find_batch_size(inputs)
@@ -164,67 +167,71 @@ class EvaluationSession:
             self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
         if losses is not None:
-            # One value a sample, so that the mean over all samples weighs each batch by its size.
+            # One value per sample, so that the mean weights each batch by its size.
             losses = host.gather_function(losses.repeat(self._batch_size))
             self._losses.add(losses)
         if self._stream is not None:
-            logits = self._feed(self._stream, logits, labels)
+            logits = self._update_stream(self._stream, logits, labels)
         if self._keeps or self._per_batch:
-            logits, labels, decoded = self._gather(inputs, logits, labels)
+            logits, labels, main_inputs = self._gather(inputs, logits, labels)
         fire(host, "on_prediction_step")
         self._steps += 1
         if self._per_batch:
-            self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, decoded))
+            self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))
         elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
-            for kept in (self._losses, self._predictions, self._labels, self._inputs):
-                kept.to_cpu_and_numpy()
+            for accumulator in (self._losses, self._predictions, self._labels, self._inputs):
+                accumulator.to_cpu_and_numpy()
 
-    def _feed(self, stream: MetricStream, logits: Any, labels: Any) -> Any:
-        """Add a batch to the metric; return its predictions, preprocessed."""
+    def _update_stream(self, stream: MetricStream, logits: Nested | None, labels: Nested | None) -> Nested | None:
+        """Update the metric with a batch; return the preprocessed logits."""
         host = self._host
         if logits is not None:
             logits = self._preprocess(logits, labels)
         if logits is not None and labels is not None:
-            # Only several processes repeat samples; what one draws is all real.
-            is_shared_last = self.batches.end_of_dataloader and host.accelerator.data_parallel_size > 1
-            stream.update(logits, labels, remainder=self.batches.remainder if is_shared_last else -1)
+            # With one rank there are no duplicates.
+            may_have_duplicates = self.batches.end_of_dataloader and host.accelerator.data_parallel_size > 1
+            stream.update(logits, labels, remainder=self.batches.remainder if may_have_duplicates else -1)
         return logits
 
-    def _preprocess(self, logits: Any, labels: Any) -> Any:
-        change = self._host.preprocess_logits_for_metrics
-        return logits if change is None else change(logits, labels)
+    def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested:
+        preprocess = self._host.preprocess_logits_for_metrics
+        return logits if preprocess is None else preprocess(logits, labels)
 
-    def _gather(self, inputs: Any, logits: Any, labels: Any) -> tuple[Any, Any, Any]:
-        """Collect predictions, labels and main inputs of the batch over all processes, keep and return them."""
+    def _gather(
+        self, inputs: dict[str, Any], logits: Nested | None, labels: Nested | None
+    ) -> tuple[Nested | None, Nested | None, Nested | None]:
+        """Gather, keep and return the predictions, labels and main inputs of the batch of all ranks."""
         host = self._host
-        decoded = None
+        main_inputs = None
         pad = host.accelerator.pad_across_processes
         if "inputs" in host.args.include_for_metrics:
             name = getattr(host.model, "main_input_name", "input_ids")
-            decoded = host.gather_function(pad(host._prepare_input(inputs[name]), dim=1, pad_index=PADDING))
-            self._keep(self._inputs, decoded)
+            main_inputs = host.gather_function(pad(host._prepare_input(inputs[name]), dim=1, pad_index=PAD_INDEX))
+            self._keep(self._inputs, main_inputs)
         if labels is not None:
-            labels = pad(labels, dim=1, pad_index=PADDING)
+            labels = pad(labels, dim=1, pad_index=PAD_INDEX)
         if logits is not None:
-            logits = pad(logits, dim=1, pad_index=PADDING)
-            if self._stream is None:  # it had them preprocessed
+            logits = pad(logits, dim=1, pad_index=PAD_INDEX)
+            if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
             logits = host.gather_function(logits)
             self._keep(self._predictions, logits)
         if labels is not None:
             labels = host.gather_function(labels)
             self._keep(self._labels, labels)
-        return logits, labels, decoded
+        return logits, labels, main_inputs
 
-    def _keep(self, kept: EvalAccumulator, values: Any) -> None:
+    def _keep(self, accumulator: EvalAccumulator, values: Nested) -> None:
         if self._keeps:
-            kept.add(values)
+            accumulator.add(values)
 
-    def _batch_inputs(self, inputs: Any, decoded: Any) -> Any:
-        """Return what metrics of one batch are given as its inputs: all of it, as transformers does."""
+    def _batch_inputs(self, inputs: Nested, main_inputs: Nested | None) -> Nested | None:
+        """Return the inputs in the ``EvalPrediction`` of one batch: all of them, as in transformers."""
         return inputs
 
-    def _compute_batch_metrics(self, losses: Any, logits: Any, labels: Any, inputs: Any) -> None:
+    def _compute_batch_metrics(
+        self, losses: Tensor | None, logits: Nested | None, labels: Nested | None, inputs: Nested | None
+    ) -> None:
         if self._host.compute_metrics is None or logits is None or labels is None:
             return
         self._metrics = self._host.compute_metrics(
@@ -232,22 +239,22 @@ class EvaluationSession:
         )
 
     def _prediction(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:
-        """Return what ``compute_metrics`` is given; inputs and losses only if they are asked for."""
-        wanted = self._host.args.include_for_metrics
+        """Return the argument of ``compute_metrics``; inputs and losses as ``include_for_metrics`` says."""
+        included = self._host.args.include_for_metrics
         return EvalPrediction(
             predictions=predictions,
             label_ids=labels,
-            inputs=inputs if "inputs" in wanted else None,
-            losses=losses if "loss" in wanted else None,
+            inputs=inputs if "inputs" in included else None,
+            losses=losses if "loss" in included else None,
         )
 
     def finish(self) -> dict[str, Any]:
-        """Compute the metrics and return them, their names prefixed."""
+        """Compute and return the metrics, with prefixed names."""
         host = self._host
-        self._loaders.watch_evaluation(self._loader_around)
+        self._loaders.watch_evaluation(self._outer_loader)
         host.gather_function = host.accelerator.gather_for_metrics
         losses, predictions, labels, inputs = (
-            kept.get_arrays() for kept in (self._losses, self._predictions, self._labels, self._inputs)
+            accumulator.get_arrays() for accumulator in (self._losses, self._predictions, self._labels, self._inputs)
         )
         metrics = self._metrics
         has_pairs = predictions is not None and labels is not None
@@ -266,7 +273,7 @@ class EvaluationSession:
         self.output = EvalLoopOutput(predictions, labels, metrics, self._count_samples())
         return metrics
 
-    def _mean_loss(self, losses: Any) -> float | None:
+    def _mean_loss(self, losses: _Losses | None) -> float | None:
         if isinstance(losses, list) and losses:
             losses = np.concatenate(losses)
         if not isinstance(losses, np.ndarray):

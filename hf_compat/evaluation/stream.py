@@ -1,4 +1,4 @@
-"""Metrics of ``torchmetrics``, fed batch by batch: nothing is stored but their own state."""
+"""Metrics of ``torchmetrics``, updated batch by batch: no predictions are stored, only the metrics' states."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from hf_compat.nested import find_batch_size, map_nested
+from hf_compat.nested import Nested, find_batch_size, map_nested
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 __all__ = ["MetricStream", "is_metric", "synchronise_metric"]
 
 
-def is_metric(compute_metrics: Any) -> TypeGuard[Metric | MetricCollection]:
-    """Return whether ``compute_metrics`` is a metric, or a collection of them, rather than a function."""
+def is_metric(compute_metrics: object) -> TypeGuard[Metric | MetricCollection]:
+    """Return whether ``compute_metrics`` is a torchmetrics metric or collection, rather than a function."""
     return isinstance(compute_metrics, Metric | MetricCollection)
 
 
 def real_samples(batch_size: int, remainder: int, process_index: int) -> int:
-    """Return how many samples at the head of this process's share of the last batch are not repetitions.
+    """Return how many of the first samples of this rank's last batch are not duplicates.
 
-    The batch that the processes hold together lists the share of process 0 first; its first ``remainder`` samples are
-    of the data set, the others were drawn again so that all shares are as large.
+    Of the last batch of all ranks, that of rank 0 first, the first ``remainder`` samples are of the data set; the
+    others are duplicates, so that all ranks have the same batch size.
 
     Args:
-        batch_size: Samples of the share.
-        remainder: Samples of the data set in the batch of all processes; 0 or less if all of it is.
-        process_index: Whose share it is.
+        batch_size: Samples of this rank's batch.
+        remainder: Samples of the data set in the batch of all ranks; 0 or less if there are no duplicates.
+        process_index: Data-parallel rank.
     """
     if remainder <= 0:
         return batch_size
@@ -38,16 +38,16 @@ def real_samples(batch_size: int, remainder: int, process_index: int) -> int:
 
 
 class MetricStream:
-    """One evaluation's worth of a metric: emptied first, updated with each batch, computed at the end.
+    """A metric during one evaluation: reset first, updated with each batch, computed at the end.
 
-    Each process updates its own copy with its own samples, each sample once; ``compute`` then merges the states over
-    the processes. That is exact for every metric that torchmetrics can synchronise, and sends states, not predictions.
-    Labels of -100 are the metric's to leave out, by ``ignore_index``; no padding is ever added to what it is given.
+    Each rank updates its own copy with its own samples, each sample once; ``compute`` then syncs the states over the
+    ranks. That is exact for every metric that torchmetrics can sync, and communicates states, not predictions. The
+    metric has to ignore labels of -100 itself, by ``ignore_index``; no padding is added to its inputs.
 
     Args:
-        metric: The metric, moved to ``device`` and emptied.
-        device: Where predictions and labels are.
-        process_index: The number of this process.
+        metric: The metric; it is moved to ``device`` and reset.
+        device: The device of predictions and labels.
+        process_index: Data-parallel rank.
     """
 
     def __init__(self, metric: Metric | MetricCollection, device: torch.device, process_index: int) -> None:
@@ -56,13 +56,13 @@ class MetricStream:
         self._process_index = process_index
         self._has_data = False
 
-    def update(self, predictions: Any, labels: Any, *, remainder: int) -> None:
-        """Add one batch.
+    def update(self, predictions: Nested, labels: Nested, *, remainder: int) -> None:
+        """Update the metric with one batch.
 
         Args:
-            predictions: What the model, or ``preprocess_logits_for_metrics``, made of the batch; not gathered.
-            labels: Its labels; not gathered.
-            remainder: Samples of the data set in the batch of all processes; 0 or less if all of it is.
+            predictions: Output of the model, or of ``preprocess_logits_for_metrics``; not gathered.
+            labels: Labels of the batch; not gathered.
+            remainder: Samples of the data set in the batch of all ranks; 0 or less if there are no duplicates.
         """
         self._has_data = True
         size = find_batch_size(labels)
@@ -75,10 +75,10 @@ class MetricStream:
         self._metric.update(predictions, labels)
 
     def compute(self) -> dict[str, Any]:
-        """Return the metrics of all samples of all processes by name, ready to be logged and written as JSON.
+        """Return the metrics over all ranks by name, as plain numbers and lists.
 
-        A single metric is named as a ``MetricCollection`` names it, after its class. A vector is one number per class:
-        ``<name>_0``, ``<name>_1``, ...; anything larger is a list of lists. Empty if no batch had labels.
+        A single metric is named after its class, as in a ``MetricCollection``. A vector becomes one number per class:
+        ``<name>_0``, ``<name>_1``, ...; anything larger a list of lists. Empty if no batch had labels.
         """
         if not self._has_data:
             return {}
@@ -87,15 +87,15 @@ class MetricStream:
             result = {type(self._metric).__name__: result}
         plain: dict[str, Any] = {}
         for name, value in result.items():
-            plain.update(_spread(name, value))
+            plain.update(_plain(name, value))
         return plain
 
 
-def _first(data: Any, count: int) -> Any:
+def _first(data: Nested, count: int) -> Any:
     return map_nested(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, data)
 
 
-def _spread(name: str, value: Any) -> dict[str, Any]:
+def _plain(name: str, value: object) -> dict[str, Any]:
     if isinstance(value, Tensor) and value.ndim == 1 and value.numel() > 1:
         return {f"{name}_{index}": number for index, number in enumerate(value.tolist())}
     return {name: map_nested(lambda leaf: leaf.tolist() if isinstance(leaf, Tensor) else leaf, value)}

@@ -1,4 +1,4 @@
-"""A model card: what a model is, how it was trained and what it reached, as a README for its folder."""
+"""The model card: the model, its training and its results, as a README for its folder."""
 
 from hf_compat.model_card.summary import TrainingSummary
 

@@ -1,15 +1,18 @@
-"""What a card tells of a run: a row an evaluation, the last results, the hyperparameters."""
+"""What a model card says of a run: a row per evaluation, the final results, the hyperparameters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.releases.semantics import Semantics
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["evaluation_rows", "final_results", "hyperparameters", "rounded", "table"]
 
-_NO_RESULTS = (
+_NOT_RESULTS = (
     "epoch",
     "eval_jit_compilation_time",
     "eval_runtime",
@@ -30,7 +33,7 @@ def _is_evaluation(entry: Mapping[str, Any]) -> bool:
 
 
 def _metrics(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {_title(name): value for name, value in entry.items() if name not in _NO_RESULTS}
+    return {_title(name): value for name, value in entry.items() if name not in _NOT_RESULTS}
 
 
 def evaluation_rows(log_history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -47,7 +50,7 @@ def evaluation_rows(log_history: Sequence[Mapping[str, Any]]) -> list[dict[str, 
             if "Loss" in metrics:
                 row["Validation Loss"] = metrics.pop("Loss")
             rows.append({**row, **metrics})
-    return []  # a run that did not end has no training to tell of
+    return []  # the run did not finish
 
 
 def final_results(log_history: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -56,8 +59,8 @@ def final_results(log_history: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     return None if last is None else _metrics(last)
 
 
-def rounded(value: Any) -> str:
-    """Return ``value`` as text, with at most four decimals; None as nothing."""
+def rounded(value: object) -> str:
+    """Return ``value`` as text with at most four decimals; an empty string for None."""
     if value is None:
         return ""
     text = str(value)
@@ -65,7 +68,7 @@ def rounded(value: Any) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return ``rows`` as a Markdown table with a column for each name that any row has."""
+    """Return ``rows`` as a Markdown table with a column for each name in any row."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [names, *([rounded(row.get(name)) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -73,7 +76,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([lines[0], "|" + "|".join(f":{'-' * width}:" for width in widths) + "|", *lines[1:]])
 
 
-def _optimizer(args: Any) -> str:
+def _optimizer(args: TrainingArguments) -> str:
     name = getattr(args.optim, "value", args.optim)
     extra = args.optim_args or "No additional optimizer arguments"
     if "adam" not in name.lower():
@@ -82,13 +85,13 @@ def _optimizer(args: Any) -> str:
     return f"Use {name} with {betas} and epsilon={args.adam_epsilon} and optimizer_args={extra}"
 
 
-def hyperparameters(args: Any, semantics: Semantics, data_parallel_size: int) -> dict[str, Any]:
-    """Return what the run was set to, by the names that cards have for it; what asks for nothing is left out.
+def hyperparameters(args: TrainingArguments, semantics: Semantics, data_parallel_size: int) -> dict[str, Any]:
+    """Return the hyperparameters of the run, by their names in model cards, without those that are off.
 
     Args:
         args: The training arguments.
-        semantics: Whose names.
-        data_parallel_size: Processes that saw different batches.
+        semantics: The transformers release to follow.
+        data_parallel_size: Data-parallel world size.
     """
     devices, accumulated = args.world_size, args.gradient_accumulation_steps
     train, evaluated = args.train_batch_size, args.eval_batch_size

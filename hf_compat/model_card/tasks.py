@@ -1,4 +1,4 @@
-"""The Hub's tags of tasks and metrics, and which task a class of transformers' is made for."""
+"""The Hub's tags of tasks and metrics, and the task of each transformers model class."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["METRICS", "TASKS", "Task", "metric_tags", "task_of", "task_titles"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One of the Hub's tags of tasks.
+    """A task of the Hub.
 
     Attributes:
-        tag: Its name in a card's metadata.
-        title: Its name for people; None for one that results are not listed under.
-        mappings: Tables of transformers' ``modeling_auto`` that list the classes made for it.
-        text_to_text: Whether it makes a text of another.
+        tag: Its name in the metadata of a card.
+        title: Its name to display; None if results are not listed under it.
+        mappings: Mappings of transformers' ``modeling_auto`` that list its model classes.
+        text_to_text: Whether it is a text-to-text task.
     """
 
     tag: str
@@ -62,11 +62,11 @@ METRICS = (
     "spearmanr",
     "wer",
 )
-"""The metrics that a card's metadata may name."""
+"""The metrics allowed in the metadata of a card."""
 
 
 def task_titles(semantics: Semantics) -> dict[str, str]:
-    """Return the titles of the tasks that results are listed under, by their tags."""
+    """Return tag to title of the tasks that results are listed under."""
     dropped = semantics.drops_text_to_text_results
     return {task.tag: task.title for task in TASKS if task.title and not (dropped and task.text_to_text)}
 
@@ -77,8 +77,8 @@ def _classes(mapping: str) -> set[str]:
     return {name for names in listed for name in ((names,) if isinstance(names, str) else names)}
 
 
-def task_of(model: Any) -> str | None:
-    """Return the tag of the task that the class of ``model`` is made for, of several the last in ``TASKS``, or None."""
+def task_of(model: object) -> str | None:
+    """Return the tag of the task of ``model``'s class, of several the last in ``TASKS``; None if unknown."""
     if "transformers.models.auto.modeling_auto" not in sys.modules:
         return None
     name = type(model).__name__
@@ -87,7 +87,7 @@ def task_of(model: Any) -> str | None:
 
 
 def metric_tags(results: dict[str, Any] | None) -> dict[str, str]:
-    """Return the tag of each result that has one, with the result's name."""
+    """Return metric tag to result name, for each result with a tag."""
     tags = {}
     for name in results or ():
         plain = name.lower().replace(" ", "_")

@@ -87,7 +87,7 @@ def cosine_early(
     Args:
         step: Update steps done.
         warmup_steps: Update steps of warm-up.
-        training_steps: Update steps of the whole run.
+        training_steps: Update steps of the run.
         cycles: Cosine waves after warm-up.
         floor: Smallest multiplier after warm-up.
         start: First multiplier of warm-up. Default: ``1 / warmup_steps``.

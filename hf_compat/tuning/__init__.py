@@ -1,1 +1,1 @@
-"""Hyperparameter search: what a trial tries, what it is scored by, and the libraries that choose trials."""
+"""Hyperparameter search: the search space, the objective, and the backends that run trials."""

@@ -1,4 +1,4 @@
-"""The libraries that a search may use: which are installed, and what each does at the points of a search."""
+"""The backends of a hyperparameter search: which are installed, and how each runs trials."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 from hf_compat.arguments.enums import HPSearchBackend
 from hf_compat.errors import NotSupportedError, SearchError
 from hf_compat.tuning import optuna_study, ray_tune
-from hf_compat.tuning.spaces import BestRun, default_hp_space_optuna, default_hp_space_ray
+from hf_compat.tuning.spaces import BestRun, Trial, default_hp_space_optuna, default_hp_space_ray
 
 __all__ = ["BACKENDS", "Backend", "choose_backend", "run_id"]
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a search asks of the library that chooses its trials."""
+    """What a search needs of a backend."""
 
     package: str
     """The package to import."""
     extra: str
     """The extra of hf-compat that installs it."""
     default_space: Callable[[Any], dict[str, Any]]
-    """A trial to what it tries, if the caller does not say."""
+    """A trial to its hyperparameters; the default search space."""
     values: Callable[[Any, Callable[[Any], dict[str, Any]]], dict[str, Any]]
-    """A trial and the caller's space to the values that the trial tries."""
+    """A trial and the user's search space to the hyperparameters of the trial."""
     run: Callable[..., BestRun | list[BestRun]]
-    """``(trainer, n_trials, direction, release, **kwargs)``: the whole search."""
+    """``(trainer, n_trials, direction, release, **kwargs)``: runs the search."""
     report: Callable[[Any, Any, int, dict[str, float]], None]
-    """``(trainer, trial, update step, metrics)``: called after each evaluation while a trial trains."""
+    """``(trainer, trial, update step, metrics)``: called after each evaluation of a trial's training."""
     run_id: Callable[[Any], str]
-    """A trial to what tells its folder from the others'."""
+    """A trial to its id, which its folder is named after."""
 
 
 BACKENDS: dict[HPSearchBackend, Backend] = {
@@ -55,23 +55,23 @@ BACKENDS: dict[HPSearchBackend, Backend] = {
         run_id=lambda trial: ray_tune.trial_id(),
     ),
 }
-"""The libraries that are carried out, in the order in which one is chosen."""
+"""The supported backends; without ``backend``, the first one that is installed is used."""
 
 
 def choose_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
-    """Return ``wanted``, or the first library that is installed.
+    """Return ``wanted``, or by default the first backend that is installed.
 
     Raises:
-        NotSupportedError: If ``wanted`` is known but not carried out.
-        SearchError: If it, or any, is not installed.
-        ValueError: If there is no such library.
+        NotSupportedError: If ``wanted`` is a backend of transformers that is not supported.
+        SearchError: If ``wanted``, or all backends, are not installed.
+        ValueError: If ``wanted`` is not a backend.
     """
     if wanted is None:
         return _first_installed()
     chosen = HPSearchBackend(wanted)
     if chosen not in BACKENDS:
         raise NotSupportedError(
-            f"`backend={chosen.value!r}` is not carried out: use 'optuna' or 'ray'; a callback may log their trials."
+            f"`backend={chosen.value!r}` is not supported: use 'optuna' or 'ray'; a callback can log their trials."
         )
     if not _is_installed(BACKENDS[chosen].package):
         raise SearchError(f"`backend={chosen.value!r}` is not installed. Run: {_install(BACKENDS[chosen])}")
@@ -83,7 +83,7 @@ def _first_installed() -> HPSearchBackend:
         if _is_installed(backend.package):
             return name
     commands = " or: ".join(_install(backend) for backend in BACKENDS.values())
-    raise SearchError(f"`hyperparameter_search` found no library to choose trials with. Run: {commands}")
+    raise SearchError(f"`hyperparameter_search` found no backend installed. Run: {commands}")
 
 
 def _install(backend: Backend) -> str:
@@ -93,10 +93,10 @@ def _install(backend: Backend) -> str:
 def _is_installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of the package that it is in
+    except ModuleNotFoundError:  # of the parent package
         return False
 
 
-def run_id(backend: HPSearchBackend, trial: Any) -> str:
-    """Return what tells the folder of ``trial`` from those of the others."""
+def run_id(backend: HPSearchBackend, trial: Trial) -> str:
+    """Return the id of ``trial``, which its folder is named after."""
     return BACKENDS[backend].run_id(trial)

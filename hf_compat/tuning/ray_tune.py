@@ -1,4 +1,4 @@
-"""Trials chosen by Ray Tune, each in a process of Ray's."""
+"""The Ray Tune backend: each trial runs in a process of Ray."""
 
 from __future__ import annotations
 
@@ -7,82 +7,92 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import SearchError, require_package
 from hf_compat.tuning.spaces import BestRun
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.trainer import Trainer
+
 __all__ = ["report", "run", "trial_id"]
 
-_STEERING = ("AsyncHyperBandScheduler", "HyperBandForBOHB", "MedianStoppingRule", "PopulationBasedTraining")
-"""Schedulers that stop or change trials by what these report while they train."""
+_REPORT_DRIVEN = ("AsyncHyperBandScheduler", "HyperBandForBOHB", "MedianStoppingRule", "PopulationBasedTraining")
+"""Schedulers that stop or change trials depending on the metrics reported during training."""
 
 
-def _tune() -> Any:
+def _tune() -> ModuleType:
     return require_package("ray.tune", extra="ray", purpose="`hyperparameter_search(backend='ray')`")
 
 
 def run(
-    trainer: Any, n_trials: int, direction: str | list[str], release: Callable[[Any], None], **kwargs: Any
+    trainer: Trainer,
+    n_trials: int,
+    direction: str | list[str],
+    release: Callable[[Trainer], None],
+    **kwargs: Any,
 ) -> BestRun:
-    """Return the best of ``n_trials`` trainings of copies of ``trainer``.
+    """Return the best of ``n_trials`` trials, each run by a copy of ``trainer``.
 
     Args:
         trainer: A Trainer with a ``model_init``; it has no model afterwards.
-        n_trials: How many configurations to draw from ``trainer.hp_space``.
+        n_trials: Trials to sample from ``trainer.hp_space``.
         direction: ``"minimize"`` or ``"maximize"``.
-        release: Lets go of the trainer's model, so that the next trial has the memory.
-        **kwargs: Keywords of ``ray.tune.run``. Default of ``resources_per_trial``: one CPU and, where the Trainer
-            trains on one, one GPU; of ``progress_reporter``: a ``CLIReporter`` that shows the objective.
+        release: Frees the trainer's model, so that the next trial has the memory.
+        **kwargs: Keywords of ``ray.tune.run``. Default of ``resources_per_trial``: one CPU, and one GPU if the
+            Trainer uses one; of ``progress_reporter``: a ``CLIReporter`` that shows the objective.
 
     Raises:
-        SearchError: If there are several directions; if a scheduler goes by reports and nothing is evaluated while
-            training; if no trial reported an objective.
+        SearchError: If there are several directions; if the scheduler needs metrics during training and nothing is
+            evaluated then; if no trial reported an objective.
     """
     if isinstance(direction, list):
-        raise SearchError(f"`direction={direction!r}`: Ray Tune takes one objective; use `backend='optuna'`.")
+        raise SearchError(f"`direction={direction!r}`: Ray Tune supports one objective only; use `backend='optuna'`.")
     tune = _tune()
     _check_scheduler(kwargs.get("scheduler"), trainer.args)
     kwargs.setdefault("resources_per_trial", {"cpu": 1, **({"gpu": 1} if trainer.args.n_gpu > 0 else {})})
     kwargs.setdefault("progress_reporter", tune.CLIReporter(metric_columns=["objective"]))
     release(trainer)
-    trainable = tune.with_parameters(_train, trainer=_without_run(trainer))
+    trainable = tune.with_parameters(_train, trainer=_picklable_copy(trainer))
     analysis = tune.run(trainable, config=trainer.hp_space(None), num_samples=n_trials, **kwargs)
     best = analysis.get_best_trial(metric="objective", mode=direction[:3], scope=_scope(trainer.args))
     if best is None:
-        raise SearchError(f"No trial reported an objective; Ray's logs are in `{analysis.experiment_path}`.")
+        raise SearchError(f"No trial reported an objective: see Ray's logs in `{analysis.experiment_path}`.")
     return BestRun(best.trial_id, best.last_result["objective"], best.config, analysis)
 
 
-def _scope(args: Any) -> str:
-    """Return by which of its reports a trial is judged: ``ray_scope``, in newer releases the variable RAY_SCOPE."""
+def _scope(args: TrainingArguments) -> str:
+    """Return which reports of a trial count: ``ray_scope``, in newer releases the environment variable RAY_SCOPE."""
     return args.ray_scope if args.ray_scope not in (None, "last") else os.environ.get("RAY_SCOPE", "last")
 
 
-def _check_scheduler(scheduler: Any, args: Any) -> None:
+def _check_scheduler(scheduler: object, args: TrainingArguments) -> None:
     names = {base.__name__ for base in type(scheduler).__mro__}
-    if names.isdisjoint(_STEERING) or (args.do_eval and args.eval_strategy != "no"):
+    if names.isdisjoint(_REPORT_DRIVEN) or (args.do_eval and args.eval_strategy != "no"):
         return
+    strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
     raise SearchError(
-        f"`scheduler={type(scheduler).__name__}(...)` goes by what trials report while they train, but nothing is "
-        f"evaluated then (`do_eval={args.do_eval}`, `eval_strategy={args.eval_strategy.value!r}`). Set "
-        "`eval_strategy='steps'`, or leave the scheduler out."
+        f"`scheduler={type(scheduler).__name__}(...)` needs metrics during training, but nothing is evaluated then "
+        f"(`do_eval={args.do_eval}`, `eval_strategy={strategy!r}`): set `eval_strategy='steps'`, or "
+        "remove `scheduler`."
     )
 
 
-def _without_run(trainer: Any) -> Any:
-    """Return a copy of ``trainer`` that can be sent to another process: what a past run holds open is left out."""
-    sent = copy.copy(trainer)
-    sent.callback_handler = copy.copy(trainer.callback_handler)
+def _picklable_copy(trainer: Trainer) -> Trainer:
+    """Return a copy of ``trainer`` without the model, optimizer and loaders of an earlier run."""
+    copied = copy.copy(trainer)
+    copied.callback_handler = copy.copy(trainer.callback_handler)
     for name in ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader"):
-        setattr(sent.callback_handler, name, None)
-    return sent
+        setattr(copied.callback_handler, name, None)
+    return copied
 
 
-def _train(config: dict[str, Any], trainer: Any) -> None:
-    """Train with the values of ``config``, from the trial's checkpoint if Ray goes on with one; report at the end."""
+def _train(config: dict[str, Any], trainer: Trainer) -> None:
+    """Train with the hyperparameters in ``config``, from the trial's checkpoint if there is one; report the result."""
     tune = _tune()
     if trainer.pop_callback(NotebookProgressCallback) is not None:  # Ray's process has no notebook
         trainer.add_callback(ProgressCallback)
@@ -91,7 +101,7 @@ def _train(config: dict[str, Any], trainer: Any) -> None:
     if checkpoint is None:
         trainer.train(trial=config)
     else:
-        trainer.objective = "resumed"  # a run that has nothing left to do must not report once more
+        trainer.objective = "resumed"  # a trial with no update steps left must not report again
         with checkpoint.as_directory() as folder:
             saved = next(Path(folder).glob(f"{PREFIX_CHECKPOINT_DIR}-*"))
             trainer.train(resume_from_checkpoint=str(saved), trial=config)
@@ -101,12 +111,12 @@ def _train(config: dict[str, Any], trainer: Any) -> None:
         _report({**metrics, "objective": trainer.objective, "done": True}, trainer, saves=True)
 
 
-def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Tell Ray Tune the metrics and the objective, with a checkpoint where one is due."""
+def report(trainer: Trainer, trial: dict[str, Any], step: int, metrics: dict[str, float]) -> None:
+    """Report the metrics and the objective to Ray Tune, with a checkpoint if one is due."""
     _report({**metrics, "objective": trainer.objective}, trainer, saves=trainer.control.should_save)
 
 
-def _report(metrics: dict[str, Any], trainer: Any, *, saves: bool) -> None:
+def _report(metrics: dict[str, Any], trainer: Trainer, *, saves: bool) -> None:
     tune = _tune()
     with tempfile.TemporaryDirectory() as folder:
         if saves:

@@ -1,16 +1,22 @@
-"""What a search tries, and by what number it compares, where the caller does not say."""
+"""The default search spaces and the default objective."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hf_compat.errors import require_package
 
-__all__ = ["BestRun", "default_compute_objective", "default_hp_space_optuna", "default_hp_space_ray"]
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["BestRun", "Trial", "default_compute_objective", "default_hp_space_optuna", "default_hp_space_ray"]
+
+Trial: TypeAlias = "optuna.Trial | dict[str, Any]"
+"""A trial: optuna's object, or Ray Tune's configuration."""
 
 _BATCH_SIZES = (4, 8, 16, 32, 64)
-_NO_METRICS = ("_runtime", "_per_second", "_compilation_time")
+_TIMING_SUFFIXES = ("_runtime", "_per_second", "_compilation_time")
 
 
 class BestRun(NamedTuple):
@@ -21,20 +27,20 @@ class BestRun(NamedTuple):
     objective: float | list[float]
     """What ``compute_objective`` returned for it; one number per objective."""
     hyperparameters: dict[str, Any]
-    """The values that it tried, by name."""
+    """Its hyperparameters, by name."""
     run_summary: Any | None = None
     """Ray's ``ExperimentAnalysis`` of the whole search; None for optuna."""
 
 
 def default_compute_objective(metrics: Mapping[str, float]) -> float:
-    """Return the sum of all ``metrics`` but the loss, the epoch, times and speeds; the loss if there are no others."""
-    left_out = {"eval_loss", "epoch"}
-    scores = [value for name, value in metrics.items() if name not in left_out and not name.endswith(_NO_METRICS)]
+    """Return the sum of all ``metrics`` except loss, epoch, times and speeds; the loss if there are no others."""
+    excluded = {"eval_loss", "epoch"}
+    scores = [value for name, value in metrics.items() if name not in excluded and not name.endswith(_TIMING_SUFFIXES)]
     return sum(scores) if scores else metrics.get("eval_loss")  # type: ignore[return-value]
 
 
-def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
-    """Return values that ``trial``, an optuna trial, suggests: learning rate, epochs, seed and batch size.
+def default_hp_space_optuna(trial: optuna.Trial) -> dict[str, Any]:
+    """Return hyperparameters suggested by ``trial``: learning rate, epochs, seed and batch size.
 
     Raises:
         MissingPackageError: If optuna is not installed.
@@ -48,11 +54,11 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
     }
 
 
-def default_hp_space_ray(trial: Any) -> dict[str, Any]:
-    """Return the distributions that Ray Tune draws from: learning rate, epochs, seed and batch size.
+def default_hp_space_ray(trial: object) -> dict[str, Any]:
+    """Return the search space for Ray Tune: learning rate, epochs, seed and batch size.
 
     Args:
-        trial: Not looked at; Ray draws before a trial begins.
+        trial: Not used; Ray samples before a trial starts.
 
     Raises:
         MissingPackageError: If ``ray[tune]`` is not installed.

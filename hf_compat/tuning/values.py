@@ -1,32 +1,35 @@
-"""Setting what a trial tries on the arguments of its run."""
+"""Setting the hyperparameters of a trial on its ``TrainingArguments``."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.releases.semantics import Semantics
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
 
 __all__ = ["apply_values"]
 
 logger = logging.getLogger(__name__)
 
 
-def apply_values(args: Any, values: Mapping[str, Any], semantics: Semantics) -> None:
-    """Set each value on ``args``, cast to the type of the value that it replaces.
+def apply_values(args: TrainingArguments, values: Mapping[str, Any], semantics: Semantics) -> None:
+    """Set each value on ``args``, cast to the type of the current value.
 
-    A name that ``args`` does not have is warned of and left out. What the trial before set and this one does not stays.
+    A name that ``args`` does not have is ignored with a warning. Values that only an earlier trial set are kept.
 
     Raises:
-        ArgumentsError: If ``args`` then asks for what no run could do; all that is wrong is told.
+        ArgumentsError: If ``args`` is then invalid; the error lists all problems.
     """
     problems = []
     for name, value in values.items():
         if not hasattr(args, name):
-            logger.warning("The trial's `%s=%r` is left out: TrainingArguments has no field of that name.", name, value)
+            logger.warning("The trial's `%s=%r` is ignored: TrainingArguments has no field of that name.", name, value)
             continue
         current = getattr(args, name)
         try:

@@ -145,8 +145,8 @@ def test_detached_results_need_no_gradient():
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
-        pytest.param([(_draw(2),), [_draw(2)]], "a tuple, another a list", id="nested differently"),
-        pytest.param([_draw(2), (_draw(2),)], "a Tensor, another a tuple", id="a tensor, then a tuple"),
+        pytest.param([(_draw(2),), [_draw(2)]], "a tuple for one batch and a list", id="nested differently"),
+        pytest.param([_draw(2), (_draw(2),)], "a Tensor for one batch and a tuple", id="a tensor, then a tuple"),
         pytest.param([(_draw(2), None)], "holds a NoneType", id="no tensor"),
         pytest.param([("a",), ("b",)], "holds a str", id="texts"),
     ],

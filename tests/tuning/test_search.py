@@ -79,7 +79,7 @@ def test_values_are_cast(tmp_path, caplog):
         float,
         "SchedulerType",
     ]
-    assert "`leraning_rate=1.0` is left out" in caplog.text
+    assert "`leraning_rate=1.0` is ignored" in caplog.text
     assert not hasattr(args, "leraning_rate")
 
 
@@ -94,11 +94,11 @@ def test_values_that_no_run_could_use_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"backend": "wandb"}, NotSupportedError, "`backend='wandb'` is not carried out: use 'optuna' or 'ray'"),
-        ({"backend": "sigopt"}, NotSupportedError, "`backend='sigopt'` is not carried out"),
+        ({"backend": "wandb"}, NotSupportedError, "`backend='wandb'` is not supported: use 'optuna' or 'ray'"),
+        ({"backend": "sigopt"}, NotSupportedError, "`backend='sigopt'` is not supported"),
         ({"backend": "hyperopt"}, ValueError, "'hyperopt' is no HPSearchBackend: choose one of 'optuna'"),
         ({"n_jobs": 2}, SearchError, "`n_jobs=2`.*the same `storage`"),
-        ({"backend": "ray", "direction": ["minimize", "maximize"]}, SearchError, "Ray Tune takes one objective"),
+        ({"backend": "ray", "direction": ["minimize", "maximize"]}, SearchError, "Ray Tune supports one objective"),
         ({"directions": ["minimize"]}, ValueError, "direction"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else None,
