@@ -1,0 +1,219 @@
+"""The four lifetimes: what Trainer, runtime, run and fit leave behind, and what goes with a pickle or a copy."""
+
+import copy
+import gc
+import json
+import os
+import pickle
+import weakref
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from hf_compat import Seq2SeqTrainer, Trainer, TrainingArguments
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.paths import FACTS_FOLDER
+
+API = json.loads((FACTS_FOLDER / "trainer_api.json").read_text())
+
+
+def new_trainer(folder, kind=Trainer, *, rows=8, callbacks=None, **fields):
+    """Return a Trainer of a tiny model that can train and evaluate."""
+    settings = {"max_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+    data = ListDataset(vector_rows(rows))
+    args = TrainingArguments(str(folder), use_cpu=True, **settings | fields)
+    return kind(PlainModel(), args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+
+
+def losses(trainer):
+    """Return the logged losses."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+# Pickling
+
+
+def test_a_pickled_trainer_trains_on(tmp_path):
+    """After a training and an evaluation a Trainer pickles, and its copy trains as itself does."""
+    trainer = new_trainer(tmp_path)
+    trainer.train()
+    trainer.evaluate()
+    twin = pickle.loads(pickle.dumps(trainer))
+    assert (twin.lightning_trainer, twin.lightning_module) == (None, None)
+    histories = []
+    for each in (trainer, twin):
+        torch.manual_seed(1)
+        each.train()
+        histories.append(losses(each))
+    assert histories[0] == histories[1] != []
+    for left, right in zip(trainer.model.parameters(), twin.model.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+def test_a_copied_trainer_has_no_run(tmp_path):
+    """``copy.copy``, by which a search sends a Trainer to other processes, leaves the run behind."""
+    trainer = new_trainer(tmp_path)
+    trainer.train()
+    twin = copy.copy(trainer)
+    assert twin.model is trainer.model
+    assert twin._run is None
+    assert trainer._run is not None
+
+
+# Copies of the module
+
+
+class Copies(pl.Callback):
+    """Keeps a deep copy of the module of each update step, as weight averaging does."""
+
+    def __init__(self):
+        self.copies = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        """Copy the module."""
+        self.copies.append(copy.deepcopy(pl_module))
+
+
+def test_a_callback_that_copies_the_module_copies_no_trainer(tmp_path):
+    """The module refers to its run weakly: copies hold weights, not the Trainer and its data."""
+    callback = Copies()
+    trainer = new_trainer(tmp_path, callbacks=[callback])
+    gc.collect()
+    before = sum(type(item) is Trainer for item in gc.get_objects())
+    trainer.train()
+    gc.collect()
+    assert sum(type(item) is Trainer for item in gc.get_objects()) == before
+    assert len(callback.copies) == 2
+    weights = [next(one.parameters()) for one in callback.copies]
+    assert not torch.equal(*weights)
+    assert next(callback.copies[-1].parameters()).data_ptr() != next(trainer.model.parameters()).data_ptr()
+
+
+def test_a_trainer_goes_once_nobody_holds_it(tmp_path):
+    """What a run leaves behind refers to its Trainer in circles alone, which the collector takes."""
+    trainer = new_trainer(tmp_path)
+    trainer.train()
+    trainer.evaluate()
+    gone = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert gone() is None
+
+
+# Attributes
+
+READ_ONLY = {"tokenizer": "another name of `processing_class`, which is assigned as well"}
+
+
+@pytest.mark.parametrize("name", sorted(set(API["attributes"]) - set(READ_ONLY)))
+def test_attributes_are_kept_wherever_they_are_assigned(name, tmp_path):
+    """What a subclass assigns on its class or before or after ``super().__init__()`` is read back.
+
+    Before, unless the constructor itself sets it, as upstream's does.
+    """
+    marker = object()
+
+    class Before(Seq2SeqTrainer):
+        def __init__(self, *given, **named):
+            setattr(self, name, marker)
+            assert getattr(self, name) is marker
+            super().__init__(*given, **named)
+
+    class After(Seq2SeqTrainer):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            setattr(self, name, marker)
+
+    on_class = type("OnClass", (Seq2SeqTrainer,), {name: marker})
+    assert getattr(new_trainer(tmp_path, After), name) is marker
+    set_by_constructor = getattr(new_trainer(tmp_path, Seq2SeqTrainer), name, marker)
+    trainers = [new_trainer(tmp_path, kind) for kind in (Before, on_class)]
+    for trainer in trainers:
+        assert getattr(trainer, name) is marker or type(getattr(trainer, name)) is type(set_by_constructor)
+    kept = vars(Trainer).get(name)
+    if name in vars(Trainer) and name not in SET_BY_CONSTRUCTOR and not hasattr(kept, "__get__"):
+        assert all(getattr(trainer, name) is marker for trainer in trainers)
+
+
+SET_BY_CONSTRUCTOR = {
+    "is_deepspeed_enabled",
+    "is_fsdp_enabled",
+    "is_tp_enabled",
+    "neftune_noise_alpha",
+    "place_model_on_device",
+    "_loss_shifts_labels",
+}
+"""Class-level defaults that the constructor replaces, as upstream's does."""
+
+
+# Overrides on the instance
+
+
+def test_methods_assigned_on_an_instance_are_called(tmp_path):
+    """``trainer.log = f`` replaces the method for the run under way: nothing keeps a bound method over a call."""
+    trainer = new_trainer(tmp_path, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
+    called = []
+    names = (
+        "compute_loss",
+        "evaluate",
+        "get_batch_samples",
+        "get_train_dataloader",
+        "log",
+        "save_model",
+        "training_step",
+        "_clip_grad_norm",
+        "_evaluate",
+        "_finalize_training",
+        "_inner_training_loop",
+        "_maybe_log_save_evaluate",
+        "_rotate_checkpoints",
+        "_save_checkpoint",
+        "_save_optimizer_and_scheduler",
+        "create_optimizer",
+    )
+    for name in names:
+        setattr(trainer, name, recorded(getattr(trainer, name), name, called))
+    trainer.train()
+    assert set(called) == set(names)
+    assert called.count("training_step") == called.count("_save_checkpoint") == 2
+
+
+def recorded(method, name, called):
+    """Return ``method`` as a function that notes its calls."""
+
+    def function(*given, **named):
+        called.append(name)
+        return method(*given, **named)
+
+    return function
+
+
+def test_a_method_replaced_in_the_middle_of_a_run_is_called(tmp_path):
+    """What a callback assigns while the run is under way holds from then on."""
+    trainer = new_trainer(tmp_path, max_steps=3)
+    seen, original = [], trainer.training_step
+
+    def step(model, inputs, num_items_in_batch=None):
+        seen.append(trainer.state.global_step)
+        return original(model, inputs, num_items_in_batch)
+
+    class Replaces(pl.Callback):
+        def on_train_batch_end(self, *_):
+            trainer.training_step = step
+
+    trainer._runtime.callbacks.append(Replaces())
+    trainer.train()
+    assert seen == [1, 2]
+
+
+# A Trainer without a run
+
+
+def test_methods_of_a_run_can_be_called_before_any(tmp_path):
+    """What a run calls may be called by itself: a detached run answers."""
+    trainer = new_trainer(tmp_path)
+    trainer.create_optimizer_and_scheduler(num_training_steps=2)
+    trainer._save_checkpoint(trainer.model, trial=None)
+    assert sorted(os.listdir(tmp_path / "checkpoint-0")) != []
+    assert trainer._evaluate(None, None)["eval_loss"] > 0
