@@ -14,7 +14,7 @@ from hf_compat.errors import require_package
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["import_deepspeed", "tell_process"]
+__all__ = ["import_deepspeed", "prepare_process"]
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -33,7 +33,7 @@ def import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
-def tell_process(launch: Launch, device: torch.device) -> None:
+def prepare_process(launch: Launch, device: torch.device) -> None:
     """Set LOCAL_RANK, which DeepSpeed reads, and where there is one process only, let it be a group of its own.
 
     Nothing that a launcher or the script has set is changed. Without a group DeepSpeed would look for one by MPI.

@@ -12,7 +12,7 @@ from hf_compat.arguments.deepspeed.config import read_config
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import LAUNCHED, DeepSpeedPlugin, fill_from_launcher, launched_config
 from hf_compat.arguments.releases.semantics import Semantics
-from hf_compat.distributed.deepspeed import import_deepspeed, tell_process
+from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
 from hf_compat.distributed.devices import is_yes
 from hf_compat.errors import ArgumentsError, require_package
 
@@ -80,5 +80,5 @@ def use_deepspeed(args: Any) -> tuple[HfTrainerDeepSpeedConfig | None, DeepSpeed
     plugin.set_deepspeed_weakref()
     if config.is_zero3():  # partitions are made by all processes together, and maybe before there is a Trainer
         import_deepspeed(args.device)
-        tell_process(args.launch, args.device)
+        prepare_process(args.launch, args.device)
     return config, plugin
