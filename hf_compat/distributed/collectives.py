@@ -1,7 +1,7 @@
-"""What the processes of a run do together: wait, gather, pad, reduce, broadcast; with one process, nothing.
+"""Collective operations: barrier, gather, pad, reduce, broadcast. With a world size of 1 they do nothing.
 
-Values, shapes and errors are those of accelerate ``utils/operations.py``. Every process has to make the same calls in
-the same order.
+Values, shapes and errors are those of accelerate ``utils/operations.py``. Every rank must make the same calls in the
+same order.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ def _in_use() -> bool:
 
 
 def get_world_size(group: Any = None) -> int:
-    """Return how many processes take part, of all or of those in ``group``; 1 outside a process group."""
+    """Return the world size, of all processes or of ``group``; 1 without a process group."""
     return distributed.get_world_size(group) if _in_use() else 1
 
 
 def get_rank() -> int:
-    """Return the number of this process, 0 outside a process group."""
+    """Return the rank of this process; 0 without a process group."""
     return distributed.get_rank() if _in_use() else 0
 
 
 def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
-    """Return ``data`` with every tensor in it, however nested, replaced by ``change(tensor)``.
+    """Return ``data`` with every tensor in it, at any depth, replaced by ``change(tensor)``.
 
     Raises:
-        TypeError: If there is anything else in it than tensors, lists, tuples and dicts.
+        TypeError: If it contains anything but tensors, lists, tuples and dicts.
     """
 
     def changed(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return change(leaf)
         raise TypeError(
-            f"A {type(leaf).__name__} cannot be exchanged between processes: pass tensors in lists, tuples or dicts."
+            f"Collective operations do not support {type(leaf).__name__}: pass tensors in lists, tuples or dicts."
         )
 
     return map_nested(changed, data)
 
 
 def has_only_tensors(data: Any) -> bool:
-    """Return whether ``data`` is tensors in lists, tuples and dicts, and nothing else."""
+    """Return whether ``data`` contains only tensors, in lists, tuples and dicts."""
     try:
         map_tensors(lambda tensor: tensor, data)
     except TypeError:
@@ -70,16 +70,16 @@ def has_only_tensors(data: Any) -> bool:
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all ranks have reached this call."""
     if get_world_size() > 1:
         on_gpu = distributed.get_backend() == "nccl"
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
 def gather(tensors: Any, group: Any = None) -> Any:
-    """Return the tensors of all processes, or of those in ``group``, joined along the first axis in their order.
+    """Return the tensors of all ranks, or of ``group``, concatenated along the first axis by rank.
 
-    A tensor without dimensions counts as one of ``(1,)``. Each has to have the same shape on every process.
+    A 0-dimensional tensor counts as one of shape ``(1,)``. Shapes must be equal on all ranks.
     """
     if get_world_size(group) == 1:
         return tensors
@@ -94,7 +94,7 @@ def _gather_one(tensor: Tensor, group: Any) -> Tensor:
 
 
 def gather_objects(items: Any, group: Any = None) -> Any:
-    """Return a list of what is in the lists of all processes, or of ``group``; with one process, ``items`` itself."""
+    """Return the lists of all ranks, or of ``group``, concatenated; with a world size of 1, ``items`` itself."""
     if get_world_size(group) == 1:
         return items
     parts: list[Any] = [None] * get_world_size(group)
@@ -105,14 +105,14 @@ def gather_objects(items: Any, group: Any = None) -> Any:
 def pad_across_processes(
     tensors: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: Any = None
 ) -> Any:
-    """Return ``tensors`` filled up with ``pad_index`` along ``dim`` to the longest of all processes.
+    """Return ``tensors`` padded with ``pad_index`` along ``dim`` to the largest size over all ranks.
 
     Args:
-        tensors: Tensors, however nested; those that have no axis ``dim`` stay as they are.
-        dim: The axis along which lengths differ.
-        pad_index: What is filled in.
-        pad_first: Fill in before the values instead of after them.
-        group: The processes, if not all.
+        tensors: Tensors at any depth; those without an axis ``dim`` are not padded.
+        dim: The axis to pad.
+        pad_index: The padding value.
+        pad_first: Pad before the values instead of after them.
+        group: The process group. Default: all processes.
     """
 
     def pad(tensor: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def pad_across_processes(
 
 
 def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
-    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all processes, or over those in ``group``.
+    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all ranks, or over ``group``.
 
     ``"none"`` sums, as accelerate.
     """
@@ -151,7 +151,7 @@ def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
 
 
 def broadcast(tensors: Any, from_process: int = 0) -> Any:
-    """Return the tensors of process ``from_process``, written into those of the others, of equal shape and dtype."""
+    """Return the tensors of rank ``from_process``; on other ranks they overwrite tensors of equal shape and dtype."""
 
     def send(tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
@@ -162,7 +162,7 @@ def broadcast(tensors: Any, from_process: int = 0) -> Any:
 
 
 def broadcast_object(value: Any, from_process: int = 0) -> Any:
-    """Return the ``value`` of process ``from_process``, any object that can be pickled."""
+    """Return the ``value`` of rank ``from_process``, any object that can be pickled."""
     if get_world_size() == 1:
         return value
     holder = [value]

@@ -1,4 +1,4 @@
-"""What has to be there before anything of DeepSpeed runs: its device, a variable, a group even for one process."""
+"""Preparing a process for DeepSpeed: its device, LOCAL_RANK, and a process group even for a world size of 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["import_deepspeed", "prepare_process"]
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Return DeepSpeed for ``device``, which it looks for while it is imported; as often as one likes.
+    """Return the module ``deepspeed``, imported for ``device``, which it detects on import.
 
     Raises:
         MissingPackageError: If DeepSpeed is not installed.
@@ -28,15 +28,15 @@ def import_deepspeed(device: torch.device) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     deepspeed: Any = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
     if on_cpu:
-        # Through shared memory the processes would talk by a C++ extension, built for minutes; gloo needs none.
+        # Communication through shared memory needs a C++ extension that takes minutes to build; gloo needs none.
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def prepare_process(launch: Launch, device: torch.device) -> None:
-    """Set LOCAL_RANK, which DeepSpeed reads, and where there is one process only, let it be a group of its own.
+    """Set LOCAL_RANK, which DeepSpeed reads, and with a world size of 1 initialize the process group.
 
-    Nothing that a launcher or the script has set is changed. Without a group DeepSpeed would look for one by MPI.
+    Nothing that a launcher or the script has set is changed. Without a process group DeepSpeed would try MPI.
     """
     from torch import distributed
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 __all__ = ["Config", "Folder", "Listed", "Settings", "listing", "option"]
 
-# What a field takes is wider than what it holds once ``__post_init__`` has run: a JSON string becomes a dict, a name a
-# list, and no folder one. Annotations at run time say what it takes, which is what command-line parsers read.
+# A field accepts more types than it has after ``__post_init__``: a JSON string becomes a dict, a name a list, and a
+# missing folder its default. Command-line parsers read the accepted types from the annotations at run time.
 if TYPE_CHECKING:
     Config = Any
     Folder = str
@@ -22,17 +22,17 @@ else:
 
 
 def option(default: Any, text: str, *, shown: bool = True, **parser: Any) -> Any:
-    """Return a field.
+    """Return a dataclass field with help for the command line.
 
     Args:
         default: Its default.
-        text: Its help on the command line.
+        text: Its help text.
         shown: Whether its value appears in ``repr``.
-        **parser: Further keywords for argparse.
+        **parser: Additional keywords for argparse.
     """
     return field(default=default, repr=shown, metadata={"help": text, **parser})
 
 
 def listing(text: str) -> Any:
-    """Return a field whose default is an empty list."""
+    """Return a dataclass field whose default is an empty list."""
     return field(default_factory=list, metadata={"help": text})

@@ -1,4 +1,4 @@
-"""transformers' own ``TrainingArguments`` made into ours, without importing transformers."""
+"""Converts transformers' ``TrainingArguments`` into ours, without importing transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BACKEND_STATE = (
     "hf_deepspeed_config",
     "xla_fsdp_config",
 )
-"""Attributes that hold accelerate's view of the process, of no use to us."""
+"""Attributes for accelerate, which are not copied."""
 
 
 def _kind_of(args: Any) -> type[TrainingArguments] | None:
@@ -35,18 +35,18 @@ def _kind_of(args: Any) -> type[TrainingArguments] | None:
 
 
 def from_transformers(args: Any) -> TrainingArguments:
-    """Return ``args`` if they are ours, else ours with the same values.
+    """Return ``args`` if they are ours, else an instance of ours with the same values.
 
-    Fields that only a subclass has, and attributes set after construction, are kept as plain attributes.
+    Fields of a subclass and attributes set after construction are kept as plain attributes.
 
     Raises:
-        ArgumentsError: If ``args`` are no training arguments at all, or hold what cannot be carried out.
+        ArgumentsError: If ``args`` are not training arguments, or have values that are not supported.
     """
     if isinstance(args, TrainingArguments):
         return args
     kind = _kind_of(args)
     if kind is None:
-        raise ArgumentsError([f"`args={type(args).__name__}`: pass a `TrainingArguments`."])
+        raise ArgumentsError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
     known = {item.name for item in dataclasses.fields(kind) if item.init}
     given = {name: getattr(args, name) for name in known if hasattr(args, name)}
     with warnings.catch_warnings():
