@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
@@ -58,7 +58,7 @@ class ExportableState:
         return instance
 
 
-def is_exportable(candidate: Any) -> bool:
+def is_exportable(candidate: object) -> bool:
     """Return whether ``candidate`` has the methods of ``ExportableState``, ours or transformers'."""
     return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
 
@@ -113,6 +113,14 @@ class TrainerControl(ExportableState):
 def _initial_epoch(semantics: Semantics | None = None) -> float | None:
     # An integer: upstream's file has 0, not 0.0.
     return 0 if (semantics or resolve_semantics()).state_epoch_starts_at_zero else None
+
+
+class _Ranks(Protocol):
+    """The methods of a Trainer for its ranks."""
+
+    def is_local_process_zero(self) -> bool: ...
+
+    def is_world_process_zero(self) -> bool: ...
 
 
 @dataclass
@@ -210,7 +218,7 @@ class TrainerState:
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
-    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+    def init_training_references(self, trainer: _Ranks, max_steps: int, num_train_epochs: int, trial: object) -> None:
         """Set the fields that are known before the first update step of a ``train`` call.
 
         Raises:
@@ -226,27 +234,27 @@ class TrainerState:
         self.is_world_process_zero = trainer.is_world_process_zero()
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_interval(value: Any) -> bool:
+def _is_interval(value: object) -> bool:
     return value is None or (_is_number(value) and value > 0)
 
 
-def _is_history(value: Any) -> bool:
+def _is_history(value: object) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(log, dict) for log in value))
 
 
-def _or_none(kind: type) -> Callable[[Any], bool]:
+def _or_none(kind: type) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kind)
 
 
-_VALIDATORS: Mapping[str, Callable[[Any], bool]] = {
+_VALIDATORS: Mapping[str, Callable[[object], bool]] = {
     "epoch": lambda value: value is None or (_is_number(value) and value >= 0),
     "global_step": _is_count,
     "logging_steps": _is_interval,
@@ -266,14 +274,14 @@ _VALIDATORS: Mapping[str, Callable[[Any], bool]] = {
 """Field of a file to its check; the other fields are set again before they are used."""
 
 
-def _to_json(value: Any) -> Any:
+def _to_json(value: object) -> object:
     """Return a dataclass in a log as a dict; called by ``json`` for objects that it cannot serialize."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-def _trial_values(trial: Any) -> dict[str, Any]:
+def _trial_values(trial: object) -> dict[str, Any]:
     values = trial if isinstance(trial, dict) else getattr(trial, "params", None)
     if not isinstance(values, dict):
         raise TrainerSetupError(

@@ -53,6 +53,6 @@ class AcceleratorConfig:
         """Return a copy of the settings as a dict."""
         return copy.deepcopy(self.__dict__)
 
-    def pop(self, key: str, default: Any = None) -> Any:
+    def pop(self, key: str, default: object = None) -> Any:
         """Remove and return the setting ``key``, as from a dict; it then has its default."""
         return self.__dict__.pop(key, default)

@@ -6,9 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem, raise_all
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
 
 __all__ = ["ParallelSizes", "parallelism_problems", "read_parallelism"]
 
@@ -46,7 +49,7 @@ class ParallelSizes:
         return self.data * self.tensor
 
 
-def read_parallelism(args: Any) -> ParallelSizes | None:
+def read_parallelism(args: AllFields) -> ParallelSizes | None:
     """Return the mesh that ``args`` or the launcher's variables request; None without tensor parallelism.
 
     Raises:
@@ -57,7 +60,7 @@ def read_parallelism(args: Any) -> ParallelSizes | None:
     return None if sizes["tp_size"] == 1 else ParallelSizes(data=sizes["dp_shard_size"], tensor=sizes["tp_size"])
 
 
-def parallelism_problems(args: Any) -> Iterator[Problem]:
+def parallelism_problems(args: AllFields) -> Iterator[Problem]:
     """Yield the problems of ``parallelism_config``, or of the variables used in its place."""
     given = args.parallelism_config
     if isinstance(given, Mapping):
@@ -79,7 +82,7 @@ def parallelism_problems(args: Any) -> Iterator[Problem]:
         yield _problem("dp_shard_size", sizes["dp_shard_size"], text, unsupported=True)
 
 
-def _sizes(given: Any) -> dict[str, Any]:
+def _sizes(given: object) -> dict[str, Any]:
     """Return every size; those that ``given`` does not set come from the launcher's variables, as in accelerate."""
     sizes = {}
     launched = given is not None or os.environ.get(USE_VARIABLE, "").lower() in ("1", "true")
@@ -92,9 +95,9 @@ def _sizes(given: Any) -> dict[str, Any]:
     return sizes
 
 
-def _is_count(size: Any) -> bool:
+def _is_count(size: object) -> bool:
     return isinstance(size, Integral) and not isinstance(size, bool) and int(size) >= 1
 
 
-def _problem(key: str, value: Any, text: str, *, unsupported: bool = False) -> Problem:
+def _problem(key: str, value: object, text: str, *, unsupported: bool = False) -> Problem:
     return Problem("parallelism_config", {key: value}, text, unsupported=unsupported)

@@ -25,8 +25,8 @@ def HfArg(  # noqa: N802  (upstream's name)
     *,
     aliases: str | list[str] | None = None,
     help: str | None = None,  # noqa: A002  (upstream's name)
-    default: Any = dataclasses.MISSING,
-    default_factory: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
+    default_factory: object = dataclasses.MISSING,
     metadata: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -64,15 +64,16 @@ class HfArgumentParser(ArgumentParser):
         UnresolvedTypesError: If a type in an annotation cannot be resolved.
     """
 
-    def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
+    def __init__(self, dataclass_types: type[Any] | Iterable[type[Any]] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", ArgumentDefaultsHelpFormatter)
         super().__init__(**kwargs)
-        is_one = dataclasses.is_dataclass(dataclass_types) or not isinstance(dataclass_types, Iterable | None)
-        self.dataclass_types: list[Any] = [dataclass_types] if is_one else list(dataclass_types or ())
+        given: Any = dataclass_types
+        is_one = dataclasses.is_dataclass(given) or not isinstance(given, Iterable | None)
+        self.dataclass_types: list[type[Any]] = [given] if is_one else list(given or ())
         for kind in self.dataclass_types:
             self._add_dataclass_arguments(kind)
 
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
+    def _add_dataclass_arguments(self, dtype: type[Any]) -> None:
         target: Any = self
         if hasattr(dtype, "_argument_group_name"):
             target = self.add_argument_group(dtype._argument_group_name)
@@ -166,11 +167,11 @@ def _take_file_options(arguments: list[str], flag: str) -> tuple[list[Path], lis
     return [Path(name) for name in found.files], rest
 
 
-def _names(kind: Any) -> list[str]:
+def _names(kind: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind) if field.init]
 
 
-def _take(kind: Any, namespace: Namespace) -> Any:
+def _take(kind: type[Any], namespace: Namespace) -> object:
     """Return an instance of ``kind``; its values are removed from ``namespace``."""
     values = {name: getattr(namespace, name) for name in _names(kind)}
     for name in values:
@@ -178,7 +179,7 @@ def _take(kind: Any, namespace: Namespace) -> Any:
     return kind(**values)
 
 
-def _mapping(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _mapping(value: object, path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ParserError(
             f"`{os.fspath(path)}` contains a {type(value).__name__}: write a mapping of field names to values."

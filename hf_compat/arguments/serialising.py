@@ -16,12 +16,12 @@ __all__ = ["Serialising"]
 _PLAIN_TYPES = (bool, int, float, str)
 
 
-def _masked(name: str, value: Any) -> Any:
+def _masked(name: str, value: object) -> object:
     """Return ``value``, or a placeholder for a token."""
     return f"<{name.upper()}>" if name.endswith("_token") else value
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: object) -> object:
     """Return ``value`` with enums and config objects replaced by plain values."""
     if isinstance(value, Enum):
         return value.value
@@ -32,7 +32,7 @@ def _plain(name: str, value: Any) -> Any:
         settings.pop("use_configured_state", None)  # upstream has removed it by then
         return settings
     if name == "parallelism_config" and value is not None:
-        return value if isinstance(value, dict) else value.to_json()
+        return value.to_json() if hasattr(value, "to_json") else value
     if name == "model_init_kwargs" and isinstance(value, dict):
         quantization: Any = value.get("quantization_config")
         if hasattr(quantization, "to_dict"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_compat.callbacks.default_flow import DefaultFlowCallback
@@ -13,6 +13,10 @@ from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["CallbackHandler"]
@@ -25,14 +29,14 @@ _BASE_MODULES = (TrainerCallback.__module__, "transformers.trainer_callback")
 class _EventMethod(NamedTuple):
     """A callback's method for one event."""
 
-    function: Any
+    function: Callable[..., object]
     does_nothing: bool
     """Whether it is the empty method of the base class, ours or transformers'."""
     wants_tokenizer: bool
     """Whether it has a parameter ``tokenizer``, the name of ``processing_class`` until 4.45."""
 
 
-def _inspect_method(function: Any) -> _EventMethod:
+def _inspect_method(function: Callable[..., object]) -> _EventMethod:
     # A wrapper around the base method has the same name, but also __wrapped__.
     of_base = getattr(function, "__module__", None) in _BASE_MODULES and not hasattr(function, "__wrapped__")
     does_nothing = of_base and getattr(function, "__qualname__", "").startswith("TrainerCallback.")
@@ -61,7 +65,12 @@ class CallbackHandler(TrainerCallback):
     """
 
     def __init__(
-        self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+        self,
+        callbacks: Iterable[Any],
+        model: nn.Module | None,
+        processing_class: object,
+        optimizer: Optimizer | None,
+        lr_scheduler: LRScheduler | None,
     ) -> None:
         self.callbacks: list[Any] = []
         self.model = model
@@ -80,7 +89,7 @@ class CallbackHandler(TrainerCallback):
                 self._names(),
             )
 
-    def add_callback(self, callback: Any) -> None:
+    def add_callback(self, callback: object) -> None:
         """Append ``callback``, an instance or a class, of which an instance is created."""
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
@@ -91,12 +100,12 @@ class CallbackHandler(TrainerCallback):
             )
         self.callbacks.append(callback() if isinstance(callback, type) else callback)
 
-    def pop_callback(self, callback: Any) -> Any:
+    def pop_callback(self, callback: object) -> Any:
         """Remove and return the first callback that equals ``callback`` or is of that class; None if there is none."""
         position = self._find(callback)
         return None if position is None else self.callbacks.pop(position)
 
-    def remove_callback(self, callback: Any) -> None:
+    def remove_callback(self, callback: object) -> None:
         """Remove the first callback that equals ``callback`` or is of that class, if there is one.
 
         Raises:
@@ -108,7 +117,7 @@ class CallbackHandler(TrainerCallback):
         elif not isinstance(callback, type):
             raise ValueError(f"{callback!r} is not one of the callbacks {self._names()}; pass one of them, or a class.")
 
-    def _find(self, wanted: Any) -> int | None:
+    def _find(self, wanted: object) -> int | None:
         if not isinstance(wanted, type):
             return next((at for at, callback in enumerate(self.callbacks) if callback == wanted), None)
         found = [at for at, callback in enumerate(self.callbacks) if is_kind_of(callback, wanted)]
@@ -243,7 +252,12 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
     ) -> TrainerControl:
         """Call every callback after a prediction."""
         return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)

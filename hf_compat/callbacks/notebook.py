@@ -77,7 +77,7 @@ class NotebookProgressCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        eval_dataloader: Any = None,
+        eval_dataloader: object = None,
         **kwargs: Any,
     ) -> None:
         """Advance the evaluation bar; there is none for a data loader without length."""
@@ -89,7 +89,12 @@ class NotebookProgressCallback(TrainerCallback):
         self.prediction_bar.update(self.prediction_bar.value + 1)
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Close the bar."""
         self._close_prediction_bar()

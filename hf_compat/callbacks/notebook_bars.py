@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from hf_compat.errors import require_package
 
@@ -15,13 +15,20 @@ _REDRAW_SECONDS = 0.2
 _NO_VALUE = "No Log"
 
 
+class _Display(Protocol):
+    """IPython's handle of an output."""
+
+    def update(self, html: object, /) -> None:
+        """Replace the output."""
+
+
 def _clock(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:.6f}" if isinstance(value, float) else html.escape(str(value))
 
 
@@ -56,7 +63,7 @@ class NotebookProgressBar:
         self.value = 0
         self.comment = ""
         self.html_code = ""
-        self._output: Any = None
+        self._output: _Display | None = None
         self._began: tuple[float, int] | None = None
         self._drawn_at = 0.0
 
@@ -168,7 +175,7 @@ class NotebookTrainingTracker(NotebookProgressBar):
         self.display()
 
 
-def show(code: str, output: Any = None) -> Any:
+def show(code: str, output: _Display | None = None) -> _Display:
     """Show HTML below the running cell, or update an earlier ``output`` of this function; return its handle.
 
     Raises:
@@ -176,7 +183,8 @@ def show(code: str, output: Any = None) -> Any:
     """
     display = require_package("IPython.display", extra="notebook", purpose="NotebookProgressCallback")
     if output is None:
-        return display.display(display.HTML(code), display_id=True)
+        created: _Display = display.display(display.HTML(code), display_id=True)
+        return created
     output.update(display.HTML(code))
     return output
 

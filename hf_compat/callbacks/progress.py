@@ -60,7 +60,7 @@ class ProgressCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        eval_dataloader: Any = None,
+        eval_dataloader: object = None,
         **kwargs: Any,
     ) -> None:
         """Advance the second bar by a batch; there is none for a data loader without length."""
@@ -76,7 +76,12 @@ class ProgressCallback(TrainerCallback):
         self._close_prediction_bar()
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Close the second bar."""
         self._close_prediction_bar()
@@ -92,7 +97,9 @@ class ProgressCallback(TrainerCallback):
         """Write the logs above the bar, without ``total_flos``."""
         if self.training_bar is None:
             return
-        shown = {name: self._shown(value) for name, value in (logs or {}).items() if name != "total_flos"}
+        shown: dict[str, Any] = {
+            name: self._shown(value) for name, value in (logs or {}).items() if name != "total_flos"
+        }
         if _shortens_floats(args):
             shown = _shorten_floats(shown)
         elif "epoch" in shown:
@@ -105,7 +112,7 @@ class ProgressCallback(TrainerCallback):
         """Close the bar."""
         self._close_training_bar()
 
-    def _shown(self, value: Any) -> Any:
+    def _shown(self, value: object) -> object:
         if isinstance(value, str) and len(value) > self.max_str_len:
             return f"[{len(value)} characters, more than `max_str_len={self.max_str_len}`]"
         return value

@@ -81,7 +81,12 @@ class TrainerCallback:
         """Run after an evaluation, with its ``metrics``."""
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
     ) -> TrainerControl | None:
         """Run after a prediction."""
 
@@ -106,7 +111,7 @@ class TrainerCallback:
         """Run before the model is pushed to the Hub."""
 
 
-def is_kind_of(callback: Any, kind: type) -> bool:
+def is_kind_of(callback: object, kind: type) -> bool:
     """Return whether ``callback`` is an instance of ``kind``, or of the other library's class of the same name.
 
     A script may pass transformers' ``ProgressCallback`` to remove ours from the trainer.

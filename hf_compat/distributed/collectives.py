@@ -7,10 +7,11 @@ same order.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
 
 from hf_compat.nested import map_nested
 
@@ -28,12 +29,16 @@ __all__ = [
     "reduce",
 ]
 
+Nested = TypeVar("Nested")
+"""A tensor, or lists, tuples and dicts of them."""
+Item = TypeVar("Item")
+
 
 def _in_use() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def get_world_size(group: Any = None) -> int:
+def get_world_size(group: ProcessGroup | None = None) -> int:
     """Return the world size, of all processes or of ``group``; 1 without a process group."""
     return distributed.get_world_size(group) if _in_use() else 1
 
@@ -43,14 +48,14 @@ def get_rank() -> int:
     return distributed.get_rank() if _in_use() else 0
 
 
-def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], data: object) -> Any:
     """Return ``data`` with every tensor in it, at any depth, replaced by ``change(tensor)``.
 
     Raises:
         TypeError: If it contains anything but tensors, lists, tuples and dicts.
     """
 
-    def changed(leaf: Any) -> Any:
+    def changed(leaf: object) -> object:
         if isinstance(leaf, Tensor):
             return change(leaf)
         raise TypeError(
@@ -60,7 +65,7 @@ def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
     return map_nested(changed, data)
 
 
-def has_only_tensors(data: Any) -> bool:
+def has_only_tensors(data: object) -> bool:
     """Return whether ``data`` contains only tensors, in lists, tuples and dicts."""
     try:
         map_tensors(lambda tensor: tensor, data)
@@ -76,24 +81,25 @@ def barrier() -> None:
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
-def gather(tensors: Any, group: Any = None) -> Any:
+def gather(tensors: Nested, group: ProcessGroup | None = None) -> Nested:
     """Return the tensors of all ranks, or of ``group``, concatenated along the first axis by rank.
 
     A 0-dimensional tensor counts as one of shape ``(1,)``. Shapes must be equal on all ranks.
     """
     if get_world_size(group) == 1:
         return tensors
-    return map_tensors(lambda tensor: _gather_one(tensor, group), tensors)
+    gathered: Nested = map_tensors(lambda tensor: _gather_one(tensor, group), tensors)
+    return gathered
 
 
-def _gather_one(tensor: Tensor, group: Any) -> Tensor:
+def _gather_one(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     mine = (tensor.clone()[None] if tensor.ndim == 0 else tensor).contiguous()
     parts = [torch.empty_like(mine) for _ in range(get_world_size(group))]
     distributed.all_gather(parts, mine, group=group)
     return torch.cat(parts)
 
 
-def gather_objects(items: Any, group: Any = None) -> Any:
+def gather_objects(items: list[Item], group: ProcessGroup | None = None) -> list[Item]:
     """Return the lists of all ranks, or of ``group``, concatenated; with a world size of 1, ``items`` itself."""
     if get_world_size(group) == 1:
         return items
@@ -103,8 +109,8 @@ def gather_objects(items: Any, group: Any = None) -> Any:
 
 
 def pad_across_processes(
-    tensors: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: Any = None
-) -> Any:
+    tensors: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: ProcessGroup | None = None
+) -> Nested:
     """Return ``tensors`` padded with ``pad_index`` along ``dim`` to the largest size over all ranks.
 
     Args:
@@ -129,10 +135,11 @@ def pad_across_processes(
         padded.narrow(axis, longest - length if pad_first else 0, length).copy_(tensor)
         return padded
 
-    return map_tensors(pad if get_world_size(group) > 1 else lambda tensor: tensor, tensors)
+    padded: Nested = map_tensors(pad if get_world_size(group) > 1 else lambda tensor: tensor, tensors)
+    return padded
 
 
-def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
+def reduce(tensors: Nested, reduction: str = "mean", group: ProcessGroup | None = None) -> Nested:
     """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all ranks, or over ``group``.
 
     ``"none"`` sums, as accelerate.
@@ -147,10 +154,11 @@ def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
                 result /= get_world_size(group)
         return result
 
-    return map_tensors(combine, tensors)
+    reduced: Nested = map_tensors(combine, tensors)
+    return reduced
 
 
-def broadcast(tensors: Any, from_process: int = 0) -> Any:
+def broadcast(tensors: Nested, from_process: int = 0) -> Nested:
     """Return the tensors of rank ``from_process``; on other ranks they overwrite tensors of equal shape and dtype."""
 
     def send(tensor: Tensor) -> Tensor:
@@ -158,10 +166,11 @@ def broadcast(tensors: Any, from_process: int = 0) -> Any:
         distributed.broadcast(tensor, src=from_process)
         return tensor
 
-    return map_tensors(send, tensors) if get_world_size() > 1 else tensors
+    sent: Nested = map_tensors(send, tensors) if get_world_size() > 1 else tensors
+    return sent
 
 
-def broadcast_object(value: Any, from_process: int = 0) -> Any:
+def broadcast_object(value: object, from_process: int = 0) -> Any:
     """Return the ``value`` of rank ``from_process``, any object that can be pickled."""
     if get_world_size() == 1:
         return value

@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import leave_processes
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["import_deepspeed", "prepare_process"]
 
 
-def import_deepspeed(device: torch.device) -> Any:
+def import_deepspeed(device: torch.device) -> ModuleType:
     """Return the module ``deepspeed``, imported for ``device``, which it detects on import.
 
     Raises:
@@ -26,7 +27,7 @@ def import_deepspeed(device: torch.device) -> Any:
     on_cpu = device.type == "cpu"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed: Any = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
+    deepspeed = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
     if on_cpu:
         # Communication through shared memory needs a C++ extension that takes minutes to build; gloo needs none.
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False

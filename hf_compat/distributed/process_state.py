@@ -6,12 +6,15 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 
 __all__ = ["DistributedType", "ProcessState"]
 
@@ -40,7 +43,7 @@ class ProcessState:
         self,
         device: torch.device,
         launch: Launch,
-        deepspeed_plugin: Any = None,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
         is_fsdp: bool = False,
     ) -> None:
         self.device = device

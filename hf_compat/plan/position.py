@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Self
 
 from hf_compat.plan.plan import RunPlan
 from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
@@ -52,7 +52,7 @@ class DataPosition:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, saved: Any) -> Self:
+    def from_dict(cls, saved: object) -> Self:
         """Return the position saved in a checkpoint.
 
         Raises:

@@ -103,7 +103,7 @@ def _state(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -180,7 +180,7 @@ def as_json(checkpoints: Sequence[CheckpointSummary]) -> str:
     )
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

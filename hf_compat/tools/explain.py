@@ -39,7 +39,7 @@ class Explanation:
     """The effect of one field."""
 
     field: str
-    value: Any
+    value: object
     """The given value, or the default; tokens are masked."""
     fate: str
     """As in ``FieldRule``; ``"unknown"`` if it is not a field."""
@@ -126,7 +126,7 @@ def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from zip(error.fields, error.problems, strict=True)
 
 
-def _explain(name: str, value: Any) -> Explanation:
+def _explain(name: str, value: object) -> Explanation:
     shown = _plain(f"<{name.upper()}>" if name.endswith("_token") and value is not None else value)
     rule = _RULES.get(name)
     if rule is None:
@@ -140,7 +140,7 @@ def _place(rule: FieldRule) -> str:
     return _PLACES[rule.fate](rule.target)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
@@ -156,7 +156,7 @@ def as_table(explained: Sequence[Explanation]) -> str:
     return "\n".join(lines)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in repr(value))
     return text if len(text) <= _MAX_VALUE_WIDTH else f"{text[: _MAX_VALUE_WIDTH - 3]}..."
 

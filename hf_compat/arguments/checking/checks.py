@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
-from typing import Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.asked import deepspeed_problems
@@ -162,7 +161,7 @@ def _best_model(args: ProcessFacts, semantics: Semantics) -> Problems:
         )
 
 
-def _plain(strategy: Any) -> str:
+def _plain(strategy: object) -> str:
     return str(getattr(strategy, "value", strategy))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
 
@@ -17,7 +16,7 @@ class Problem:
     """One field, its value, the reason and the remedy."""
 
     field: str
-    value: Any
+    value: object
     text: str
     """The reason and the remedy, printed after the value."""
     unsupported: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from typing import Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.releases.semantics import Semantics
@@ -40,7 +39,9 @@ def _all_trackers() -> list[str]:
     return list(OWN_TRACKERS)
 
 
-def tracker_names(report_to: Any, semantics: Semantics) -> tuple[list[str], list[Problem]]:
+def tracker_names(
+    report_to: str | list[str] | tuple[str, ...] | None, semantics: Semantics
+) -> tuple[list[str], list[Problem]]:
     """Return the trackers to report to, and a problem for each that needs a logger from the user.
 
     Args:

@@ -61,7 +61,7 @@ def _paths(args: ProcessFacts, semantics: Semantics) -> None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
 
 
-def _typed(value: Any) -> Any:
+def _typed(value: object) -> object:
     """Return ``value`` with strings that are bools or numbers converted, at any depth of dicts."""
     if isinstance(value, dict):
         return {key: _typed(item) for key, item in value.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.config import read_config
@@ -16,20 +16,23 @@ from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
 from hf_compat.distributed.devices import is_yes
 from hf_compat.errors import ArgumentsError, require_package
 
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
 __all__ = ["deepspeed_problems", "use_deepspeed"]
 
 _SECTIONS = ("amp", "bf16", "checkpoint", "fp16", "optimizer", "scheduler", "zero_optimization")
 
 
-def _requested_config(args: Any) -> Any:
+def _requested_config(args: AllFields) -> dict[str, Any] | str | None:
     """Return the DeepSpeed config given by the arguments or the launcher; None without DeepSpeed."""
-    if args.deepspeed:
-        return args.deepspeed
+    given: dict[str, Any] | str | None = args.deepspeed
     launched = is_yes(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false"))
-    return launcher_config() if launched else None
+    return given or (launcher_config() if launched else None)
 
 
-def deepspeed_problems(args: Any, semantics: Semantics) -> Iterator[Problem]:
+def deepspeed_problems(args: AllFields, semantics: Semantics) -> Iterator[Problem]:
     """Yield the problems of a DeepSpeed config; contradictions to the arguments are raised when training starts."""
     given = _requested_config(args)
     if given is None:
@@ -50,7 +53,7 @@ def deepspeed_problems(args: Any, semantics: Semantics) -> Iterator[Problem]:
     yield from _duplicate_settings(given)
 
 
-def _duplicate_settings(given: Any) -> Iterator[Problem]:
+def _duplicate_settings(given: object) -> Iterator[Problem]:
     """Yield the settings in accelerate's configuration that the DeepSpeed config file overrides."""
     names = {row.variable.removeprefix("ACCELERATE_").removeprefix("DEEPSPEED_").lower() for row in LAUNCHER_SETTINGS}
     given_names = set(os.environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(","))
@@ -60,7 +63,7 @@ def _duplicate_settings(given: Any) -> Iterator[Problem]:
         yield Problem("deepspeed", given, text)
 
 
-def use_deepspeed(args: Any) -> tuple[HfTrainerDeepSpeedConfig | None, DeepSpeedPlugin | None]:
+def use_deepspeed(args: TrainingArguments) -> tuple[HfTrainerDeepSpeedConfig | None, DeepSpeedPlugin | None]:
     """Return the DeepSpeed config, filled in from the arguments, and its plugin.
 
     Under ZeRO-3 this initializes the process group, and models are partitioned from then on while they are built.

@@ -25,7 +25,7 @@ _INTEGRATION = "transformers.integrations.deepspeed"
 _UNREADABLE = "is not a dict, an existing JSON file, or a JSON object as text or in base64"
 
 
-def read_config(given: Any) -> dict[str, Any]:
+def read_config(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
     """Return a DeepSpeed config as a new dict.
 
     Args:
@@ -45,12 +45,12 @@ def read_config(given: Any) -> dict[str, Any]:
     return config
 
 
-def _text_of(given: Any) -> str:
+def _text_of(given: str | os.PathLike[str]) -> str:
     if os.path.exists(given):
         return Path(given).read_text(encoding="utf-8")
     if str(given).lstrip().startswith("{"):
         return str(given)
-    return base64.urlsafe_b64decode(given).decode("utf-8")
+    return base64.urlsafe_b64decode(os.fspath(given)).decode("utf-8")
 
 
 def register_config(config: HfDeepSpeedConfig) -> None:
@@ -105,7 +105,7 @@ class HfDeepSpeedConfig:
             node = node.get(section) if isinstance(node, dict) else None
         return (node, key) if isinstance(node, dict) else (None, key)
 
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+    def get_value(self, ds_key_long: str, default: object = None) -> Any:
         """Return the value of a key, ``default`` if it does not exist."""
         node, key = self.find_config_node(ds_key_long)
         return default if node is None else node.get(key, default)

@@ -13,6 +13,9 @@ from hf_compat.errors import ArgumentsError
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["AUTO", "HfTrainerDeepSpeedConfig"]
 
@@ -54,7 +57,7 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         """Return whether a key exists and its value is ``"auto"``."""
         return bool(self.get_value(ds_key_long) == AUTO)
 
-    def fill_match(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None, must_match: bool = True) -> None:
+    def fill_match(self, ds_key_long: str, hf_val: object, hf_key: str | None = None, must_match: bool = True) -> None:
         """Set a key to the value of an argument if it is ``"auto"``, else record a contradiction.
 
         A value that was filled in before is updated if the argument has changed. Missing keys are not added.
@@ -74,7 +77,7 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
 
     fill_only = partialmethod(fill_match, must_match=False)
 
-    def trainer_config_process(self, args: Any, auto_find_batch_size: bool = False) -> None:
+    def trainer_config_process(self, args: TrainingArguments, auto_find_batch_size: bool = False) -> None:
         """Fill in the keys that depend on the arguments only.
 
         Args:
@@ -93,7 +96,7 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
             self.config["checkpoint"] = {**(self.config.get("checkpoint") or {}), "use_node_local_storage": True}
         self._dtype_name = self._choose_dtype(semantics.deepspeed_starts_from_float32)
 
-    def complete(self, args: Any) -> None:
+    def complete(self, args: TrainingArguments) -> None:
         """Add keys that DeepSpeed needs and the config lacks: precision and gradient accumulation.
 
         Args:
@@ -115,7 +118,7 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         is_half = self.is_true("fp16.enabled") if starts_from_float32 else not self.is_false("fp16.enabled")
         return "float16" if is_half else "float32"
 
-    def trainer_config_finalize(self, args: Any, model: Any, num_training_steps: int) -> None:
+    def trainer_config_finalize(self, args: TrainingArguments, model: nn.Module, num_training_steps: int) -> None:
         """Fill in the keys that depend on the model and the length of the run; ``config`` is then complete.
 
         Values whose arguments have changed since are updated.
@@ -142,7 +145,7 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         if not self.config.get("optimizer"):
             self.config["zero_allow_untested_optimizer"] = True  # the optimizer is created outside of DeepSpeed
 
-    def _fill_sizes(self, model: Any) -> None:
+    def _fill_sizes(self, model: nn.Module) -> None:
         rules = [rule for rule in HIDDEN_SIZE_RULES if self.is_auto(rule.key)]
         if not rules:
             return
@@ -159,7 +162,7 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
                 self.fill_only(rule.key, rule.value(hidden))
 
 
-def _hidden_size(config: Any) -> int | None:
+def _hidden_size(config: object) -> int | None:
     """Return the hidden size in a model's config, the largest of several; else that of its text model."""
     parts: tuple[Any, ...] = (config, getattr(config, "text_config", None))
     for part in parts:

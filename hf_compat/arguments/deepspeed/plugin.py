@@ -184,7 +184,7 @@ class DeepSpeedPlugin:
         """Return whether a key of the config exists and is ``"auto"``."""
         return self.hf_ds_config.is_auto(ds_key_long)
 
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+    def get_value(self, ds_key_long: str, default: object = None) -> Any:
         """Return the value of a key of the config, ``default`` if it does not exist."""
         return self.hf_ds_config.get_value(ds_key_long, default)
 

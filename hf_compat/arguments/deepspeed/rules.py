@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.releases.semantics import Semantics
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["ARGUMENT_RULES", "HIDDEN_SIZE_RULES", "RUN_RULES", "AutoRule", "RunRule", "SizeRule"]
 
@@ -23,7 +26,7 @@ class AutoRule:
     """The key with its sections: ``"optimizer.params.lr"``."""
     argument: str | None
     """The argument's name in errors; None if the value is never compared."""
-    value: Callable[[Any], Any]
+    value: Callable[[TrainingArguments], Any]
     """From the arguments to the value."""
     follows_batch_size: bool = False
     """Whether it is not compared during the search for a batch size."""
@@ -37,9 +40,9 @@ class RunRule:
 
     key: str
     argument: str
-    filled: Callable[[Any, int], Any]
+    filled: Callable[[TrainingArguments, int], Any]
     """The value of ``"auto"``, from the arguments and the update steps of the run."""
-    compared: Callable[[Any, int, Semantics], Any]
+    compared: Callable[[TrainingArguments, int, Semantics], Any]
     """The value that any other one must equal."""
 
 
@@ -53,11 +56,11 @@ class SizeRule:
     stage_3_only: bool = True
 
 
-def _samples_per_update_step(args: Any) -> int:
+def _samples_per_update_step(args: TrainingArguments) -> int:
     return int(args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps)
 
 
-def _computes_in(args: Any, precision: str) -> bool:
+def _computes_in(args: TrainingArguments, precision: str) -> bool:
     requested = getattr(args, precision) or getattr(args, f"{precision}_full_eval")
     return bool(requested or getattr(args, "mixed_precision", "no") == precision)  # also set by the launcher
 
@@ -66,12 +69,12 @@ def _had_apex(semantics: Semantics) -> bool:
     return not semantics.deepspeed_without_apex
 
 
-def _warmup(args: Any, steps: int) -> int:
+def _warmup(args: TrainingArguments, steps: int) -> int:
     # DeepSpeed from 0.19.6 on rejects 0; earlier releases treat values below 2 as 2, so 1 is the same there.
     return max(1, int(args.get_warmup_steps(steps)))
 
 
-def _warmup_compared(args: Any, steps: int, semantics: Semantics) -> int:
+def _warmup_compared(args: TrainingArguments, steps: int, semantics: Semantics) -> int:
     return _warmup(args, steps) if semantics.deepspeed_warms_up else int(args.get_warmup_steps(steps))
 
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.fields.older import AllFields
@@ -16,37 +15,37 @@ from hf_compat.arguments.releases.versions import SINCE
 
 __all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_warmup_ratio"]
 
-Convert = Callable[[AllFields, Any], Any]
+Convert = Callable[[AllFields, object], object]
 
 
-def _same(args: AllFields, value: Any) -> Any:
+def _same(args: AllFields, value: object) -> object:
     return value
 
 
-def _always(newer: Any) -> Convert:
+def _always(newer: object) -> Convert:
     """Return a conversion of any value to ``newer``."""
 
-    def convert(args: AllFields, value: Any) -> Any:
+    def convert(args: AllFields, value: object) -> object:
         return newer
 
     return convert
 
 
-def _add_inputs(args: AllFields, value: Any) -> list[str]:
+def _add_inputs(args: AllFields, value: object) -> list[str]:
     listed = list(args.include_for_metrics)
     return listed if "inputs" in listed else [*listed, "inputs"]
 
 
-def _count_tokens(args: AllFields, value: Any) -> Any:
+def _count_tokens(args: AllFields, value: object) -> object:
     return "all" if args.include_num_input_tokens_seen in ("no", False) else args.include_num_input_tokens_seen
 
 
-def _with_organization(args: AllFields, value: str) -> str:
+def _with_organization(args: AllFields, value: object) -> str:
     organization = args.push_to_hub_organization
-    return value if organization is None or "/" in value else f"{organization}/{value}"
+    return str(value) if organization is None or "/" in str(value) else f"{organization}/{value}"
 
 
-def _in_organization(args: AllFields, value: str) -> str | None:
+def _in_organization(args: AllFields, value: object) -> str | None:
     if args.push_to_hub_model_id is not None:
         return args.hub_model_id
     return f"{value}/{Path(args.output_dir or '').name}"
@@ -55,7 +54,7 @@ def _in_organization(args: AllFields, value: str) -> str | None:
 def _accelerator(key: str) -> Convert:
     """Return a conversion for a field that moved into ``accelerator_config``."""
 
-    def convert(args: AllFields, value: Any) -> Any:
+    def convert(args: AllFields, value: object) -> object:
         config = args.accelerator_config
         if config is None:
             return {key: value}

@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Config", "Folder", "Listed", "Settings", "listing", "option"]
+from hf_compat.arguments.enums import FSDPOption
+
+__all__ = ["Config", "Folder", "Fsdp", "Listed", "Settings", "listing", "option"]
 
 # A field accepts more types than it has after ``__post_init__``: a JSON string becomes a dict, a name a list, and a
 # missing folder its default. Command-line parsers read the accepted types from the annotations at run time.
 if TYPE_CHECKING:
     Config = Any
     Folder = str
+    Fsdp = bool | str | list[FSDPOption] | None
     Listed = Any
     Settings = Any
 else:
     Config = dict | str | None
     Folder = str | None
+    Fsdp = str | None
     Listed = None | str | list[str]
     Settings = dict[str, Any] | str | None
 
 
-def option(default: Any, text: str, *, shown: bool = True, **parser: Any) -> Any:
+def option(default: object, text: str, *, shown: bool = True, **parser: object) -> Any:
     """Return a dataclass field with help for the command line.
 
     Args:

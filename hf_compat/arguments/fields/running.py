@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.arguments.enums import DebugOption
-from hf_compat.arguments.fields.options import Config, Settings, option
+from hf_compat.arguments.fields.options import Config, Fsdp, Settings, option
 from hf_compat.arguments.fields.reporting import ReportingFields
 
 __all__ = ["DDP_BACKENDS", "SAMPLING_STRATEGIES", "RunningFields"]
@@ -49,7 +49,7 @@ class RunningFields(ReportingFields):
         None, "Backend of the process group. Default: nccl on GPUs, else gloo.", choices=list(DDP_BACKENDS)
     )
     ddp_timeout: int = option(1800, "Timeout of collective operations, in seconds.")
-    fsdp: str | None = option(None, "Shard the model with FSDP.", nargs="?", const=True)
+    fsdp: Fsdp = option(None, "Shard the model with FSDP.", nargs="?", const=True)
     fsdp_config: Settings = option(None, "Settings of FSDP: a dict, JSON or the path of a JSON file.")
     deepspeed: Config = option(None, "DeepSpeed config: a dict, JSON or the path of a JSON file.")
     debug: str | list[DebugOption] = option("", "Debugging aids, separated by spaces.")

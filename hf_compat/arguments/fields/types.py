@@ -21,7 +21,7 @@ _YES = frozenset({"yes", "true", "t", "y", "1"})
 _NO = frozenset({"no", "false", "f", "n", "0"})
 
 
-def _bool(text: Any) -> bool:
+def _bool(text: object) -> bool:
     word = str(text).lower()
     if word not in _YES | _NO:
         raise ArgumentTypeError(f"{text!r} is not a bool: write true or false.")
@@ -38,7 +38,7 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _read_type(name: str, hint: Any) -> Any:
+def _read_type(name: str, hint: object) -> object:
     """Return the type that command-line values are parsed as; an optional bool stays optional.
 
     Of a union it is the first type or, if that is None or (in a union without None) ``str``, the second; of an
@@ -74,7 +74,7 @@ def _choice(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
     return {"choices": choices, "type": lambda text: by_text.get(text, text), **_default(field)}
 
 
-def _switch(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _switch(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     given = _default(field)
     is_optional = kind is not bool
     if is_optional and given.get("default") is None:
@@ -86,7 +86,7 @@ def _without(keywords: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in keywords.items() if key != name}
 
 
-def _list(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _list(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     (item,) = get_args(kind) or (str,)
     given = _default(field)
     if field.default is not dataclasses.MISSING:
@@ -94,31 +94,31 @@ def _list(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
     return {"type": item, "nargs": "+", **given}
 
 
-def _dict(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _dict(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     return {"type": _json_object, **_default(field)}
 
 
-def _plain(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _plain(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     return {"type": kind, **_default(field)}
 
 
-def _is_choice(kind: Any) -> bool:
+def _is_choice(kind: object) -> bool:
     return get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, Enum))
 
 
-def _is_switch(kind: Any) -> bool:
+def _is_switch(kind: object) -> bool:
     return kind is bool or bool(kind == bool | None)
 
 
-def _is_a(base: type) -> Callable[[Any], bool]:
-    def check(kind: Any) -> bool:
+def _is_a(base: type) -> Callable[[object], bool]:
+    def check(kind: object) -> bool:
         origin = get_origin(kind) or kind
         return isinstance(origin, type) and issubclass(origin, base)
 
     return check
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[dataclasses.Field[Any], Any], dict[str, Any]]], ...] = (
+_KINDS: tuple[tuple[Callable[[object], bool], Callable[[dataclasses.Field[Any], Any], dict[str, Any]]], ...] = (
     (_is_choice, _choice),
     (_is_switch, _switch),
     (_is_a(list), _list),
@@ -128,7 +128,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[dataclasses.Field[Any], Any
 """A test for a type, and its argparse keywords; the first match is used."""
 
 
-def options_of(field: dataclasses.Field[Any], hint: Any) -> Iterator[Options]:
+def options_of(field: dataclasses.Field[Any], hint: object) -> Iterator[Options]:
     """Yield the option of a field, then the one that turns it off if it is a bool with the default True.
 
     Args:

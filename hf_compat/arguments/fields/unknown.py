@@ -20,7 +20,7 @@ def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
     return f" Did you mean {', '.join(hints)}?" if hints else ""
 
 
-def _sentence(kind: Any, name: str, known: Iterable[str]) -> str:
+def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:
     problem = f"`{name}` is not an argument of {kind.__name__}: "
     owners = [child.__name__ for child in kind.__subclasses__() if name in inspect.signature(child).parameters]
     if owners:
@@ -28,7 +28,7 @@ def _sentence(kind: Any, name: str, known: Iterable[str]) -> str:
     return f"{problem}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
 
 
-def _further_problems(kind: Any, args: tuple[Any, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+def _further_problems(kind: type, args: tuple[Any, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the problems of the other arguments."""
     try:
         kind(*args, **known)
@@ -40,7 +40,7 @@ def _further_problems(kind: Any, args: tuple[Any, ...], known: Mapping[str, Any]
 class _InitSignature:
     """``__signature__`` of a class whose ``__new__`` takes any argument: that of its ``__init__``."""
 
-    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+    def __get__(self, instance: object, owner: type[RefusesUnknown]) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.enums import FSDPOption
 from hf_compat.arguments.fsdp.keys import KEYS, SHARDING_STRATEGIES
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
 
 __all__ = ["contradictions", "option_problems", "unknown_keys", "unused_keys"]
 
@@ -74,7 +77,7 @@ def option_problems(options: list[str], is_switch: bool) -> Problems:
         yield Problem("fsdp", "offload", "needs a sharding strategy; use 'full_shard offload'.")
 
 
-def contradictions(args: Any, config: dict[str, Any], values: dict[str, Any]) -> Problems:
+def contradictions(args: AllFields, config: dict[str, Any], values: dict[str, Any]) -> Problems:
     """Yield settings that contradict each other.
 
     Args:
@@ -123,7 +126,7 @@ def _wrapping(config: dict[str, Any], values: dict[str, Any]) -> Problems:
         yield _config(config, "min_num_params", text)
 
 
-def _saving(args: Any, values: dict[str, Any]) -> Problems:
+def _saving(args: AllFields, values: dict[str, Any]) -> Problems:
     if args.save_only_model and values["state_dict_type"] == "sharded":
         text = "needs a full state dict; set `fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`, or remove it."
         yield Problem("save_only_model", True, text)

@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.enums import FSDPOption
@@ -15,13 +15,16 @@ from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
+
 __all__ = ["resolve_fsdp"]
 
 _UNSET = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 """Keys that every ``fsdp_config`` has after construction."""
 
 
-def resolve_fsdp(args: Any, semantics: Semantics) -> Iterator[Problem]:
+def resolve_fsdp(args: AllFields, semantics: Semantics) -> Iterator[Problem]:
     """Read ``fsdp_config`` and convert both fields into the form of the reproduced release.
 
     Invalid fields keep the options of ``fsdp``; the checks report them.
@@ -47,7 +50,7 @@ def resolve_fsdp(args: Any, semantics: Semantics) -> Iterator[Problem]:
         _apply_options(args, is_switch)
 
 
-def _loaded(given: Any) -> dict[str, Any]:
+def _loaded(given: object) -> dict[str, Any]:
     """Return a copy of ``fsdp_config`` with its keys without prefix.
 
     Raises:
@@ -61,7 +64,7 @@ def _loaded(given: Any) -> dict[str, Any]:
     return {key.removeprefix("fsdp_"): value for key, value in config.items()}
 
 
-def _apply_old_fields(args: Any, config: dict[str, Any], is_switch: bool) -> None:
+def _apply_old_fields(args: AllFields, config: dict[str, Any], is_switch: bool) -> None:
     """Set the keys of ``fsdp_config`` that two old fields are now."""
     if args.fsdp_min_num_params:
         text = "`fsdp_min_num_params` is deprecated: set it in `fsdp_config`."
@@ -78,7 +81,7 @@ def _apply_old_fields(args: Any, config: dict[str, Any], is_switch: bool) -> Non
         config["transformer_layer_cls_to_wrap"] = [*listed, *([] if name in listed else [name])]
 
 
-def _apply_options(args: Any, is_switch: bool) -> None:
+def _apply_options(args: AllFields, is_switch: bool) -> None:
     options = fsdp_options(args.fsdp)
     if not is_switch:
         args.fsdp = [FSDPOption.FULL_SHARD] if args.fsdp is True else [FSDPOption(option) for option in options]

@@ -24,15 +24,15 @@ _ON = ("y", "yes", "t", "true", "on", "1")
 _OFF = ("n", "no", "f", "false", "off", "0")
 
 
-def _switch(value: Any) -> bool:
+def _switch(value: object) -> bool:
     text = str(value).lower()
     if text not in (*_ON, *_OFF):
         raise ValueError("must be True or False")
     return text in _ON
 
 
-def _choice(choices: dict[str, Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
+def _choice(choices: dict[str, Any]) -> Callable[[object], object]:
+    def read(value: object) -> object:
         text = str(value).upper()
         if text not in choices:
             raise ValueError(f"choose one of {', '.join(map(repr, dict.fromkeys(choices)))}")
@@ -41,13 +41,13 @@ def _choice(choices: dict[str, Any]) -> Callable[[Any], Any]:
     return read
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     if isinstance(value, bool) or not str(value).isdigit():
         raise ValueError("must be an integer, 0 or more")
-    return int(value)
+    return int(str(value))
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(value: object) -> tuple[str, ...]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple | set) or not all(isinstance(name, str) for name in listed):
         raise ValueError("must be a class name or a list of class names")
@@ -62,7 +62,7 @@ class Key:
     """Its key in ``fsdp_config``."""
     setting: str
     """Its field in ``FsdpSettings``."""
-    read: Callable[[Any], Any]
+    read: Callable[[object], object]
     """Converts the value of the user or the launcher; raises ``ValueError`` if it is invalid."""
     variable: str = ""
     """The variable that ``accelerate launch`` sets, if any."""
@@ -149,7 +149,7 @@ def sharding_values(version: int, *, is_option: bool) -> dict[str, str]:
     return dict.fromkeys(_ON, "full_shard") | dict.fromkeys(_OFF, "shard_grad_op")
 
 
-def fsdp_options(fsdp: Any) -> list[str]:
+def fsdp_options(fsdp: object) -> list[str]:
     """Return the options in the field ``fsdp``; none if it is a bool."""
     if isinstance(fsdp, str):
         return fsdp.split()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.fsdp.checks import contradictions, option_problems, unknown_keys, unused_keys
@@ -20,6 +20,9 @@ from hf_compat.arguments.fsdp.keys import (
 )
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
 
 __all__ = ["LOADING_VARIABLE", "USE_VARIABLE", "FsdpSettings", "fsdp_problems", "read_fsdp", "set_loading_variables"]
 
@@ -70,7 +73,7 @@ class FsdpSettings:
         return self.sharding in ("full_shard", "hybrid_shard")
 
 
-def read_fsdp(args: Any) -> FsdpSettings | None:
+def read_fsdp(args: AllFields) -> FsdpSettings | None:
     """Return the FSDP settings of ``args`` and the launcher's variables; None without FSDP.
 
     Fields take precedence. Keys of ``fsdp_config`` that the reproduced release ignores have their effect too.
@@ -83,7 +86,7 @@ def read_fsdp(args: Any) -> FsdpSettings | None:
     return settings
 
 
-def fsdp_problems(args: Any) -> Problems:
+def fsdp_problems(args: AllFields) -> Problems:
     """Yield the problems of the fields and variables of FSDP."""
     yield from _read(args)[1]
 
@@ -97,7 +100,7 @@ def set_loading_variables(settings: FsdpSettings | None) -> None:
         os.environ[LOADING_VARIABLE] = "false"
 
 
-def _read(args: Any) -> tuple[FsdpSettings | None, list[Problem]]:
+def _read(args: AllFields) -> tuple[FsdpSettings | None, list[Problem]]:
     launched = os.environ.get(USE_VARIABLE, "").lower() == "true"
     given = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     config = {key.removeprefix("fsdp_"): value for key, value in given.items()}
@@ -123,7 +126,7 @@ def _values(config: dict[str, Any], options: list[str], fixed: dict[str, Any]) -
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     field: str
-    shown: Any
+    shown: object
     for row in KEYS:
         if config.get(row.key) is not None and (config[row.key] or row.key != "min_num_params"):
             field, shown, value = "fsdp_config", {row.key: config[row.key]}, config[row.key]
@@ -149,7 +152,7 @@ def _sharding(options: list[str], config: dict[str, Any], version: int) -> tuple
     """Return the sharding strategy of the config, an option of ``fsdp`` or the launcher's variables."""
     option = next((option for option in options if option in SHARDING_STRATEGIES), None)
     field: str
-    shown: Any
+    shown: object
     variable = "FSDP_RESHARD_AFTER_FORWARD" if version == 2 else "FSDP_SHARDING_STRATEGY"
     if config.get("reshard_after_forward") is not None:
         value = config["reshard_after_forward"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from typing import Any
 
 from hf_compat.arguments.fields.rules import DEFAULTS
 from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
@@ -28,13 +27,13 @@ _BACKEND_STATE = (
 """Attributes for accelerate, which are not copied."""
 
 
-def _kind_of(args: Any) -> type[TrainingArguments] | None:
+def _kind_of(args: object) -> type[TrainingArguments] | None:
     if not dataclasses.is_dataclass(args):
         return None
     return next((_KINDS[base.__name__] for base in inspect.getmro(type(args)) if base.__name__ in _KINDS), None)
 
 
-def from_transformers(args: Any) -> TrainingArguments:
+def from_transformers(args: object) -> TrainingArguments:
     """Return ``args`` if they are ours, else an instance of ours with the same values.
 
     Fields of a subclass and attributes set after construction are kept as plain attributes.
@@ -58,6 +57,6 @@ def from_transformers(args: Any) -> TrainingArguments:
     return converted
 
 
-def _is_default(name: str, value: Any) -> bool:
+def _is_default(name: str, value: object) -> bool:
     default = DEFAULTS.get(name)
     return value is default or (type(value) is type(default) and value == default)
