@@ -13,10 +13,10 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command with ``arguments``, those of the process by default, and return its exit status.
+    """Run the command with ``arguments``, by default ``sys.argv[1:]``, and return its exit status.
 
-    The status is 0, or 1 if ``--verify`` found damage or ``explain`` a refused value. Wrong usage ends the process with
-    2, as argparse has it.
+    The status is 0, or 1 if ``--verify`` found damage or ``explain`` a value that is not supported. Wrong usage exits
+    with 2, as in argparse.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -31,43 +31,43 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hf-compat {hf_compat.__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
     checkpoints = commands.add_parser("checkpoints", help="list the checkpoints of a run", description=_CHECKPOINTS)
-    checkpoints.add_argument("folder", metavar="DIR", help="the run's output folder, or one checkpoint in it")
+    checkpoints.add_argument("folder", metavar="DIR", help="the output folder of a run, or one checkpoint in it")
     checkpoints.add_argument("--verify", action="store_true", help="read every file; exit with 1 if one is damaged")
-    checkpoints.add_argument("--json", action="store_true", help="print a JSON list, sizes in bytes")
+    checkpoints.add_argument("--json", action="store_true", help="print JSON, with sizes in bytes")
     checkpoints.set_defaults(run=_checkpoints)
-    whole = commands.add_parser("consolidate", help="make sharded weights whole", description=_CONSOLIDATE)
-    whole.add_argument("folder", metavar="DIR", help="a checkpoint with sharded weights")
-    whole.add_argument("--output", metavar="DIR2", help="a new folder for the model; DIR itself by default")
-    whole.set_defaults(run=_consolidate)
-    explain = commands.add_parser("explain", help="say what becomes of training arguments", description=_EXPLAIN)
-    explain.add_argument("--all", action="store_true", help="explain every field there is")
+    consolidate = commands.add_parser("consolidate", help="consolidate sharded weights", description=_CONSOLIDATE)
+    consolidate.add_argument("folder", metavar="DIR", help="a checkpoint with sharded weights")
+    consolidate.add_argument("--output", metavar="DIR2", help="a new folder for the model; default: DIR")
+    consolidate.set_defaults(run=_consolidate)
+    explain = commands.add_parser("explain", help="explain the effect of training arguments", description=_EXPLAIN)
+    explain.add_argument("--all", action="store_true", help="explain every field")
     shape = explain.add_mutually_exclusive_group()
-    shape.add_argument("--json", action="store_true", help="print a JSON list")
+    shape.add_argument("--json", action="store_true", help="print JSON")
     shape.add_argument("--markdown", action="store_true", help="print a Markdown table")
-    explain.add_argument("words", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_WORDS)
+    explain.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_ARGUMENTS)
     explain.set_defaults(run=_explain, usage_error=explain.error)
     return parser
 
 
 _CHECKPOINTS = (
-    "List checkpoints with their update step, epoch, metric (the best value so far of metric_for_best_model, else the "
-    "last eval_loss), size, and whether they are complete. `best` is what the newest one names as the best of the run, "
-    "`newest` is what resume_from_checkpoint=True goes on from."
+    "List checkpoints with update step, epoch, metric (the best value so far of metric_for_best_model, else the last "
+    "eval_loss), size, and whether they are complete. `best` is the best checkpoint of the run, `newest` the one that "
+    "resume_from_checkpoint=True resumes from."
 )
 
 
 _CONSOLIDATE = (
-    "Write model.safetensors, for from_pretrained to read, from the weights that the processes of an FSDP run wrote "
-    "together (pytorch_model_fsdp_0), one tensor at a time, without a GPU. Weights that are whole already stay as they "
-    "are."
+    "Consolidate the sharded weights of an FSDP checkpoint (pytorch_model_fsdp_0) into model.safetensors for "
+    "from_pretrained, one tensor at a time, without a GPU. Full weights are not changed."
 )
 
 
 _EXPLAIN = (
-    "Say what each training argument in use becomes in Lightning or in hf_compat, or why it is refused, which exits "
-    "with 1. The script is not run: options that are no field of TrainingArguments are taken for its own."
+    "Explain the effect of each given training argument in Lightning or in hf_compat; exit with 1 if a value is "
+    "invalid or not supported. The script is not run: options that are not fields of TrainingArguments are taken as "
+    "its own."
 )
-_EXPLAIN_WORDS = "a script and its command line, or a .json, .yaml or .yml file of fields"
+_EXPLAIN_ARGUMENTS = "a script and its arguments, or a .json, .yaml or .yml file of fields"
 
 
 def _checkpoints(options: argparse.Namespace) -> int:
@@ -77,26 +77,26 @@ def _checkpoints(options: argparse.Namespace) -> int:
     if options.json:
         print(as_json(found))
     else:
-        print(as_table(found) if found else f"There is no checkpoint in `{options.folder}`.")
+        print(as_table(found) if found else f"No checkpoints in `{options.folder}`.")
     return int(options.verify and any(item.problems for item in found))
 
 
 def _consolidate(options: argparse.Namespace) -> int:
-    from hf_compat.tools.consolidate import consolidate, is_whole
+    from hf_compat.tools.consolidate import consolidate, has_full_weights
 
-    if options.output is None and is_whole(options.folder):
-        print(f"The weights in `{options.folder}` are whole already.")
+    if options.output is None and has_full_weights(options.folder):
+        print(f"`{options.folder}` has full weights already.")
         return 0
     print(*consolidate(options.folder, options.output), sep="\n")
     return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from hf_compat.tools.explain import as_json, as_markdown, as_table, explain_all, explain_words
+    from hf_compat.tools.explain import as_json, as_markdown, as_table, explain_all, explain_command_line
 
-    if options.all == bool(options.words):
-        options.usage_error("give a script with its command line, or a file, or --all")
-    explained = explain_all() if options.all else explain_words(options.words)
+    if options.all == bool(options.arguments):
+        options.usage_error("pass a script with its arguments, a file of fields, or --all")
+    explained = explain_all() if options.all else explain_command_line(options.arguments)
     show = as_json if options.json else as_markdown if options.markdown else as_table
     print(show(explained))
     return int(any(item.problems for item in explained))

@@ -1,26 +1,26 @@
-"""Every error hf_compat raises on purpose, and how a missing optional package is reported.
+"""The error classes of hf_compat, and ``require_package`` for optional packages.
 
 ::
 
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
-    │   └── UnsupportedArgumentsError          fields that cannot be carried out
-    ├── UnknownArgumentError (TypeError)       a name that no release of transformers knows
-    ├── ParserError (ValueError)               a command line or file that dataclasses cannot be made of
-    ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be read
-    ├── DataError (ValueError)                 a data set or loader that cannot be trained or evaluated on
+    │   └── UnsupportedArgumentsError          fields that are not supported
+    ├── UnknownArgumentError (TypeError)       an argument of no release of transformers
+    ├── ParserError (ValueError)               a command line or file that cannot be parsed
+    ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
+    ├── DataError (ValueError)                 an unusable dataset or data loader
     ├── ModelError (ValueError)                a model that cannot be trained
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
-    │   └── CheckpointWriteError               one that the file system does not take
-    ├── HubError (OSError)                     a repository on the Hub that cannot be made or written to
-    ├── TrainerSetupError (RuntimeError)       constructor arguments of the Trainer that exclude each other
-    ├── LaunchError (RuntimeError)             a process, started by a Trainer, that ended without a result
+    │   └── CheckpointWriteError               one that the file system fails to write
+    ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
+    ├── TrainerSetupError (RuntimeError)       a Trainer or environment that cannot be set up
+    ├── LaunchError (RuntimeError)             a process, started by a Trainer, that exited without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
-    ├── BatchSizeError (RuntimeError)          no batch size for which memory is enough
-    ├── NotSupportedError (NotImplementedError)  a method of transformers' that is not there yet
+    ├── BatchSizeError (RuntimeError)          no batch size that fits into memory
+    ├── NotSupportedError (NotImplementedError)  a method or feature that is not supported
     └── MissingPackageError (ImportError)      an optional package that is not installed
 
-Each also derives from the built-in error that transformers raises in the same place, so that ``except ValueError`` in a
+Each also derives from the built-in error that transformers raises in the same case, so that ``except ValueError`` in a
 ported script keeps working.
 """
 
@@ -55,19 +55,19 @@ __all__ = [
 
 
 class HFCompatError(Exception):
-    """Base of every error that hf_compat raises on purpose."""
+    """Base class of all errors of hf_compat."""
 
 
 class HFCompatWarning(UserWarning):
-    """Says what a run does that its user may not want, and what to set instead."""
+    """A warning about behaviour that may not be intended, and what to set instead."""
 
 
 class ArgumentsError(HFCompatError, ValueError):
-    """Says which fields of one ``TrainingArguments`` contradict each other; all of them at once.
+    """Fields of ``TrainingArguments`` that are invalid or contradict each other; lists all problems.
 
     Attributes:
-        problems: One sentence per problem, each naming the field, its value and what to do.
-        fields: The field of each problem; empty if the error was not made by ``TrainingArguments`` itself.
+        problems: One sentence per problem: the field, its value, the reason and the remedy.
+        fields: The field of each problem; empty if the error does not come from ``TrainingArguments``.
     """
 
     def __init__(self, problems: Sequence[str], *, fields: Sequence[str] = ()) -> None:
@@ -78,85 +78,85 @@ class ArgumentsError(HFCompatError, ValueError):
         super().__init__("\n  ".join([f"{head} in TrainingArguments:", *self.problems]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes it again in another process: exceptions are made from their message otherwise."""
-        return _made_again, (type(self), self.problems, self.fields)
+        """Return what unpickles it in another process; by default exceptions are rebuilt from their message."""
+        return _rebuild, (type(self), self.problems, self.fields)
 
 
-def _made_again(kind: type[ArgumentsError], problems: Sequence[str], fields: Sequence[str]) -> ArgumentsError:
+def _rebuild(kind: type[ArgumentsError], problems: Sequence[str], fields: Sequence[str]) -> ArgumentsError:
     return kind(problems, fields=fields)
 
 
 class UnsupportedArgumentsError(ArgumentsError):
-    """Says which fields of one ``TrainingArguments`` cannot be carried out; all of them at once."""
+    """Fields of ``TrainingArguments`` that are not supported; lists all of them."""
 
 
 class UnknownArgumentError(HFCompatError, TypeError):
-    """Says that no release of transformers knows an argument, and which known name is nearest."""
+    """An argument of no release of transformers; suggests the nearest name."""
 
 
 class ParserError(HFCompatError, ValueError):
-    """Says what of a command line, file or dataclass ``HfArgumentParser`` cannot use."""
+    """A command line, file or dataclass that ``HfArgumentParser`` cannot parse."""
 
 
 class UnresolvedTypesError(HFCompatError, RuntimeError):
-    """Says which annotation of a dataclass names what cannot be found."""
+    """An annotation of a dataclass whose type cannot be resolved."""
 
 
 class DataError(HFCompatError, ValueError):
-    """Says why a data set or loader cannot be trained or evaluated on."""
+    """A dataset or data loader that cannot be used for training or evaluation."""
 
 
 class ModelError(HFCompatError, ValueError):
-    """Says why a model cannot be trained."""
+    """A model that cannot be trained."""
 
 
 class CheckpointError(HFCompatError, ValueError):
-    """Says why a checkpoint folder cannot be read or written."""
+    """A checkpoint folder that cannot be read or written."""
 
 
 class CheckpointWriteError(CheckpointError):
-    """Says why the file system did not take a checkpoint; those written before are untouched."""
+    """A checkpoint that the file system failed to write; earlier checkpoints are unchanged."""
 
 
 class HubError(HFCompatError, OSError):
-    """Says why a repository on the Hub cannot be made or written to."""
+    """A repository on the Hub that cannot be created or written."""
 
 
 class TrainerSetupError(HFCompatError, RuntimeError):
-    """Says which constructor arguments of the ``Trainer`` exclude each other."""
+    """Constructor arguments of the ``Trainer``, or an environment, that cannot be used together."""
 
 
 class LaunchError(HFCompatError, RuntimeError):
-    """Says which of the processes that a ``Trainer`` started ended without a result, and how."""
+    """A process, started by a ``Trainer``, that exited without a result."""
 
 
 class SearchError(HFCompatError, RuntimeError):
-    """Says why a hyperparameter search cannot be run."""
+    """A hyperparameter search that cannot be run."""
 
 
 class BatchSizeError(HFCompatError, RuntimeError):
-    """Says for what memory was not enough however small the training batches."""
+    """Memory ran out with the smallest batch size too."""
 
 
 class NotSupportedError(HFCompatError, NotImplementedError):
-    """Says which method or choice is not supported, and what to use instead."""
+    """A method or feature that is not supported; says what to use instead."""
 
 
 NotCarriedOutError = NotSupportedError
-"""The name before 0.2."""
+"""The old name, before 0.2."""
 
 
 class MissingPackageError(HFCompatError, ImportError):
-    """Says which optional package is missing, what needs it and how to install it."""
+    """A missing optional package: what needs it and how to install it."""
 
 
 def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
     """Return the imported module ``package``.
 
     Args:
-        package: Import name, dotted or not.
+        package: Import name of the package or module.
         extra: The extra of hf-compat that installs it.
-        purpose: What needs it, as the subject of a sentence: ``"optim='lion_8bit'"``.
+        purpose: What needs it, the subject of the message: ``"optim='lion_8bit'"``.
 
     Raises:
         MissingPackageError: If the package is not installed.

@@ -1,4 +1,4 @@
-"""A log file for each process, in the folder that HF_COMPAT_LOG_DIR names."""
+"""One log file per rank, in the folder HF_COMPAT_LOG_DIR."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hf_compat.errors import TrainerSetupError
 __all__ = ["ENVIRONMENT_VARIABLE", "write_log_file"]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_LOG_DIR"
-"""Where each process writes ``rank_<n>.log``; without it there are no such files."""
+"""The folder for ``rank_<rank>.log``; if it is not set, no log files are written."""
 
 _LOGGERS = ("hf_compat", "transformers", "lightning.pytorch", "lightning.fabric")
 _WARNINGS = "py.warnings"
-"""The logger that Python sends warnings to if told so."""
+"""The logger of Python's warnings under ``logging.captureWarnings``."""
 
 
 class _RankFile(logging.FileHandler):
-    """Writes the log of one process."""
+    """Writes the log file of one rank."""
 
 
 def write_log_file(rank: int, level: int) -> None:
-    """Write what the libraries log, and warnings, to this process's file too, if the environment asks for it.
+    """Also write log records and warnings to the log file of this rank, if HF_COMPAT_LOG_DIR is set.
 
-    A file that is there is appended to: a resumed run goes on in it. Warnings go on to standard error, through
+    An existing file is appended to, as by a resumed run. Warnings are still written to standard error, through
     ``logging``.
 
     Args:
-        rank: Number of this process among all.
-        level: The lowest level of ``logging`` that is written.
+        rank: The rank of this process.
+        level: The lowest level to write.
 
     Raises:
         TrainerSetupError: If the file cannot be written.
@@ -48,7 +48,7 @@ def write_log_file(rank: int, level: int) -> None:
     for name in (*_LOGGERS, _WARNINGS):
         logger = logging.getLogger(name)
         for other in [each for each in logger.handlers if isinstance(each, _RankFile) and each is not handler]:
-            logger.removeHandler(other)  # of the process that this one was forked from
+            logger.removeHandler(other)  # inherited from the process that forked this one
             other.close()
         if handler not in logger.handlers:
             logger.addHandler(handler)
@@ -63,8 +63,8 @@ def _handler_for(path: Path, present: list[_RankFile]) -> _RankFile:
         handler = _RankFile(path, encoding="utf-8")
     except OSError as error:
         raise TrainerSetupError(
-            f"{ENVIRONMENT_VARIABLE}={os.environ[ENVIRONMENT_VARIABLE]}: `{path}` cannot be written: {error}. Name a "
-            "folder that can be written to, or unset it."
+            f"{ENVIRONMENT_VARIABLE}={os.environ[ENVIRONMENT_VARIABLE]}: `{path}` cannot be written: {error}. Set it "
+            "to a writable folder, or unset it."
         ) from error
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     return handler

@@ -17,7 +17,6 @@ __all__ = [
     "WarnOnce",
     "call_as_defined",
     "is_ours",
-    "is_overridden",
     "refuse_overrides_never_called",
 ]
 
@@ -106,7 +105,7 @@ OVERRIDABLE: tuple[str, ...] = (
 """Methods that a subclass may override; they are called at upstream's points with upstream's arguments."""
 
 _LOOP = "Lightning runs the loop; override `training_step` or `_maybe_log_save_evaluate`, or add a callback"
-_PARALLEL = "a model is not split over processes; pass a Lightning strategy in `lightning={'strategy': ...}`"
+_PARALLEL = "hf_compat's strategies do this; remove the method, or pass a strategy in `lightning={'strategy': ...}`"
 _HARDWARE = "that hardware or package is not supported; remove the method"
 
 NEVER_CALLED: dict[str, str] = {
@@ -125,46 +124,34 @@ NEVER_CALLED: dict[str, str] = {
     "_save_tpu": _HARDWARE,
     "_sorted_checkpoints": "override `_rotate_checkpoints`",
     "_sync_replicated_trainable_parameters": _PARALLEL,
-    "_update_auto_batch_size": "override `_inner_training_loop`, which is given the batch size",
+    "_update_auto_batch_size": "override `_inner_training_loop`, which gets the batch size",
     "get_cp_size": _PARALLEL,
     "get_sp_size": _PARALLEL,
     "get_tp_size": _PARALLEL,
-    "init_git_repo": "nothing is kept in a git repository; remove the method",
+    "init_git_repo": "git repositories are not supported; remove the method",
     "ipex_optimize_model": _HARDWARE,
     "num_tokens": "override `_track_num_input_tokens`",
     "propagate_args_to_deepspeed": _PARALLEL,
 }
-"""Methods that upstream's runs may call and ours never do, to what a subclass does instead."""
+"""Methods that only upstream calls, to what a subclass should do instead."""
 
 
 def refuse_overrides_never_called(kind: type) -> None:
-    """Check that the Trainer class ``kind`` overrides no method that a run would never call.
+    """Raise if the Trainer class ``kind`` overrides a method that hf_compat never calls.
 
     Raises:
-        TrainerSetupError: If it does; all such methods are named.
+        TrainerSetupError: If it does; it lists all such methods.
     """
     others = [cls for cls in kind.__mro__ if not cls.__module__.startswith("hf_compat.")]
     found = [name for name in NEVER_CALLED if any(name in vars(cls) for cls in others)]
     if found:
         advice = "".join(f"\n  `{name}`: {NEVER_CALLED[name]}." for name in found)
-        raise TrainerSetupError(f"`{kind.__name__}` overrides what a run never calls:{advice}")
+        raise TrainerSetupError(f"`{kind.__name__}` overrides methods that hf_compat never calls:{advice}")
 
 
 def is_ours(function: object) -> bool:
     """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else."""
     return str(getattr(function, "__module__", "")).startswith("hf_compat.")
-
-
-def is_overridden(holder: object, base: type, *names: str) -> bool:
-    """Return whether any of ``base``'s methods ``names`` is another one in ``holder``.
-
-    Args:
-        holder: A class derived from ``base``, or an instance, which may have been assigned a method of its own.
-        base: The class that defines the methods.
-        *names: The methods.
-    """
-    kind, assigned = (holder, {}) if isinstance(holder, type) else (type(holder), vars(holder))
-    return any(name in assigned or getattr(kind, name) is not getattr(base, name) for name in names)
 
 
 class WarnOnce:
@@ -186,8 +173,8 @@ class WarnOnce:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """What a method takes."""
+class _Signature:
+    """The parameters of a method."""
 
     by_position: tuple[str, ...]
     required: frozenset[str]
@@ -197,11 +184,11 @@ class _Shape:
 
 
 @cache
-def _shape(function: Callable[..., Any], *, is_bound: bool) -> _Shape:
+def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
     parameters = list(inspect.signature(function).parameters.values())[is_bound:]
     kinds = {parameter.kind for parameter in parameters}
     simple = [parameter for parameter in parameters if parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return _Shape(
+    return _Signature(
         by_position=tuple(parameter.name for parameter in simple),
         required=frozenset(parameter.name for parameter in simple if parameter.default is inspect.Parameter.empty),
         known=frozenset(parameter.name for parameter in parameters),
@@ -211,22 +198,22 @@ def _shape(function: Callable[..., Any], *, is_bound: bool) -> _Shape:
 
 
 def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call ``method``, perhaps an override written for another release, with as much as it takes; return its result.
+    """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
-    What it does not know is left out. Where its parameters are in another order, they are passed by name.
+    Arguments without a parameter are not passed. If the parameters are in another order, they are passed by keyword.
 
     Args:
         method: A bound method of a Trainer.
-        *given: What upstream passes by position, each a pair of the parameter's name and value.
-        **named: What upstream passes by keyword.
+        *given: Upstream's positional arguments, as pairs of parameter name and value.
+        **named: Upstream's keyword arguments.
     """
-    shape = _shape(getattr(method, "__func__", method), is_bound=hasattr(method, "__func__"))
-    if not shape.takes_any_name:
-        named = {name: value for name, value in named.items() if name in shape.known}
+    signature = _signature(getattr(method, "__func__", method), is_bound=hasattr(method, "__func__"))
+    if not signature.takes_any_name:
+        named = {name: value for name, value in named.items() if name in signature.known}
     names = tuple(name for name, _ in given)
-    in_order = shape.by_position[: len(given)] == names
-    renamed = bool(shape.required - {*names, *named})
-    if in_order or renamed or shape.takes_any_position:
-        most = len(given) if shape.takes_any_position else len(shape.by_position)
+    in_order = signature.by_position[: len(given)] == names
+    renamed = bool(signature.required - {*names, *named})
+    if in_order or renamed or signature.takes_any_position:
+        most = len(given) if signature.takes_any_position else len(signature.by_position)
         return method(*(value for _, value in given[:most]), **named)
-    return method(**{name: value for name, value in given if name in shape.known}, **named)
+    return method(**{name: value for name, value in given if name in signature.known}, **named)

@@ -1,4 +1,4 @@
-"""Seeds for every random generator a run draws from, in upstream's order, and the switches for full determinism."""
+"""Seeding of all random generators, in upstream's order, and full determinism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 __all__ = ["enable_full_determinism", "seed_worker", "set_seed"]
 
 _FURTHER_BACKENDS = ("mlu", "musa", "npu", "hpu", "xpu")
-"""Devices whose packages add a module of that name to torch, each with generators of its own."""
+"""Devices whose packages add a module of that name to torch, with its own random generators."""
 
 _DETERMINISM_VARIABLES = {
     "CUDA_LAUNCH_BLOCKING": "1",
@@ -23,14 +23,14 @@ _DETERMINISM_VARIABLES = {
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
-    """Seed the generators of Python, numpy, torch and every device.
+    """Seed the random generators of Python, numpy, torch and every device.
 
     Args:
         seed: 0 to 2**32 - 1.
-        deterministic: Whether torch must use deterministic algorithms from now on, and fail where it has none.
+        deterministic: Whether torch must use deterministic algorithms from now on, and raise if there is none.
 
     Raises:
-        ValueError: If numpy cannot take ``seed``.
+        ValueError: If ``seed`` is out of range for numpy.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -45,13 +45,13 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
 
 
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
-    """Seed everything and make torch and its libraries choose deterministic algorithms.
+    """Seed all random generators and use deterministic algorithms in torch and its libraries.
 
-    The environment variables among them act only if this is called before the device is first used.
+    The environment variables only have an effect if this is called before the device is first used.
 
     Args:
         seed: 0 to 2**32 - 1.
-        warn_only: Whether an operation without a deterministic algorithm warns rather than fails.
+        warn_only: Whether an operation without a deterministic algorithm warns instead of raising.
     """
     set_seed(seed)
     os.environ.update(_DETERMINISM_VARIABLES)
@@ -61,11 +61,11 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
 
 
 def seed_worker(worker_id: int, num_workers: int = 0, rank: int = 0) -> None:
-    """Seed a worker process of a data loader, differently in every worker of every process.
+    """Seed a data loader worker, differently for every worker of every rank.
 
     Args:
-        worker_id: Number of the worker; torch has already counted it into its initial seed.
-        num_workers: Workers per process; releases before 4.52 know the worker's number alone.
-        rank: Number of the process among all.
+        worker_id: Index of the worker, which torch's initial seed already includes.
+        num_workers: Workers per rank; releases before 4.52 only pass the worker's index.
+        rank: The rank of this process.
     """
     set_seed(torch.initial_seed() % 2**32 + num_workers * rank)

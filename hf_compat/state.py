@@ -1,6 +1,6 @@
-"""Where a run is and what it is told to do next; ``trainer_state.json`` is the first of the two, written down.
+"""``TrainerState``, saved as ``trainer_state.json``, and ``TrainerControl``.
 
-The same fields, defaults and file as transformers ``trainer_callback.py``: either library reads what the other wrote.
+Fields, defaults and file format are those of transformers ``trainer_callback.py``: either library reads both files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 class NotExportableError(HFCompatError, TypeError):
-    """Says that a callback was to be saved with the state but cannot say what to save."""
+    """A callback in ``stateful_callbacks`` that has no method to return its state."""
 
 
-# Objects that are saved with the state
+# Objects saved with the state
 
 
 class ExportableState:
-    """Base of callbacks whose state is saved in a checkpoint and given back on resume."""
+    """Base class of callbacks whose state is saved in checkpoints and restored on resume."""
 
     def state(self) -> dict[str, Any]:
         """Return ``{"args": ..., "attributes": ...}``: constructor keywords, and attributes to set afterwards.
@@ -48,19 +48,19 @@ class ExportableState:
         Raises:
             NotImplementedError: If a subclass does not define it.
         """
-        raise NotImplementedError(f"{type(self).__name__} is to be saved with the run: define its method `state`.")
+        raise NotImplementedError(f"{type(self).__name__} is an ExportableState without a method `state`: define it.")
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
-        """Return a new object in the given state, a result of ``state()``."""
+        """Return a new object with the given state, a result of ``state()``."""
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
             setattr(instance, name, value)
         return instance
 
 
-def is_exportable(candidate: Any) -> bool:
-    """Return whether ``candidate`` is an ``ExportableState``, of this library, of transformers or by its methods."""
+def is_exportable(candidate: object) -> bool:
+    """Return whether ``candidate`` has the methods of ``ExportableState``, ours or transformers'."""
     return callable(getattr(candidate, "state", None)) and callable(getattr(type(candidate), "from_state", None))
 
 
@@ -70,8 +70,8 @@ def _export(callbacks: Iterable[Any]) -> dict[str, Any]:
     for callback in callbacks:
         if not is_exportable(callback):
             raise NotExportableError(
-                f"`stateful_callbacks` holds a {type(callback).__name__}, which has no state to save: "
-                "derive it from ExportableState, or leave it out."
+                f"`stateful_callbacks` contains a {type(callback).__name__}, which has no state to save: "
+                "derive it from ExportableState, or remove it."
             )
         states.setdefault(type(callback).__name__, []).append(callback.state())
     return {name: found[0] if len(found) == 1 else found for name, found in states.items()}
@@ -96,18 +96,18 @@ def export_states(kept: dict[str, Any], callbacks: Iterable[object]) -> None:
 
 @dataclass
 class TrainerControl(ExportableState):
-    """The switches by which callbacks steer a run."""
+    """The flags with which callbacks control a run."""
 
     should_training_stop: bool = False
-    """End the run once the current update step, or epoch, is dealt with. Cleared as training begins."""
+    """Stop training after the current update step or epoch. Cleared when training begins."""
     should_epoch_stop: bool = False
-    """End the current epoch after the current update step. Cleared as an epoch begins."""
+    """End the current epoch after the current update step. Cleared when an epoch begins."""
     should_save: bool = False
-    """Save a checkpoint after the current update step. Cleared by the save and as a step begins."""
+    """Save a checkpoint after the current update step. Cleared by the save and when an update step begins."""
     should_evaluate: bool = False
-    """Evaluate after the current update step. Cleared by the evaluation and as a step begins."""
+    """Evaluate after the current update step. Cleared by the evaluation and when an update step begins."""
     should_log: bool = False
-    """Log after the current update step. Cleared by the log and as a step begins."""
+    """Log after the current update step. Cleared by the log and when an update step begins."""
 
     def _new_training(self) -> None:
         self.should_training_stop = False
@@ -121,7 +121,7 @@ class TrainerControl(ExportableState):
         self.should_log = False
 
     def state(self) -> dict[str, Any]:
-        """Return the five switches as constructor keywords."""
+        """Return the five flags as constructor keywords."""
         return {"args": {item.name: getattr(self, item.name) for item in fields(TrainerControl)}, "attributes": {}}
 
 
@@ -129,16 +129,24 @@ class TrainerControl(ExportableState):
 
 
 def _initial_epoch(semantics: Semantics | None = None) -> float | None:
-    # An integer: the file then says 0, as upstream's does.
+    # An integer: upstream's file has 0, not 0.0.
     return 0 if (semantics or resolve_semantics()).state_epoch_starts_at_zero else None
+
+
+class _Ranks(Protocol):
+    """The methods of a Trainer for its ranks."""
+
+    def is_local_process_zero(self) -> bool: ...
+
+    def is_world_process_zero(self) -> bool: ...
 
 
 @dataclass
 class TrainerState:
-    """Where a run is. Saved in every checkpoint and shown to every callback."""
+    """The progress of a run, saved in every checkpoint and passed to every callback."""
 
     epoch: float | None = field(default_factory=_initial_epoch)
-    """Epochs done, with the share of the current one. Before training 0, or None in releases before 5.3."""
+    """Epochs done, including the fraction of the current one. Before training 0, or None before release 5.3."""
     global_step: int = 0
     """Update steps done."""
     max_steps: int = 0
@@ -150,15 +158,15 @@ class TrainerState:
     save_steps: int = 500
     """Update steps between saves."""
     train_batch_size: int | None = None
-    """Samples per process in a batch, the one found under ``auto_find_batch_size``."""
+    """Samples per device in a batch; the size found under ``auto_find_batch_size``."""
     num_train_epochs: int = 0
-    """Epochs that the run begins."""
+    """Epochs of the run, a last incomplete one included."""
     num_input_tokens_seen: int = 0
-    """Input tokens trained on, if they are counted."""
+    """Number of input tokens trained on, if they are counted."""
     total_flos: float = 0
     """Floating point operations of the run so far."""
     log_history: list[dict[str, Any]] = field(default_factory=list)
-    """Every log so far, each with its update step under ``step``."""
+    """All logs so far, each with its update step as ``step``."""
     best_metric: float | None = None
     """Best value of ``metric_for_best_model`` so far."""
     best_global_step: int | None = None
@@ -166,68 +174,73 @@ class TrainerState:
     best_model_checkpoint: str | None = None
     """Folder of the best checkpoint."""
     is_local_process_zero: bool = True
-    """Whether this is the first process of its machine."""
+    """Whether this is local rank 0."""
     is_world_process_zero: bool = True
-    """Whether this is the first process of all."""
+    """Whether this is rank 0."""
     is_hyper_param_search: bool = False
-    """Whether the run is a trial of a search."""
+    """Whether the run is a trial of a hyperparameter search."""
     trial_name: str | None = None
-    """What ``hp_name`` calls the trial."""
+    """Name of the trial, from ``hp_name``."""
     trial_params: dict[str, str | float | int | bool] | None = None
-    """The values that the trial tries."""
+    """Hyperparameters of the trial."""
     stateful_callbacks: Any = None
     """Class name → state. The constructor also takes the objects themselves, see :class:`ExportableState`."""
 
     def __post_init__(self) -> None:
-        if self.log_history is None:  # a caller's or a file's way to say that there is none
+        if self.log_history is None:  # None in a call or a file means an empty history
             self.log_history = []
         if not isinstance(self.stateful_callbacks, dict):
             self.stateful_callbacks = _export(self.stateful_callbacks or ())
 
     @classmethod
     def initial(cls, semantics: Semantics, **given: Any) -> Self:
-        """Return the state before training under ``semantics``; ``given`` are further fields."""
+        """Return the state before training with ``semantics``; ``given`` are other fields."""
         return cls(epoch=_initial_epoch(semantics), **given)
 
     def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
-        """Write the state to the file ``json_path``, whole or not at all."""
-        # Not dataclasses.asdict: it copies a long log history value by value.
+        """Write the state to the file ``json_path``, atomically."""
+        # Not dataclasses.asdict: it would copy a long log history value by value.
         content = {item.name: getattr(self, item.name) for item in fields(self)}
-        write_text(json_path, json.dumps(content, indent=2, sort_keys=True, default=_plain) + "\n")
+        write_text(json_path, json.dumps(content, indent=2, sort_keys=True, default=_to_json) + "\n")
 
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> Self:
         """Return the state in the file ``json_path``, of any release.
 
-        A field that the file does not have keeps its default; one that only another release knows is left out with a
+        Fields that the file does not have keep their default; unknown fields, of another release, are ignored with a
         warning.
 
         Raises:
-            CheckpointError: If the file is not a trainer state.
+            CheckpointError: If the file is not a valid trainer state.
             FileNotFoundError: If there is no such file.
         """
         content = read_json_object(json_path)
-        for name, fits in _FITS.items():
-            if name in content and not fits(content[name]):
-                raise CheckpointError(f"`{json_path}` is not a trainer state: `{name}` is {content[name]!r:.200}.")
+        for name, is_valid in _VALIDATORS.items():
+            if name in content and not is_valid(content[name]):
+                raise CheckpointError(
+                    f"`{json_path}` is not a valid trainer state: `{name}` is {content[name]!r:.200}. "
+                    "Use another checkpoint."
+                )
         known = {item.name for item in fields(cls)}
         unknown = sorted(content.keys() - known)
         if unknown:
-            logger.warning("%s: left out %s, written by another release.", json_path, ", ".join(unknown))
+            logger.warning(
+                "%s: ignored the unknown fields %s, written by another release.", json_path, ", ".join(unknown)
+            )
         return cls(**{name: value for name, value in content.items() if name in known})
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Set the three intervals from ``args``, in update steps; a value below 1 is a share of ``max_steps``."""
+        """Set the three intervals from ``args``, in update steps; a value below 1 is a fraction of ``max_steps``."""
         for name in ("logging_steps", "eval_steps", "save_steps"):
             interval = getattr(args, name)
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
-    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Set what a ``train`` call knows before its first update step.
+    def init_training_references(self, trainer: _Ranks, max_steps: int, num_train_epochs: int, trial: object) -> None:
+        """Set the fields that are known before the first update step of a ``train`` call.
 
         Raises:
-            TrainerSetupError: If ``trial`` is neither an optuna trial nor a dict of values.
+            TrainerSetupError: If ``trial`` is neither an optuna trial nor a dict.
         """
         hp_name, named_trial = getattr(trainer, "hp_name", None), getattr(trainer, "_trial", None)
         if hp_name is not None and named_trial is not None:
@@ -239,27 +252,27 @@ class TrainerState:
         self.is_world_process_zero = trainer.is_world_process_zero()
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_interval(value: Any) -> bool:
+def _is_interval(value: object) -> bool:
     return value is None or (_is_number(value) and value > 0)
 
 
-def _is_history(value: Any) -> bool:
+def _is_history(value: object) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(log, dict) for log in value))
 
 
-def _or_none(kind: type) -> Callable[[Any], bool]:
+def _or_none(kind: type) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kind)
 
 
-_FITS: Mapping[str, Callable[[Any], bool]] = {
+_VALIDATORS: Mapping[str, Callable[[object], bool]] = {
     "epoch": lambda value: value is None or (_is_number(value) and value >= 0),
     "global_step": _is_count,
     "logging_steps": _is_interval,
@@ -276,20 +289,20 @@ _FITS: Mapping[str, Callable[[Any], bool]] = {
     "trial_params": _or_none(dict),
     "stateful_callbacks": _or_none(dict),
 }
-"""What a field of a file has to be; those that are missing here are set anew before they are used."""
+"""Field of a file to its check; the other fields are set again before they are used."""
 
 
-def _plain(value: Any) -> Any:
-    """Return what a dataclass in a log is written as; json asks for what it cannot write itself."""
+def _to_json(value: object) -> object:
+    """Return a dataclass in a log as a dict; called by ``json`` for objects that it cannot serialize."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-def _trial_values(trial: Any) -> dict[str, Any]:
+def _trial_values(trial: object) -> dict[str, Any]:
     values = trial if isinstance(trial, dict) else getattr(trial, "params", None)
     if not isinstance(values, dict):
         raise TrainerSetupError(
-            f"`trial` is a {type(trial).__name__}: an optuna trial or a dict of values is expected."
+            f"`trial` is a {type(trial).__name__}: pass an optuna trial or a dict of hyperparameters."
         )
     return values

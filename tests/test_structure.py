@@ -152,7 +152,7 @@ WRITERS = {
     "_trial": {"set_up_trial"},
     "accelerator": {"create_accelerator_and_postprocess"},
     "control": {"__init__", "fire", "load_callback_state"},
-    "deepspeed": {"take_wrapper"},
+    "deepspeed": {"_fit", "release_model", "take_wrapper"},
     "gather_function": {"create_accelerator_and_postprocess", "finish", "_start_generating"},
     "is_in_train": {"_begin", "_end", "finalize_training"},
     "lr_scheduler": {

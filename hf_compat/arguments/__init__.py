@@ -1,4 +1,4 @@
-"""What a run is asked to do: ``TrainingArguments``, its enums, the rules of its fields, and upstream's releases."""
+"""The configuration of a run: ``TrainingArguments``, its enums, the rules of its fields, and upstream's releases."""
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.enums import (

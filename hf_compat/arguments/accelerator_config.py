@@ -1,4 +1,4 @@
-"""``AcceleratorConfig``: the settings of accelerate that reach the data loaders, without accelerate."""
+"""``AcceleratorConfig``: accelerate's settings for data loaders and gradient accumulation, without accelerate."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ __all__ = ["AcceleratorConfig"]
 
 @dataclass
 class AcceleratorConfig:
-    """How batches are shared out between processes and brought to the device."""
+    """How batches are distributed over processes and moved to the device."""
 
     split_batches: bool = False
-    """Whether a batch is split over the processes, rather than one given to each."""
+    """Whether one batch is split over the processes, rather than each process taking its own."""
     dispatch_batches: bool | None = None
-    """Whether the main process loads all batches and hands them out."""
+    """Whether rank 0 loads all batches and sends each process its part."""
     even_batches: bool = True
-    """Whether samples are repeated so that every process gets as many batches."""
+    """Whether samples are repeated so that every process gets the same number of batches."""
     use_seedable_sampler: bool = True
-    """Whether the order of an epoch follows from its seed and number alone."""
+    """Whether the order of samples depends only on the seed and the epoch."""
     non_blocking: bool = False
-    """Whether batches are copied to the device without waiting."""
+    """Whether batches are copied to the device asynchronously."""
     gradient_accumulation_kwargs: dict[str, Any] | None = None
     """``num_steps`` in place of ``gradient_accumulation_steps``; ``sync_each_batch``."""
     use_configured_state: bool = False
-    """Whether accelerate's state is set up by the script already."""
+    """Whether the script has set up accelerate's state itself; not supported."""
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> AcceleratorConfig:
         """Return the settings in a JSON file.
 
         Raises:
-            ArgumentsError: If the file has a key that is no setting.
+            ArgumentsError: If the file has an unknown key.
         """
         settings = json.loads(Path(json_file).read_text(encoding="utf-8"))
         known = [item.name for item in fields(cls)]
         unknown = sorted(set(settings) - set(known))
         if unknown:
             names = ", ".join(known)
-            problem = f"`accelerator_config={str(json_file)!r}`: the file has the keys {unknown}; known are {names}."
+            problem = f"`accelerator_config={str(json_file)!r}`: unknown keys {unknown} in the file; use {names}."
             raise ArgumentsError([problem])
         return cls(**settings)
 
@@ -53,6 +53,6 @@ class AcceleratorConfig:
         """Return a copy of the settings as a dict."""
         return copy.deepcopy(self.__dict__)
 
-    def pop(self, key: str, default: Any = None) -> Any:
-        """Take the setting ``key`` out, as from a dict; it then reads as its default."""
+    def pop(self, key: str, default: object = None) -> Any:
+        """Remove and return the setting ``key``, as from a dict; it then has its default."""
         return self.__dict__.pop(key, default)

@@ -24,7 +24,7 @@ __all__ = [
 
 
 class ExplicitEnum(str, Enum):  # noqa: UP042  (a StrEnum prints its value; upstream prints the member)
-    """Base of the sets: a wrong name is answered with the right ones."""
+    """Base class of the enums: the error for an invalid value lists the valid ones."""
 
     @classmethod
     def _missing_(cls, value: object) -> ExplicitEnum:
@@ -34,7 +34,7 @@ class ExplicitEnum(str, Enum):  # noqa: UP042  (a StrEnum prints its value; upst
             if member.value == plain:
                 return member
         names = ", ".join(repr(member.value) for member in cls)
-        raise ValueError(f"{plain!r} is no {cls.__name__}: choose one of {names}.")
+        raise ValueError(f"{plain!r} is not a valid {cls.__name__}; choose one of {names}.")
 
     def __hash__(self) -> int:
         return hash(self.value)  # equal to its string, so found where the string is
@@ -58,7 +58,7 @@ class SaveStrategy(ExplicitEnum):
 
 
 class EvaluationStrategy(ExplicitEnum):
-    """The name of ``IntervalStrategy`` in scripts written before transformers 5."""
+    """The old name of ``IntervalStrategy``, before transformers 5."""
 
     NO = "no"
     STEPS = "steps"
@@ -83,7 +83,7 @@ class SchedulerType(ExplicitEnum):
 
 
 class OptimizerNames(ExplicitEnum):
-    """Optimizers, those that need a package of their own included."""
+    """Optimizers, including those that need an optional package."""
 
     ADAMW_HF = "adamw_hf"
     ADAMW_TORCH = "adamw_torch"
@@ -147,7 +147,7 @@ class DebugOption(ExplicitEnum):
 
 
 class ParallelMode(ExplicitEnum):
-    """How the devices share the work."""
+    """How a run uses several devices."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"
@@ -158,7 +158,7 @@ class ParallelMode(ExplicitEnum):
 
 
 class FSDPOption(ExplicitEnum):
-    """Words of the field ``fsdp``."""
+    """Options of the field ``fsdp``."""
 
     FULL_SHARD = "full_shard"
     SHARD_GRAD_OP = "shard_grad_op"
@@ -170,7 +170,7 @@ class FSDPOption(ExplicitEnum):
 
 
 class ShardedDDPOption(ExplicitEnum):
-    """Words of the field ``sharded_ddp`` of transformers up to 4.34."""
+    """Options of the field ``sharded_ddp`` of transformers up to 4.34."""
 
     SIMPLE = "simple"
     ZERO_DP_2 = "zero_dp_2"

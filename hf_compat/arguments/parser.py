@@ -1,4 +1,4 @@
-"""``HfArgumentParser``: the fields of dataclasses as options of a command line, or as keys of a file."""
+"""``HfArgumentParser``: fields of dataclasses from command-line options or from a file."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from hf_compat.errors import ParserError, UnresolvedTypesError
 
 __all__ = ["HfArg", "HfArgumentParser", "read_fields"]
 
+_UNKNOWN_ARGUMENTS = " Remove them, or pass `return_remaining_strings=True`."
+_UNKNOWN_KEYS = " Remove them, or pass `allow_extra_keys=True`."
+
 
 def HfArg(  # noqa: N802  (upstream's name)
     *,
     aliases: str | list[str] | None = None,
     help: str | None = None,  # noqa: A002  (upstream's name)
-    default: Any = dataclasses.MISSING,
-    default_factory: Any = dataclasses.MISSING,
+    default: object = dataclasses.MISSING,
+    default_factory: object = dataclasses.MISSING,
     metadata: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return a field of a dataclass that ``HfArgumentParser`` reads.
+    """Return a dataclass field with metadata for ``HfArgumentParser``.
 
     Args:
-        aliases: Further options for the field, such as ``"-e"``.
-        help: What ``--help`` says of it.
-        default: Its default; without one the option is required.
-        default_factory: Called for a default, for lists and dicts.
-        metadata: Further keywords of argparse's ``add_argument``.
-        **kwargs: Further keywords of ``dataclasses.field``.
+        aliases: Additional option names, such as ``"-e"``.
+        help: Its text in ``--help``.
+        default: Its default; without it the option is required.
+        default_factory: Function that returns the default, for lists and dicts.
+        metadata: Additional keywords of argparse's ``add_argument``.
+        **kwargs: Additional keywords of ``dataclasses.field``.
     """
     given = {"aliases": aliases, "help": help}
     known = {**(metadata or {}), **{name: value for name, value in given.items() if value is not None}}
@@ -44,32 +47,33 @@ def HfArg(  # noqa: N802  (upstream's name)
 
 
 class HfArgumentParser(ArgumentParser):
-    """Makes options of the fields of dataclasses, and instances of what was parsed.
+    """Parses command lines, dicts and files into instances of dataclasses.
 
     A field ``use_cache: bool = True`` becomes ``--use_cache [BOOL]``, ``--use-cache``, ``--no_use_cache`` and
-    ``--no-use-cache``; a list takes several values, an Enum or a Literal one of its values, a dict a JSON object. Of a
-    union one type is read: the one beside None, or beside ``str``. A field's metadata are keywords of ``add_argument``,
-    and ``aliases`` further options. A dataclass with ``_argument_group_name`` gets a group of its own in ``--help``.
-    Options added with ``add_argument`` come back in a namespace behind the instances.
+    ``--no-use-cache``; a list takes several values, an Enum or a Literal one of its values, a dict a JSON object. A
+    value of a union is parsed as the type beside None, or beside ``str``. A field's metadata are keywords of
+    ``add_argument``, with additional option names in ``aliases``. A dataclass with ``_argument_group_name`` has its own
+    group in ``--help``. Options added with ``add_argument`` are returned in a namespace after the instances.
 
     Args:
-        dataclass_types: A dataclass, or several in the order in which their instances are returned.
+        dataclass_types: A dataclass, or several, in the order of the returned instances.
         **kwargs: Keywords of ``argparse.ArgumentParser``.
 
     Raises:
-        ParserError: If a field's type is a union that no single value can be read for.
-        UnresolvedTypesError: If an annotation names what cannot be found.
+        ParserError: If a field's type is a union that one value cannot be parsed as.
+        UnresolvedTypesError: If a type in an annotation cannot be resolved.
     """
 
-    def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
+    def __init__(self, dataclass_types: type[Any] | Iterable[type[Any]] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", ArgumentDefaultsHelpFormatter)
         super().__init__(**kwargs)
-        is_one = dataclasses.is_dataclass(dataclass_types) or not isinstance(dataclass_types, Iterable | None)
-        self.dataclass_types: list[Any] = [dataclass_types] if is_one else list(dataclass_types or ())
+        given: Any = dataclass_types
+        is_one = dataclasses.is_dataclass(given) or not isinstance(given, Iterable | None)
+        self.dataclass_types: list[type[Any]] = [given] if is_one else list(given or ())
         for kind in self.dataclass_types:
             self._add_dataclass_arguments(kind)
 
-    def _add_dataclass_arguments(self, dtype: Any) -> None:
+    def _add_dataclass_arguments(self, dtype: type[Any]) -> None:
         target: Any = self
         if hasattr(dtype, "_argument_group_name"):
             target = self.add_argument_group(dtype._argument_group_name)
@@ -77,7 +81,7 @@ class HfArgumentParser(ArgumentParser):
             types = get_type_hints(dtype)
         except NameError as error:
             raise UnresolvedTypesError(
-                f"`{dtype.__name__}`: {error}. Declare what its annotations name in its module, not in a function."
+                f"`{dtype.__name__}`: {error}. Define the types in its annotations at module level, not in a function."
             ) from error
         for field in dataclasses.fields(dtype):
             if field.init:
@@ -92,29 +96,29 @@ class HfArgumentParser(ArgumentParser):
         args_filename: str | os.PathLike[str] | None = None,
         args_file_flag: str | None = None,
     ) -> tuple[Any, ...]:
-        """Return one instance of each dataclass, then a namespace of other options if there are any.
+        """Return one instance of each dataclass, then a namespace if there are other options.
 
         Args:
-            args: The command line. Default: that of the process.
-            return_remaining_strings: Whether to return what is no option as a last item, a list, not to refuse it.
-            look_for_args_file: Whether to read a file named as the script, but ending in ``.args``, if there is one.
-                Its words come before the command line, which wins.
-            args_filename: A file to read instead of that one.
-            args_file_flag: An option, such as ``"--config"``, that names files to read; it may be repeated.
+            args: The command line. Default: ``sys.argv[1:]``.
+            return_remaining_strings: Whether to return unknown arguments as a list at the end instead of raising.
+            look_for_args_file: Whether to read the file with the script's name and the suffix ``.args``, if it exists.
+                The command line takes precedence over it.
+            args_filename: A file to read instead of the ``.args`` file.
+            args_file_flag: An option for files to read, such as ``"--config"``; it may be repeated.
 
         Raises:
-            ParserError: If something is left that no option takes.
-            SystemExit: If a value cannot be read or a required option is missing.
+            ParserError: If the command line has unknown arguments.
+            SystemExit: If a value cannot be parsed or a required option is missing.
         """
-        words = list(sys.argv[1:] if args is None else args)
+        arguments = list(sys.argv[1:] if args is None else args)
         files = [Path(args_filename)] if args_filename else []
         if not files and look_for_args_file and sys.argv:
             files = [Path(sys.argv[0]).with_suffix(".args")]
         if args_file_flag:
-            named, words = _files_named_in(words, args_file_flag)
+            named, arguments = _take_file_options(arguments, args_file_flag)
             files += named
-        from_files = [word for path in files if path.exists() for word in path.read_text(encoding="utf-8").split()]
-        namespace, remaining = self.parse_known_args([*from_files, *words])
+        from_files = [item for path in files if path.exists() for item in path.read_text(encoding="utf-8").split()]
+        namespace, remaining = self.parse_known_args([*from_files, *arguments])
         found = [_take(kind, namespace) for kind in self.dataclass_types]
         if vars(namespace):
             found.append(namespace)
@@ -122,19 +126,19 @@ class HfArgumentParser(ArgumentParser):
             return (*found, remaining)
         if remaining:
             known = [name for action in self._actions for name in action.option_strings]
-            flags = [word.partition("=")[0] for word in remaining if word.startswith("--")]
-            raise ParserError(f"The command line holds what no option takes: {remaining}.{nearest_names(flags, known)}")
+            flags = [item.partition("=")[0] for item in remaining if item.startswith("--")]
+            raise ParserError(f"Unknown arguments: {remaining}.{nearest_names(flags, known) or _UNKNOWN_ARGUMENTS}")
         return tuple(found)
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return one instance of each dataclass, made of the values in ``args``.
+        """Return one instance of each dataclass, from the values in ``args``.
 
         Args:
             args: Field to value.
-            allow_extra_keys: Whether keys that are no field are left out, not refused.
+            allow_extra_keys: Whether unknown keys are ignored instead of raising.
 
         Raises:
-            ParserError: If there is a key that is no field of any of the dataclasses.
+            ParserError: If a key is a field of none of the dataclasses.
         """
         found, extra = [], set(args)
         for kind in self.dataclass_types:
@@ -143,41 +147,43 @@ class HfArgumentParser(ArgumentParser):
             found.append(kind(**given))
         if extra and not allow_extra_keys:
             known = [name for kind in self.dataclass_types for name in _names(kind)]
-            raise ParserError(f"These keys are no fields: {sorted(extra)}.{nearest_names(sorted(extra), known)}")
+            raise ParserError(f"Unknown keys: {sorted(extra)}.{nearest_names(sorted(extra), known) or _UNKNOWN_KEYS}")
         return tuple(found)
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return one instance of each dataclass, made of the JSON object in a file; as ``parse_dict``."""
+        """Return one instance of each dataclass, from the JSON object in a file; see ``parse_dict``."""
         return self.parse_dict(_read_json(json_file), allow_extra_keys=allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return one instance of each dataclass, made of the YAML mapping in a file; as ``parse_dict``."""
+        """Return one instance of each dataclass, from the YAML mapping in a file; see ``parse_dict``."""
         return self.parse_dict(_read_yaml(yaml_file), allow_extra_keys=allow_extra_keys)
 
 
-def _files_named_in(words: list[str], flag: str) -> tuple[list[Path], list[str]]:
-    """Return the files that ``flag`` names, and the words without them."""
+def _take_file_options(arguments: list[str], flag: str) -> tuple[list[Path], list[str]]:
+    """Return the files given with ``flag``, and the other arguments."""
     finder = ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(flag, action="append", default=[], dest="files")
-    found, rest = finder.parse_known_args(words)
+    found, rest = finder.parse_known_args(arguments)
     return [Path(name) for name in found.files], rest
 
 
-def _names(kind: Any) -> list[str]:
+def _names(kind: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind) if field.init]
 
 
-def _take(kind: Any, namespace: Namespace) -> Any:
-    """Return an instance of ``kind``; its values are taken out of ``namespace``."""
+def _take(kind: type[Any], namespace: Namespace) -> object:
+    """Return an instance of ``kind``; its values are removed from ``namespace``."""
     values = {name: getattr(namespace, name) for name in _names(kind)}
     for name in values:
         delattr(namespace, name)
     return kind(**values)
 
 
-def _mapping(value: Any, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _mapping(value: object, path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ParserError(f"`{os.fspath(path)}` holds a {type(value).__name__}, not field names and their values.")
+        raise ParserError(
+            f"`{os.fspath(path)}` contains a {type(value).__name__}: write a mapping of field names to values."
+        )
     return value
 
 
@@ -199,14 +205,16 @@ _READERS: dict[str, Callable[[str | os.PathLike[str]], dict[str, Any]]] = {
 
 
 def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the fields and values in a ``.json``, ``.yaml`` or ``.yml`` file.
+    """Return the fields and their values in a ``.json``, ``.yaml`` or ``.yml`` file.
 
     Raises:
-        ParserError: If the file ends in something else, cannot be read, or holds no names and values.
+        ParserError: If the file has another suffix, cannot be read, or is not a mapping.
     """
     try:
         return _READERS[Path(path).suffix](path)
     except KeyError as error:
-        raise ParserError(f"`{os.fspath(path)}`: pass a file ending in {', '.join(_READERS)}.") from error
+        raise ParserError(
+            f"`{os.fspath(path)}` has an unknown suffix: pass a file ending in {', '.join(_READERS)}."
+        ) from error
     except (OSError, ValueError) as error:
         raise ParserError(f"`{os.fspath(path)}` cannot be read: {error}") from error

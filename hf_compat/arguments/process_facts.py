@@ -1,4 +1,4 @@
-"""Which process of a run this is, and its device: the properties of ``TrainingArguments`` that follow from them."""
+"""The properties of ``TrainingArguments`` that depend on rank, world size and device."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ __all__ = ["ProcessFacts", "library_logger"]
 
 
 def library_logger() -> logging.Logger:
-    """Return the logger whose level the user sets for the library: transformers', the root's if that is not loaded."""
+    """Return transformers' logger, whose level users set; it inherits the root logger's without transformers."""
     return logging.getLogger("transformers")
 
 
 class ProcessFacts(AllFields):
-    """Properties that depend on this process and its device."""
+    """Properties that depend on the rank of this process and on its device."""
 
     @cached_property
     def _setup_devices(self) -> torch.device:
         device = self._choose_device()
         self._n_gpu = int(device.type != "cpu")
-        if read_launch().launcher != BY_TRAINER:  # there the main process comes only once it has built its Trainer
+        if read_launch().launcher != BY_TRAINER:  # there rank 0 joins only after it has built its Trainer
             self.join_processes(device)
         return device
 
     def choose_device_again(self) -> None:
-        """Forget the device: in a process started since, another one may be its own."""
+        """Clear the cached device: a newly started process may have another one."""
         vars(self).pop("_setup_devices", None)
 
     def _choose_device(self) -> torch.device:
@@ -52,24 +52,24 @@ class ProcessFacts(AllFields):
         return torch.device("mps") if mps_is_available() else torch.device("cpu")
 
     def join_processes(self, device: torch.device) -> None:
-        """Let the processes of the run find each other, over ``ddp_backend``; once, however often it is called.
+        """Initialize the process group with ``ddp_backend``, if that has not been done.
 
         Args:
-            device: The device of this process, made the current one if it is a GPU.
+            device: The device of this process; a GPU becomes the current CUDA device.
 
         Raises:
-            TrainerSetupError: If the launcher's variables describe no run, or the backend cannot be used.
+            TrainerSetupError: If the launcher's variables are inconsistent, or the backend fails.
         """
         processes.join_processes(self.launch, device, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
 
     @property
     def device(self) -> torch.device:
-        """The device of this process, chosen when first asked for."""
+        """The device of this process, chosen on first access."""
         return self._setup_devices
 
     @property
     def n_gpu(self) -> int:
-        """GPUs of this process: 0 on the CPU, else 1, since every GPU has a process of its own."""
+        """Number of GPUs of this process: 0 on the CPU, else 1, since every GPU has its own process."""
         return int(self.device.type != "cpu")
 
     @property
@@ -84,24 +84,24 @@ class ProcessFacts(AllFields):
 
     @property
     def world_size(self) -> int:
-        """Processes of the run."""
+        """The world size."""
         return self.launch.world_size
 
     @property
     def process_index(self) -> int:
-        """Number of this process among all, from 0."""
+        """The rank of this process."""
         return self.launch.rank
 
     @property
     def local_process_index(self) -> int:
-        """Number of this process on its node, from 0; on one node where no launcher tells it."""
+        """The local rank of this process; equal to the rank on one node."""
         return self.launch.local_rank
 
     @property
     def launch(self) -> Launch:
-        """Who started the processes of this run, on how many nodes, and which one this is.
+        """The launcher, the ranks and world sizes of this process.
 
-        A process group that the script made itself counts as one node.
+        A process group that the script initialized itself counts as one node.
         """
         group, launch = processes.process_group(), read_launch()
         if group is None or launch.launcher is not None:
@@ -111,7 +111,7 @@ class ProcessFacts(AllFields):
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """``DISTRIBUTED`` with several processes, else ``NOT_PARALLEL``."""
+        """``DISTRIBUTED`` if the world size exceeds 1, else ``NOT_PARALLEL``."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
 
     @property
@@ -134,23 +134,23 @@ class ProcessFacts(AllFields):
         return True
 
     def get_process_log_level(self) -> int:
-        """Return the level of ``logging`` for this process."""
+        """Return the log level of this process."""
         level = LOG_LEVELS[self.log_level if self.should_log else self.log_level_replica]
         return library_logger().getEffectiveLevel() if level == LOG_LEVELS["passive"] else level
 
     @contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
-        """Run the block in the main process first, while the others wait.
+        """Run the block on the main process first, while the others wait.
 
         Args:
-            local: Whether every node has a main process of its own, or the run has one.
+            local: Whether the main process is that of each node, or of the whole run.
             desc: What the block does, for debug logs.
         """
         if self.world_size == 1:
             yield
             return
-        _ = self.device  # the processes have to know each other to wait
+        _ = self.device  # the barrier needs the process group
         is_main = (self.local_process_index if local else self.process_index) == 0
-        # One that a Trainer started is alone here still: its main process has done it by then.
+        # A process that a Trainer started has no process group here yet; rank 0 ran the block before it started.
         with processes.main_first(self.process_index, is_main=is_main, desc=desc):
             yield

@@ -16,23 +16,23 @@ __all__ = ["Serialising"]
 _PLAIN_TYPES = (bool, int, float, str)
 
 
-def _masked(name: str, value: Any) -> Any:
+def _masked(name: str, value: object) -> object:
     """Return ``value``, or a placeholder for a token."""
     return f"<{name.upper()}>" if name.endswith("_token") else value
 
 
-def _plain(name: str, value: Any) -> Any:
-    """Return ``value`` without enums and config objects."""
+def _plain(name: str, value: object) -> object:
+    """Return ``value`` with enums and config objects replaced by plain values."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, list) and value and isinstance(value[0], Enum):
         return [item.value for item in value]
     if isinstance(value, AcceleratorConfig):
         settings = value.to_dict()
-        settings.pop("use_configured_state", None)  # upstream has taken it out by the time it is asked
+        settings.pop("use_configured_state", None)  # upstream has removed it by then
         return settings
     if name == "parallelism_config" and value is not None:
-        return value if isinstance(value, dict) else value.to_json()
+        return value.to_json() if hasattr(value, "to_json") else value
     if name == "model_init_kwargs" and isinstance(value, dict):
         quantization: Any = value.get("quantization_config")
         if hasattr(quantization, "to_dict"):
@@ -50,10 +50,10 @@ def _with_named_dtypes(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class Serialising(ProcessFacts):
-    """The ways to write the arguments down. Tokens are masked in all of them."""
+    """Serialization of the arguments; tokens are masked."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the constructor's arguments as values that JSON can hold."""
+        """Return the fields as JSON-serializable values."""
         given = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         return _with_named_dtypes({name: _masked(name, _plain(name, value)) for name, value in given.items()})
 
@@ -62,7 +62,7 @@ class Serialising(ProcessFacts):
         return json.dumps(self.to_dict(), indent=2)
 
     def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return ``to_dict`` and the batch sizes, with anything but numbers, strings and tensors as a string."""
+        """Return ``to_dict`` with the batch sizes; all but numbers, strings and tensors as strings."""
         torch = sys.modules.get("torch")
         kept = (*_PLAIN_TYPES, torch.Tensor) if torch is not None else _PLAIN_TYPES
         sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}

@@ -1,6 +1,6 @@
-"""Setting the fields of one topic together, on a ``TrainingArguments`` that exists.
+"""Methods of ``TrainingArguments`` that set the fields of one topic together.
 
-The defaults of these methods are upstream's, and not always those of the fields.
+Their defaults are upstream's, which are not always those of the fields.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Self
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.reporters import tracker_names
 from hf_compat.arguments.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from hf_compat.arguments.fields.aliases import carry_checkpointing, carry_warmup_ratio
+from hf_compat.arguments.fields.aliases import apply_checkpointing_alias, apply_warmup_ratio
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.serialising import Serialising
@@ -20,17 +20,17 @@ __all__ = ["Setters"]
 
 def _need_steps(strategy: str, steps: float) -> None:
     if strategy == "steps" and steps == 0:
-        raise_all([Problem("steps", steps, "`strategy='steps'` needs a positive number of update steps.")])
+        raise_all([Problem("steps", steps, "must be a positive number of update steps for `strategy='steps'`.")])
 
 
 class Setters(Serialising):
     """Methods that set the fields of one topic and return the arguments.
 
-    Every one raises ``ArgumentsError`` for ``steps=0`` under ``strategy="steps"``, ``ValueError`` for a name that is
-    none, and ``UnsupportedArgumentsError`` for what cannot be carried out.
+    All raise ``ArgumentsError`` for ``steps=0`` with ``strategy="steps"``, ``ValueError`` for an unknown name, and
+    ``UnsupportedArgumentsError`` for values that are not supported.
     """
 
-    def _accepted(self) -> Self:
+    def _checked(self) -> Self:
         raise_all(unsupported_problems(self))
         return self
 
@@ -46,7 +46,7 @@ class Setters(Serialising):
         activation_checkpointing: bool = False,
         gradient_checkpointing: bool | None = None,
     ) -> Self:
-        """Set ``do_train`` and the fields of training; ``gradient_checkpointing`` is an older name."""
+        """Set ``do_train`` and the training fields; ``gradient_checkpointing`` is the old name of its neighbour."""
         self.do_train = True
         self.learning_rate = learning_rate
         self.per_device_train_batch_size = batch_size
@@ -57,10 +57,10 @@ class Setters(Serialising):
         self.seed = seed
         if gradient_checkpointing is not None:
             self.activation_checkpointing, self.gradient_checkpointing = None, gradient_checkpointing
-            carry_checkpointing(self, resolve_semantics(self.semantics))
+            apply_checkpointing_alias(self, resolve_semantics(self.semantics))
         else:
             self.activation_checkpointing = self.gradient_checkpointing = activation_checkpointing
-        return self._accepted()
+        return self._checked()
 
     def set_evaluate(
         self,
@@ -79,10 +79,10 @@ class Setters(Serialising):
         self.eval_steps = steps
         self.per_device_eval_batch_size = batch_size
         self.eval_accumulation_steps = accumulation_steps
-        self.eval_delay = delay or 0  # upstream leaves None, which no update step can be compared with
+        self.eval_delay = delay or 0  # upstream leaves None, which cannot be compared with update steps
         self.prediction_loss_only = loss_only
         self.jit_mode_eval = jit_mode
-        return self._accepted()
+        return self._checked()
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
         """Set ``do_predict`` and the fields of prediction."""
@@ -90,7 +90,7 @@ class Setters(Serialising):
         self.per_device_eval_batch_size = batch_size
         self.prediction_loss_only = loss_only
         self.jit_mode_eval = jit_mode
-        return self._accepted()
+        return self._checked()
 
     def set_save(
         self,
@@ -105,7 +105,7 @@ class Setters(Serialising):
         self.save_steps = steps
         self.save_total_limit = total_limit
         self.save_on_each_node = on_each_node
-        return self._accepted()
+        return self._checked()
 
     def set_logging(
         self,
@@ -129,7 +129,7 @@ class Setters(Serialising):
         self.logging_nan_inf_filter = nan_inf_filter
         self.log_on_each_node = on_each_node
         self.log_level_replica = replica_level
-        return self._accepted()
+        return self._checked()
 
     def set_push_to_hub(
         self,
@@ -148,7 +148,7 @@ class Setters(Serialising):
         self.hub_private_repo = private_repo
         self.hub_always_push = always_push
         self.hub_revision = revision
-        return self._accepted()
+        return self._checked()
 
     def set_optimizer(
         self,
@@ -168,7 +168,7 @@ class Setters(Serialising):
         self.adam_beta2 = beta2
         self.adam_epsilon = epsilon
         self.optim_args = args
-        return self._accepted()
+        return self._checked()
 
     def set_lr_scheduler(
         self,
@@ -178,14 +178,14 @@ class Setters(Serialising):
         warmup_steps: float = 0,
         warmup_ratio: float | None = None,
     ) -> Self:
-        """Set the fields of the schedule and the length of the run."""
+        """Set the fields of the learning-rate schedule and the length of the run."""
         self.lr_scheduler_type = SchedulerType(name)
         self.num_train_epochs = num_epochs
         self.max_steps = max_steps
         self.warmup_steps = warmup_steps
         self.warmup_ratio = warmup_ratio
-        carry_warmup_ratio(self, resolve_semantics(self.semantics))
-        return self._accepted()
+        apply_warmup_ratio(self, resolve_semantics(self.semantics))
+        return self._checked()
 
     def set_dataloader(
         self,
@@ -215,4 +215,4 @@ class Setters(Serialising):
         self.auto_find_batch_size = auto_find_batch_size
         self.ignore_data_skip = ignore_data_skip
         self.data_seed = sampler_seed
-        return self._accepted()
+        return self._checked()

@@ -1,4 +1,4 @@
-"""``TrainingArguments``: what a run is asked to do, in every spelling since transformers 4.31."""
+"""``TrainingArguments``: the configuration of a run, with every field since transformers 4.31."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hf_compat.arguments.checking.problems import raise_all
 from hf_compat.arguments.checking.resolving import resolve
 from hf_compat.arguments.deepspeed.asked import use_deepspeed
 from hf_compat.arguments.fields.unknown import RefusesUnknown
-from hf_compat.arguments.fsdp.settings import announce_loading, read_fsdp
+from hf_compat.arguments.fsdp.settings import read_fsdp, set_loading_variables
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.setters import Setters
@@ -22,19 +22,19 @@ __all__ = ["TrainingArguments"]
 
 @dataclass
 class TrainingArguments(Setters, RefusesUnknown):
-    """What a run is asked to do; the fields are described where they are declared.
+    """The configuration of a run; the fields are documented where they are declared.
 
-    Names, order, defaults and behaviour are those of transformers 5.23.0; older releases' fields come after
-    them and work. Fields may be assigned after construction.
+    Names, order, defaults and behaviour are those of transformers 5.23.0; the fields of older releases follow and work
+    too. Fields may be assigned after construction.
 
     Attributes:
         mixed_precision: ``"no"``, ``"fp16"`` or ``"bf16"``.
-        hf_deepspeed_config: The DeepSpeed config, filled in as far as the arguments decide it; None without DeepSpeed.
-        deepspeed_plugin: What scripts ask of DeepSpeed; None without it.
+        hf_deepspeed_config: The DeepSpeed config, its ``"auto"`` values filled in from the arguments; None without it.
+        deepspeed_plugin: accelerate's view of that config; None without DeepSpeed.
 
     Raises:
-        ArgumentsError: If fields contradict each other or hold what no run could use; all that is wrong is told.
-        UnsupportedArgumentsError: If fields ask for what cannot be carried out, and nothing else is wrong.
+        ArgumentsError: If fields contradict each other or have invalid values; it lists all problems.
+        UnsupportedArgumentsError: If the only problems are values that are not supported.
         UnknownArgumentError: If no release of transformers has a field of that name.
         MissingPackageError: If ``deepspeed`` is set and not installed.
     """
@@ -48,7 +48,7 @@ class TrainingArguments(Setters, RefusesUnknown):
         self.mixed_precision = self._precision()
         self._allow_tf32()
         self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
-        self._announce_loading()
+        self._set_loading_variables()
 
     def _precision(self) -> str:
         if self.fp16:
@@ -56,17 +56,17 @@ class TrainingArguments(Setters, RefusesUnknown):
         return "bf16" if self.bf16 else os.environ.get(PRECISION_VARIABLE, "no")
 
     def _allow_tf32(self) -> None:
-        """Set TF32 for the process, as upstream does: where the field says so, and for compiled models."""
+        """Set TF32 for the process, as upstream does: if the field is set, and for compiled models."""
         if self.tf32 is not None:
             if not gpu_lacks_tf32():
                 set_tf32(self.tf32)
         elif self.torch_compile and (self.bf16 or not self.fp16) and not gpu_lacks_tf32():
             set_tf32(True)
 
-    def _announce_loading(self) -> None:
-        """Tell transformers which process reads a pretrained model's weights; they have to know each other for it."""
+    def _set_loading_variables(self) -> None:
+        """Let transformers load pretrained weights on rank 0 alone, if requested; that needs the process group."""
         settings = read_fsdp(self)
-        announce_loading(settings)
+        set_loading_variables(settings)
         if settings is not None and settings.cpu_ram_efficient_loading:
             _ = self.device
 
@@ -74,11 +74,11 @@ class TrainingArguments(Setters, RefusesUnknown):
 
     @property
     def place_model_on_device(self) -> bool | None:
-        """Whether the Trainer moves the model to the device; None lets it decide. Subclasses may override it."""
+        """Whether the Trainer moves the model to the device; None for its default. Subclasses may override it."""
         return None if resolve_semantics(self.semantics).release >= SINCE["leaves_model_placement_open"] else True
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the update steps of warmup in a run of ``num_training_steps`` update steps."""
+        """Return the number of warmup steps in a run of ``num_training_steps`` update steps."""
         if not resolve_semantics(self.semantics).warmup_below_one_is_ratio:
             if self.warmup_steps > 0:
                 return int(self.warmup_steps)

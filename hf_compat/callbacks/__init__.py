@@ -1,4 +1,4 @@
-"""Callbacks of a run: their base class, the handler that calls them, and the built-in ones."""
+"""Callbacks: the base class, the handler that calls them, and the built-in ones."""
 
 from hf_compat.callbacks.default_flow import DefaultFlowCallback
 from hf_compat.callbacks.early_stopping import EarlyStoppingCallback

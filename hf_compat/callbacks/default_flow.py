@@ -1,4 +1,4 @@
-"""The callback that decides when to log, evaluate, save and stop."""
+"""The callback that requests logging, evaluation, saving and the end of training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["DefaultFlowCallback"]
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Carries out the three strategies of the arguments, at the intervals in the state; without it nothing happens."""
+    """Implements the logging, evaluation and save strategies; without it nothing is logged, evaluated or saved."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Decide for ``"steps"``, and stop after the last update step."""
+        """Apply the strategies ``"steps"``, and stop after the last update step."""
         step = state.global_step
         logs = args.logging_strategy == "steps" and step % state.logging_steps == 0
         if logs or (step == 1 and args.logging_first_step):
@@ -40,7 +40,7 @@ class DefaultFlowCallback(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Decide for ``"epoch"``."""
+        """Apply the strategies ``"epoch"``."""
         if args.logging_strategy == "epoch":
             control.should_log = True
         if args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0):

@@ -1,4 +1,4 @@
-"""The callback that ends a run whose metric no longer improves."""
+"""The callback that stops training when the metric no longer improves."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
     """Stops training when ``metric_for_best_model`` has not improved for a number of evaluations in a row.
 
-    The best value is the one of the evaluations before: the state learns of a new best after this callback was called.
+    The best value excludes the current evaluation: the state is updated after this callback.
 
     Args:
         early_stopping_patience: Evaluations without improvement after which training stops.
-        early_stopping_threshold: What an improvement must exceed to count as one, in the metric's unit.
+        early_stopping_threshold: Minimum improvement, in the metric's unit.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0) -> None:
@@ -37,11 +37,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     def check_metric_value(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metric_value: float
     ) -> None:
-        """Count ``metric_value`` as an improvement or as none."""
+        """Reset the counter if ``metric_value`` is an improvement, else increase it."""
         best = state.best_metric
         better = operator.gt if args.greater_is_better else operator.lt
-        least = self.early_stopping_threshold or 0.0
-        if best is None or (better(metric_value, best) and abs(metric_value - best) > least):
+        threshold = self.early_stopping_threshold or 0.0
+        if best is None or (better(metric_value, best) and abs(metric_value - best) > threshold):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
@@ -52,7 +52,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         """Check the arguments.
 
         Raises:
-            ArgumentsError: If they name no metric or ask for no evaluation.
+            ArgumentsError: If there is no metric or no evaluation.
         """
         problems = []
         if args.metric_for_best_model is None:
@@ -62,14 +62,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             )
         if args.eval_strategy == "no":
             problems.append(
-                "`eval_strategy='no'`: EarlyStoppingCallback acts after evaluations; set it to 'steps' or 'epoch'."
+                "`eval_strategy='no'`: EarlyStoppingCallback needs evaluations; set it to 'steps' or 'epoch'."
             )
         if problems:
             raise ArgumentsError(problems)
         if not args.load_best_model_at_end:
             logger.warning(
-                "EarlyStoppingCallback with `load_best_model_at_end=False`: the run ends with its last weights, "
-                "not with its best."
+                "`load_best_model_at_end=False` with EarlyStoppingCallback: the run ends with its last weights, "
+                "not with its best; set it to True to load the best."
             )
 
     def on_evaluate(  # type: ignore[override]
@@ -84,14 +84,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
         value = metrics.get(name)
         if value is None:
-            logger.warning("EarlyStoppingCallback cannot act: this evaluation gave no `%s`.", name)
+            logger.warning("EarlyStoppingCallback ignores this evaluation: its metrics do not contain `%s`.", name)
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True
 
     def state(self) -> dict[str, Any]:
-        """Return the settings and the count."""
+        """Return the settings and the counter."""
         return {
             "args": {
                 "early_stopping_patience": self.early_stopping_patience,

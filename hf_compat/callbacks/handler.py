@@ -1,11 +1,11 @@
-"""The list of a run's callbacks, and the calls that reach them."""
+"""``CallbackHandler``: the list of callbacks, and the calls to their events."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_compat.callbacks.default_flow import DefaultFlowCallback
@@ -13,6 +13,10 @@ from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["CallbackHandler"]
@@ -22,18 +26,18 @@ logger = logging.getLogger(__name__)
 _BASE_MODULES = (TrainerCallback.__module__, "transformers.trainer_callback")
 
 
-class _Reading(NamedTuple):
-    """What is known of a function that handles an event."""
+class _EventMethod(NamedTuple):
+    """A callback's method for one event."""
 
-    function: Any
+    function: Callable[..., object]
     does_nothing: bool
-    """Whether it is the one that the base class, ours or transformers', has for the event."""
+    """Whether it is the empty method of the base class, ours or transformers'."""
     wants_tokenizer: bool
-    """Whether it names ``tokenizer``, what ``processing_class`` was called until 4.45."""
+    """Whether it has a parameter ``tokenizer``, the name of ``processing_class`` until 4.45."""
 
 
-def _read(function: Any) -> _Reading:
-    # A wrapper put around the base's function has its name too, and __wrapped__.
+def _inspect_method(function: Callable[..., object]) -> _EventMethod:
+    # A wrapper around the base method has the same name, but also __wrapped__.
     of_base = getattr(function, "__module__", None) in _BASE_MODULES and not hasattr(function, "__wrapped__")
     does_nothing = of_base and getattr(function, "__qualname__", "").startswith("TrainerCallback.")
     try:
@@ -41,27 +45,32 @@ def _read(function: Any) -> _Reading:
     except (TypeError, ValueError):  # not written in Python
         parameter = None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return _Reading(function, does_nothing, parameter is not None and parameter.kind in by_name)
+    return _EventMethod(function, does_nothing, parameter is not None and parameter.kind in by_name)
 
 
 class CallbackHandler(TrainerCallback):
     """Calls every callback on every event, in the order of its list.
 
     Args:
-        callbacks: Callbacks, or classes to make them of, ours or transformers'.
+        callbacks: Callbacks, or callback classes, ours or transformers'.
         model: The model, without any wrapper.
         processing_class: The tokenizer or processor.
         optimizer: The optimizer.
-        lr_scheduler: The learning rate scheduler.
+        lr_scheduler: The learning-rate scheduler.
 
     Attributes:
         callbacks: The list, in the order of calls; may be changed in place.
-        train_dataloader: The train loader, once there is one.
-        eval_dataloader: The loader of the current evaluation, once there is one.
+        train_dataloader: The training data loader, once there is one.
+        eval_dataloader: The data loader of the current evaluation, once there is one.
     """
 
     def __init__(
-        self, callbacks: Iterable[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any
+        self,
+        callbacks: Iterable[Any],
+        model: nn.Module | None,
+        processing_class: object,
+        optimizer: Optimizer | None,
+        lr_scheduler: LRScheduler | None,
     ) -> None:
         self.callbacks: list[Any] = []
         self.model = model
@@ -70,50 +79,54 @@ class CallbackHandler(TrainerCallback):
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
-        self._readings: defaultdict[str, dict[type, _Reading]] = defaultdict(dict)  # by event and class of callback
+        self._methods: defaultdict[str, dict[type, _EventMethod]] = defaultdict(dict)  # by event and callback class
         for callback in callbacks:
             self.add_callback(callback)
         if not any(is_kind_of(callback, DefaultFlowCallback) for callback in self.callbacks):
             logger.warning(
-                "No DefaultFlowCallback among the callbacks (%s): nothing will be logged, evaluated or saved, and "
-                "training will not stop, unless another callback sees to it.",
+                "No DefaultFlowCallback among the callbacks (%s): unless another callback requests it, nothing is "
+                "logged, evaluated or saved, and training does not stop. Add a DefaultFlowCallback.",
                 self._names(),
             )
 
-    def add_callback(self, callback: Any) -> None:
-        """Append ``callback``, an object or the class to make one of."""
+    def add_callback(self, callback: object) -> None:
+        """Append ``callback``, an instance or a class, of which an instance is created."""
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
-            logger.warning("A %s is added to callbacks that have one already: %s.", kind.__name__, self._names())
+            logger.warning(
+                "Adding a second %s to the callbacks %s; remove one of them if that is not intended.",
+                kind.__name__,
+                self._names(),
+            )
         self.callbacks.append(callback() if isinstance(callback, type) else callback)
 
-    def pop_callback(self, callback: Any) -> Any:
-        """Take out and return the first callback that is ``callback``, or of that class; None if there is none."""
+    def pop_callback(self, callback: object) -> Any:
+        """Remove and return the first callback that equals ``callback`` or is of that class; None if there is none."""
         position = self._find(callback)
         return None if position is None else self.callbacks.pop(position)
 
-    def remove_callback(self, callback: Any) -> None:
-        """Take out the first callback that is ``callback``, or of that class if there is one.
+    def remove_callback(self, callback: object) -> None:
+        """Remove the first callback that equals ``callback`` or is of that class, if there is one.
 
         Raises:
-            ValueError: If ``callback`` is an object that is not in the list.
+            ValueError: If ``callback`` is an instance that is not in the list.
         """
         position = self._find(callback)
         if position is not None:
             del self.callbacks[position]
         elif not isinstance(callback, type):
-            raise ValueError(f"{callback!r} is not among the callbacks: {self._names()}.")
+            raise ValueError(f"{callback!r} is not one of the callbacks {self._names()}; pass one of them, or a class.")
 
-    def _find(self, wanted: Any) -> int | None:
+    def _find(self, wanted: object) -> int | None:
         if not isinstance(wanted, type):
             return next((at for at, callback in enumerate(self.callbacks) if callback == wanted), None)
         found = [at for at, callback in enumerate(self.callbacks) if is_kind_of(callback, wanted)]
-        # A callback of the very class comes before one of its counterpart.
+        # Prefer a callback of this class to one of the other library's class of the same name.
         return min(found, key=lambda at: not isinstance(self.callbacks[at], wanted), default=None)
 
     @property
     def callback_list(self) -> str:
-        """Names of the callbacks' classes, one a line."""
+        """Class names of the callbacks, one per line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def _names(self) -> str:
@@ -122,28 +135,28 @@ class CallbackHandler(TrainerCallback):
     def call_event(
         self, event: str, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        """Call the method ``event`` of every callback that has one of its own, and return the control they leave.
+        """Call the method ``event`` of every callback that overrides it, and return the resulting control.
 
         Args:
             event: Name of the method.
             args: The arguments of the run.
             state: The state of the run.
-            control: The control; a callback that returns another one replaces it for those after it.
-            **kwargs: What this event has beyond the model and its companions.
+            control: The control; a callback may return another one, which is passed on.
+            **kwargs: Additional arguments of this event.
         """
-        readings = self._readings[event]
+        methods = self._methods[event]
         for callback in self.callbacks:
             method = getattr(callback, event, None)
-            if method is None:  # derived from the base class of a release without this event
+            if method is None:  # its base class is of a release without this event
                 continue
-            # Looked up anew on every call: an object may get a method of its own, a class may be patched.
+            # Looked up on every call: an instance or a class may be patched.
             function = getattr(method, "__func__", method)
-            reading = readings.get(type(callback))
-            if reading is None or reading.function is not function:
-                reading = readings[type(callback)] = _read(function)
-            if reading.does_nothing:
+            known = methods.get(type(callback))
+            if known is None or known.function is not function:
+                known = methods[type(callback)] = _inspect_method(function)
+            if known.does_nothing:
                 continue
-            former = {"tokenizer": self.processing_class} if reading.wants_tokenizer else {}
+            former = {"tokenizer": self.processing_class} if known.wants_tokenizer else {}
             result = method(
                 args,
                 state,
@@ -239,7 +252,12 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
     ) -> TrainerControl:
         """Call every callback after a prediction."""
         return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)

@@ -1,4 +1,4 @@
-"""The callback that shows a run in a notebook: a bar over the update steps and a growing table of losses."""
+"""The callback for notebooks: a progress bar and a table of losses and metrics."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
 
 __all__ = ["NotebookProgressCallback", "is_in_notebook"]
 
-_LEFT_OUT = (
+_HIDDEN_SUFFIXES = (
     "runtime",
     "samples_per_second",
     "steps_per_second",
     "model_preparation_time",
     "jit_compilation_time",
 )
-"""Ends of the names of what an evaluation reports besides its metrics."""
+"""Suffixes of values that an evaluation reports besides its metrics."""
 
 
 def is_in_notebook() -> bool:
     """Return whether this process is the kernel of a notebook: Jupyter's, Colab's, VS Code's or marimo."""
     if "marimo" in sys.modules:
         return True
-    if os.environ.get("DATABRICKS_RUNTIME_VERSION", "11.0") < "11.0":  # those had a kernel of their own
+    if os.environ.get("DATABRICKS_RUNTIME_VERSION", "11.0") < "11.0":  # older releases do not support the display
         return False
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", ())
 
 
 class NotebookProgressCallback(TrainerCallback):
-    """Shows a run in a notebook: a bar, and a table of losses and metrics with a line per evaluation.
+    """Shows a progress bar, and a table of losses and metrics with one row per evaluation.
 
-    Without evaluations there is a line per log. An evaluation outside of a training shows its own table.
+    Without evaluations there is one row per log. An evaluation outside of training has its own table.
 
     References:
-        Same columns and values as transformers ``utils/notebook.py``, whose callback also takes times out of the
-        metrics that ``evaluate`` returns; this one leaves them.
+        Same columns and values as transformers ``utils/notebook.py``, whose callback also removes times from
+        the metrics that ``evaluate`` returns; this one keeps them.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class NotebookProgressCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Open the bar and the table."""
+        """Create the bar and the table."""
         validation = [] if args.eval_strategy == "no" else ["Validation Loss"]
         self.training_tracker = NotebookTrainingTracker(
             state.max_steps, [_first_column(args), "Training Loss", *validation]
@@ -77,10 +77,10 @@ class NotebookProgressCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        eval_dataloader: Any = None,
+        eval_dataloader: object = None,
         **kwargs: Any,
     ) -> None:
-        """Advance the evaluation's bar; there is none for a loader without length."""
+        """Advance the evaluation bar; there is none for a data loader without length."""
         if not has_length(eval_dataloader):
             return
         if self.prediction_bar is None:
@@ -89,7 +89,12 @@ class NotebookProgressCallback(TrainerCallback):
         self.prediction_bar.update(self.prediction_bar.value + 1)
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Close the bar."""
         self._close_prediction_bar()
@@ -102,7 +107,7 @@ class NotebookProgressCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add a line if no evaluation will."""
+        """Add a row, if there are no evaluations."""
         if self.training_tracker is not None and args.eval_strategy == "no" and logs and "loss" in logs:
             self.training_tracker.write_line({"Training Loss": logs["loss"], "Step": state.global_step})
 
@@ -114,12 +119,12 @@ class NotebookProgressCallback(TrainerCallback):
         metrics: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add a line; outside of a training, show a table of its own."""
+        """Add a row; outside of training, show a separate table."""
         line = _evaluation_line(args, state, metrics or {})
         if self.training_tracker is not None:
             self.training_tracker.write_line(line)
             self.training_tracker.remove_child()
-            self._force_next_update = True  # an evaluation takes long: the bar is out of date
+            self._force_next_update = True  # the bar is out of date after an evaluation
             self.prediction_bar = None
         else:
             self._close_prediction_bar()
@@ -128,7 +133,7 @@ class NotebookProgressCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Draw bar and table a last time."""
+        """Draw the bar and the table one last time."""
         if self.training_tracker is not None:
             epochs = f"Epoch {int(state.epoch or 0)}/{state.num_train_epochs}"
             self.training_tracker.update(state.global_step, comment=epochs, force_update=True)
@@ -145,12 +150,12 @@ def _first_column(args: TrainingArguments) -> str:
 
 
 def _evaluation_line(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return column to value: the last training loss, where the run is, and the metrics of one evaluation."""
+    """Return column → value: the last training loss, the step or epoch, and the metrics of one evaluation."""
     loss = next((log["loss"] for log in reversed(state.log_history) if "loss" in log), "No log")
     line: dict[str, Any] = {"Training Loss": loss, "Validation Loss": "No log"}
     line[_first_column(args)] = int(state.epoch or 0) if args.eval_strategy == "epoch" else state.global_step
     prefix = next((name.removesuffix("_loss") for name in reversed(list(metrics)) if name.endswith("_loss")), "eval")
-    hidden = {"total_flos", "epoch", *(f"{prefix}_{end}" for end in _LEFT_OUT)}
+    hidden = {"total_flos", "epoch", *(f"{prefix}_{suffix}" for suffix in _HIDDEN_SUFFIXES)}
     for name, value in metrics.items():
         if name not in hidden:
             title = " ".join(part.capitalize() for part in name.split("_")[1:])

@@ -1,11 +1,11 @@
-"""What a notebook shows of a run, as HTML that replaces itself: bars, and a table of metrics."""
+"""Progress bars and a table of metrics for notebooks, as HTML that is updated in place."""
 
 from __future__ import annotations
 
 import html
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from hf_compat.errors import require_package
 
@@ -15,29 +15,36 @@ _REDRAW_SECONDS = 0.2
 _NO_VALUE = "No Log"
 
 
+class _Display(Protocol):
+    """IPython's handle of an output."""
+
+    def update(self, html: object, /) -> None:
+        """Replace the output."""
+
+
 def _clock(seconds: float) -> str:
     hours, rest = divmod(int(seconds), 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:.6f}" if isinstance(value, float) else html.escape(str(value))
 
 
 class NotebookProgressBar:
-    """A bar with the time passed, the time left and the speed, redrawn at most five times a second.
+    """A progress bar with elapsed time, remaining time and speed, redrawn at most five times a second.
 
     Args:
-        total: The value at which it is full.
-        prefix: Text before it.
-        leave: Whether it stays when it is full.
-        parent: The tracker that shows it below its table; without one it shows itself.
+        total: The final value.
+        prefix: Text before the bar.
+        leave: Whether the bar stays at the end.
+        parent: The tracker that shows it below its table; None to show it on its own.
         width: Its width in pixels.
 
     Attributes:
-        html_code: What it looks like now.
-        value: Where it stands.
+        html_code: The current HTML.
+        value: The current value.
     """
 
     def __init__(
@@ -56,17 +63,17 @@ class NotebookProgressBar:
         self.value = 0
         self.comment = ""
         self.html_code = ""
-        self._output: Any = None
+        self._output: _Display | None = None
         self._began: tuple[float, int] | None = None
         self._drawn_at = 0.0
 
     def update(self, value: int, force_update: bool = False, comment: str | None = None) -> None:
-        """Move to ``value`` and redraw, unless that was done a moment ago.
+        """Set ``value``, and redraw at most five times a second.
 
         Args:
             value: 0 to ``total``.
-            force_update: Redraw in any case.
-            comment: Text behind the speed. Default: as before.
+            force_update: Always redraw.
+            comment: Text after the speed. Default: unchanged.
         """
         now = time.monotonic()
         self.value = min(value, self.total)
@@ -89,7 +96,7 @@ class NotebookProgressBar:
             self._show(self.html_code)
 
     def close(self) -> None:
-        """Take the bar off the screen."""
+        """Remove the bar from the output."""
         if self.parent is None and self._output is not None:
             self._show("")
 
@@ -115,15 +122,15 @@ class NotebookProgressBar:
 
 
 class NotebookTrainingTracker(NotebookProgressBar):
-    """A bar over the update steps, a table of metrics below it, and below that the bar of an evaluation.
+    """A progress bar over the update steps, a table of metrics, and below it the bar of an evaluation.
 
     Args:
         num_steps: Update steps of the run.
-        column_names: The first columns of the table. Default: those of the first line.
+        column_names: The first columns of the table. Default: those of the first row.
 
     Attributes:
-        column_names: The columns so far; the first one tells the lines apart.
-        rows: The lines of the table, each column to value.
+        column_names: The columns; the first one identifies a row.
+        rows: The rows of the table, column → value.
     """
 
     def __init__(self, num_steps: int, column_names: list[str] | None = None) -> None:
@@ -134,21 +141,21 @@ class NotebookTrainingTracker(NotebookProgressBar):
 
     @property
     def inner_table(self) -> list[list[Any]]:
-        """The table: the columns, then the lines, with ``"No Log"`` where a line has no value."""
+        """The table: the columns, then the rows, with ``"No Log"`` for missing values."""
         return [self.column_names, *([row.get(name, _NO_VALUE) for name in self.column_names] for row in self.rows)]
 
     def display(self) -> None:
-        """Draw the bar, the table and the evaluation's bar."""
+        """Draw the bar, the table and the evaluation bar."""
         self.html_code = self._bar() + (table(self.inner_table) if self.column_names else "")
         if self.child_bar is not None:
             self.html_code += self.child_bar.html_code
         self._show(self.html_code)
 
     def write_line(self, values: Mapping[str, Any]) -> None:
-        """Add a line; one with the same value in the first column as the last line is merged into it.
+        """Add a row, or update the last one if the value in the first column is the same.
 
         Args:
-            values: Column to value; new columns go to the right.
+            values: Column → value; new columns are added on the right.
         """
         self.column_names.extend(name for name in values if name not in self.column_names)
         first = self.column_names[0]
@@ -158,31 +165,32 @@ class NotebookTrainingTracker(NotebookProgressBar):
             self.rows.append(dict(values))
 
     def add_child(self, total: int, prefix: str | None = None, width: int = 300) -> NotebookProgressBar:
-        """Return a new bar, shown below the table until it is removed; arguments as for the class."""
+        """Return a new bar, shown below the table until it is removed; arguments as of the class."""
         self.child_bar = NotebookProgressBar(total, prefix=prefix, parent=self, width=width)
         return self.child_bar
 
     def remove_child(self) -> None:
-        """Take the bar below the table away."""
+        """Remove the bar below the table."""
         self.child_bar = None
         self.display()
 
 
-def show(code: str, output: Any = None) -> Any:
-    """Show HTML below the cell that runs, in place of an earlier ``output`` of this function; return its handle.
+def show(code: str, output: _Display | None = None) -> _Display:
+    """Show HTML below the running cell, or update an earlier ``output`` of this function; return its handle.
 
     Raises:
         MissingPackageError: If IPython is not installed.
     """
     display = require_package("IPython.display", extra="notebook", purpose="NotebookProgressCallback")
     if output is None:
-        return display.display(display.HTML(code), display_id=True)
+        created: _Display = display.display(display.HTML(code), display_id=True)
+        return created
     output.update(display.HTML(code))
     return output
 
 
 def table(lines: list[list[Any]]) -> str:
-    """Return ``lines``, the first of them the columns, as an HTML table; floats with six decimals."""
+    """Return ``lines`` as an HTML table, with the columns in the first line; floats have six decimals."""
     head = "".join(f"<th>{_cell(name)}</th>" for name in lines[0])
     body = "".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in line)}</tr>" for line in lines[1:])
     return (

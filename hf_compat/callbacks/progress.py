@@ -1,4 +1,4 @@
-"""The callbacks that show a run on the console: a progress bar, or plain lines."""
+"""The callbacks for the console: progress bars, or printed logs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _shorten_floats(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ProgressCallback(TrainerCallback):
-    """Shows a bar over the update steps, a second one over the batches of an evaluation, and the logs between them.
+    """Shows a progress bar over the update steps, a second one over the batches of an evaluation, and the logs.
 
     Args:
-        max_str_len: Characters above which a text in the logs is not shown.
+        max_str_len: Maximum length of a string in the logs; longer ones are not shown.
     """
 
     def __init__(self, max_str_len: int = 100) -> None:
@@ -43,14 +43,14 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Open the bar; again when the run starts over with a smaller batch."""
+        """Open the bar; again if training restarts with a smaller batch size."""
         if state.is_world_process_zero:
             self._close_training_bar()
             self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True)
         self.current_step = 0
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Advance the bar to the update step; from 0 to it in one go after a resume."""
+        """Advance the bar to the update step; after a resume it jumps there from 0."""
         if self.training_bar is not None:
             self.training_bar.update(state.global_step - self.current_step)
         self.current_step = state.global_step
@@ -60,14 +60,14 @@ class ProgressCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        eval_dataloader: Any = None,
+        eval_dataloader: object = None,
         **kwargs: Any,
     ) -> None:
-        """Advance the second bar by a batch; there is none for a loader without length."""
+        """Advance the second bar by a batch; there is none for a data loader without length."""
         if not (state.is_world_process_zero and has_length(eval_dataloader)):
             return
         if self.prediction_bar is None:
-            # Left on the screen only where no training bar stands above it.
+            # The bar stays only if there is no training bar above it.
             self.prediction_bar = tqdm(total=len(eval_dataloader), leave=self.training_bar is None, dynamic_ncols=True)
         self.prediction_bar.update(1)
 
@@ -76,7 +76,12 @@ class ProgressCallback(TrainerCallback):
         self._close_prediction_bar()
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
     ) -> None:
         """Close the second bar."""
         self._close_prediction_bar()
@@ -92,7 +97,9 @@ class ProgressCallback(TrainerCallback):
         """Write the logs above the bar, without ``total_flos``."""
         if self.training_bar is None:
             return
-        shown = {name: self._shown(value) for name, value in (logs or {}).items() if name != "total_flos"}
+        shown: dict[str, Any] = {
+            name: self._shown(value) for name, value in (logs or {}).items() if name != "total_flos"
+        }
         if _shortens_floats(args):
             shown = _shorten_floats(shown)
         elif "epoch" in shown:
@@ -105,7 +112,7 @@ class ProgressCallback(TrainerCallback):
         """Close the bar."""
         self._close_training_bar()
 
-    def _shown(self, value: Any) -> Any:
+    def _shown(self, value: object) -> object:
         if isinstance(value, str) and len(value) > self.max_str_len:
             return f"[{len(value)} characters, more than `max_str_len={self.max_str_len}`]"
         return value
@@ -122,7 +129,7 @@ class ProgressCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Prints the logs, one line each, on the first process of every machine."""
+    """Prints the logs, one line each, on local rank 0 of every node."""
 
     def on_log(
         self,
@@ -132,9 +139,9 @@ class PrinterCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Print ``logs`` without ``total_flos``, which the callbacks after this one and the caller then miss too."""
+        """Print ``logs`` without ``total_flos``, which is also removed for later callbacks and the caller."""
         if logs is not None:
             logs.pop("total_flos", None)
         if state.is_local_process_zero:
             shortens = logs is not None and _shortens_floats(args)
-            print(_shorten_floats(logs) if shortens and logs is not None else logs)  # noqa: T201  what this class is for
+            print(_shorten_floats(logs) if shortens and logs is not None else logs)  # noqa: T201  (the purpose of this class)

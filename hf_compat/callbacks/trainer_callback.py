@@ -1,4 +1,4 @@
-"""The events of a run, as the methods of the class that users derive their callbacks from.
+"""``TrainerCallback``: the base class of callbacks, with one method per event.
 
 Names, order and arguments are those of transformers ``trainer_callback.py``.
 """
@@ -18,11 +18,11 @@ _COUNTERPARTS = {"hf_compat": "transformers", "transformers": "hf_compat"}
 
 
 class TrainerCallback:
-    """Base of callbacks: override the events you want to see.
+    """Base class of callbacks: override the methods of the events you need.
 
-    Every event is given the arguments, the state and the control by position. By name it is given ``model``,
+    Every event gets the arguments, the state and the control by position, and by keyword ``model``,
     ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``eval_dataloader``, each None
-    before it exists. An event changes the run by setting a switch of ``control``, or by returning another control.
+    before it exists. An event changes the run by setting a flag of ``control``, or by returning another control.
     """
 
     def on_init_end(
@@ -33,7 +33,7 @@ class TrainerCallback:
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run before the first epoch, with optimizer, scheduler and checkpoint in place."""
+        """Run before the first epoch, after optimizer and scheduler are created and a checkpoint is loaded."""
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -43,12 +43,12 @@ class TrainerCallback:
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run before an epoch fetches its first batch."""
+        """Run before the first batch of an epoch is loaded."""
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run after an epoch, one that was cut short too."""
+        """Run after an epoch, also one that stopped early."""
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -58,12 +58,12 @@ class TrainerCallback:
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run between clipping and the optimizer's step."""
+        """Run between gradient clipping and the optimizer step."""
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run after the optimizer's step, with the gradients still there."""
+        """Run after the optimizer step, before gradients are zeroed."""
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -73,7 +73,7 @@ class TrainerCallback:
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run once an update step is counted; log, evaluation and save follow if the control asks for them."""
+        """Run after an update step; log, evaluation and save follow if the control requests them."""
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -81,7 +81,12 @@ class TrainerCallback:
         """Run after an evaluation, with its ``metrics``."""
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+        **kwargs: Any,
     ) -> TrainerControl | None:
         """Run after a prediction."""
 
@@ -93,7 +98,7 @@ class TrainerCallback:
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl | None:
-        """Run after ``logs`` entered the history; the dict is shared by all callbacks and the caller."""
+        """Run after ``logs`` were added to the history; all callbacks and the caller share the dict."""
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -106,10 +111,10 @@ class TrainerCallback:
         """Run before the model is pushed to the Hub."""
 
 
-def is_kind_of(callback: Any, kind: type) -> bool:
-    """Return whether ``callback`` is a ``kind``, or of the class that the other library has under the same name.
+def is_kind_of(callback: object, kind: type) -> bool:
+    """Return whether ``callback`` is an instance of ``kind``, or of the other library's class of the same name.
 
-    A script may name transformers' ``ProgressCallback`` and mean ours, the one that it finds in its trainer.
+    A script may pass transformers' ``ProgressCallback`` to remove ours from the trainer.
     """
     if isinstance(callback, kind):
         return True

@@ -1,1 +1,1 @@
-"""Which processes a run has, on which devices, and what they do together."""
+"""Processes and devices of a run: launchers, process groups, ranks and collective operations."""

@@ -1,16 +1,17 @@
-"""What the processes of a run do together: wait, gather, pad, reduce, broadcast; with one process, nothing.
+"""Collective operations: barrier, gather, pad, reduce, broadcast. With a world size of 1 they do nothing.
 
-Values, shapes and errors are those of accelerate ``utils/operations.py``. Every process has to make the same calls in
-the same order.
+Values, shapes and errors are those of accelerate ``utils/operations.py``. Every rank must make the same calls in the
+same order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
 
 from hf_compat.nested import map_nested
 
@@ -28,40 +29,44 @@ __all__ = [
     "reduce",
 ]
 
+Nested = TypeVar("Nested")
+"""A tensor, or lists, tuples and dicts of them."""
+Item = TypeVar("Item")
+
 
 def _in_use() -> bool:
     return distributed.is_available() and distributed.is_initialized()
 
 
-def get_world_size(group: Any = None) -> int:
-    """Return how many processes take part, of all or of those in ``group``; 1 outside a process group."""
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """Return the world size, of all processes or of ``group``; 1 without a process group."""
     return distributed.get_world_size(group) if _in_use() else 1
 
 
 def get_rank() -> int:
-    """Return the number of this process, 0 outside a process group."""
+    """Return the rank of this process; 0 without a process group."""
     return distributed.get_rank() if _in_use() else 0
 
 
-def map_tensors(change: Callable[[Tensor], Any], data: Any) -> Any:
-    """Return ``data`` with every tensor in it, however nested, replaced by ``change(tensor)``.
+def map_tensors(change: Callable[[Tensor], Any], data: object) -> Any:
+    """Return ``data`` with every tensor in it, at any depth, replaced by ``change(tensor)``.
 
     Raises:
-        TypeError: If there is anything else in it than tensors, lists, tuples and dicts.
+        TypeError: If it contains anything but tensors, lists, tuples and dicts.
     """
 
-    def changed(leaf: Any) -> Any:
+    def changed(leaf: object) -> object:
         if isinstance(leaf, Tensor):
             return change(leaf)
         raise TypeError(
-            f"A {type(leaf).__name__} cannot be exchanged between processes: pass tensors in lists, tuples or dicts."
+            f"Collective operations do not support {type(leaf).__name__}: pass tensors in lists, tuples or dicts."
         )
 
     return map_nested(changed, data)
 
 
-def has_only_tensors(data: Any) -> bool:
-    """Return whether ``data`` is tensors in lists, tuples and dicts, and nothing else."""
+def has_only_tensors(data: object) -> bool:
+    """Return whether ``data`` contains only tensors, in lists, tuples and dicts."""
     try:
         map_tensors(lambda tensor: tensor, data)
     except TypeError:
@@ -70,31 +75,32 @@ def has_only_tensors(data: Any) -> bool:
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all ranks have reached this call."""
     if get_world_size() > 1:
         on_gpu = distributed.get_backend() == "nccl"
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
-def gather(tensors: Any, group: Any = None) -> Any:
-    """Return the tensors of all processes, or of those in ``group``, joined along the first axis in their order.
+def gather(tensors: Nested, group: ProcessGroup | None = None) -> Nested:
+    """Return the tensors of all ranks, or of ``group``, concatenated along the first axis by rank.
 
-    A tensor without dimensions counts as one of ``(1,)``. Each has to have the same shape on every process.
+    A 0-dimensional tensor counts as one of shape ``(1,)``. Shapes must be equal on all ranks.
     """
     if get_world_size(group) == 1:
         return tensors
-    return map_tensors(lambda tensor: _gather_one(tensor, group), tensors)
+    gathered: Nested = map_tensors(lambda tensor: _gather_one(tensor, group), tensors)
+    return gathered
 
 
-def _gather_one(tensor: Tensor, group: Any) -> Tensor:
+def _gather_one(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     mine = (tensor.clone()[None] if tensor.ndim == 0 else tensor).contiguous()
     parts = [torch.empty_like(mine) for _ in range(get_world_size(group))]
     distributed.all_gather(parts, mine, group=group)
     return torch.cat(parts)
 
 
-def gather_objects(items: Any, group: Any = None) -> Any:
-    """Return a list of what is in the lists of all processes, or of ``group``; with one process, ``items`` itself."""
+def gather_objects(items: list[Item], group: ProcessGroup | None = None) -> list[Item]:
+    """Return the lists of all ranks, or of ``group``, concatenated; with a world size of 1, ``items`` itself."""
     if get_world_size(group) == 1:
         return items
     parts: list[Any] = [None] * get_world_size(group)
@@ -103,16 +109,16 @@ def gather_objects(items: Any, group: Any = None) -> Any:
 
 
 def pad_across_processes(
-    tensors: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: Any = None
-) -> Any:
-    """Return ``tensors`` filled up with ``pad_index`` along ``dim`` to the longest of all processes.
+    tensors: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False, group: ProcessGroup | None = None
+) -> Nested:
+    """Return ``tensors`` padded with ``pad_index`` along ``dim`` to the largest size over all ranks.
 
     Args:
-        tensors: Tensors, however nested; those that have no axis ``dim`` stay as they are.
-        dim: The axis along which lengths differ.
-        pad_index: What is filled in.
-        pad_first: Fill in before the values instead of after them.
-        group: The processes, if not all.
+        tensors: Tensors at any depth; those without an axis ``dim`` are not padded.
+        dim: The axis to pad.
+        pad_index: The padding value.
+        pad_first: Pad before the values instead of after them.
+        group: The process group. Default: all processes.
     """
 
     def pad(tensor: Tensor) -> Tensor:
@@ -129,11 +135,12 @@ def pad_across_processes(
         padded.narrow(axis, longest - length if pad_first else 0, length).copy_(tensor)
         return padded
 
-    return map_tensors(pad if get_world_size(group) > 1 else lambda tensor: tensor, tensors)
+    padded: Nested = map_tensors(pad if get_world_size(group) > 1 else lambda tensor: tensor, tensors)
+    return padded
 
 
-def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
-    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all processes, or over those in ``group``.
+def reduce(tensors: Nested, reduction: str = "mean", group: ProcessGroup | None = None) -> Nested:
+    """Return the element-wise ``"sum"``, ``"mean"`` or ``"max"`` over all ranks, or over ``group``.
 
     ``"none"`` sums, as accelerate.
     """
@@ -147,22 +154,24 @@ def reduce(tensors: Any, reduction: str = "mean", group: Any = None) -> Any:
                 result /= get_world_size(group)
         return result
 
-    return map_tensors(combine, tensors)
+    reduced: Nested = map_tensors(combine, tensors)
+    return reduced
 
 
-def broadcast(tensors: Any, from_process: int = 0) -> Any:
-    """Return the tensors of process ``from_process``, written into those of the others, of equal shape and dtype."""
+def broadcast(tensors: Nested, from_process: int = 0) -> Nested:
+    """Return the tensors of rank ``from_process``; on other ranks they overwrite tensors of equal shape and dtype."""
 
     def send(tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
         distributed.broadcast(tensor, src=from_process)
         return tensor
 
-    return map_tensors(send, tensors) if get_world_size() > 1 else tensors
+    sent: Nested = map_tensors(send, tensors) if get_world_size() > 1 else tensors
+    return sent
 
 
-def broadcast_object(value: Any, from_process: int = 0) -> Any:
-    """Return the ``value`` of process ``from_process``, any object that can be pickled."""
+def broadcast_object(value: object, from_process: int = 0) -> Any:
+    """Return the ``value`` of rank ``from_process``, any object that can be pickled."""
     if get_world_size() == 1:
         return value
     holder = [value]

@@ -1,11 +1,12 @@
-"""What has to be there before anything of DeepSpeed runs: its device, a variable, a group even for one process."""
+"""Preparing a process for DeepSpeed: its device, LOCAL_RANK, and a process group even for a world size of 1."""
 
 from __future__ import annotations
 
 import atexit
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import leave_processes
@@ -14,11 +15,11 @@ from hf_compat.errors import require_package
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["import_deepspeed", "tell_process"]
+__all__ = ["import_deepspeed", "prepare_process"]
 
 
-def import_deepspeed(device: torch.device) -> Any:
-    """Return DeepSpeed for ``device``, which it looks for while it is imported; as often as one likes.
+def import_deepspeed(device: torch.device) -> ModuleType:
+    """Return the module ``deepspeed``, imported for ``device``, which it detects on import.
 
     Raises:
         MissingPackageError: If DeepSpeed is not installed.
@@ -26,17 +27,17 @@ def import_deepspeed(device: torch.device) -> Any:
     on_cpu = device.type == "cpu"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    deepspeed: Any = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
+    deepspeed = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
     if on_cpu:
-        # Through shared memory the processes would talk by a C++ extension, built for minutes; gloo needs none.
+        # Communication through shared memory needs a C++ extension that takes minutes to build; gloo needs none.
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
-def tell_process(launch: Launch, device: torch.device) -> None:
-    """Set LOCAL_RANK, which DeepSpeed reads, and where there is one process only, let it be a group of its own.
+def prepare_process(launch: Launch, device: torch.device) -> None:
+    """Set LOCAL_RANK, which DeepSpeed reads, and with a world size of 1 initialize the process group.
 
-    Nothing that a launcher or the script has set is changed. Without a group DeepSpeed would look for one by MPI.
+    Nothing that a launcher or the script has set is changed. Without a process group DeepSpeed would try MPI.
     """
     from torch import distributed
 

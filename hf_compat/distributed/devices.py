@@ -1,4 +1,4 @@
-"""What the fields for precision and devices need to know of, or set in, the machine. torch is imported on use."""
+"""Capabilities of the devices, and TF32. torch is imported on use."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _YES = ("1", "true", "yes", "y", "t", "on")
 
 
 def is_yes(word: str) -> bool:
-    """Return whether the value of an environment variable switches something on."""
+    """Return whether the value of an environment variable means yes."""
     return word.lower() in _YES
 
 
 def wants_cpu(use_cpu: bool) -> bool:
-    """Return whether the run stays on the CPU, by its arguments or by ``accelerate launch --cpu``."""
+    """Return whether the CPU is requested, by ``use_cpu`` or by ``accelerate launch --cpu``."""
     return use_cpu or is_yes(os.environ.get("ACCELERATE_USE_CPU", ""))
 
 
@@ -40,7 +40,7 @@ def cuda_is_available() -> bool:
 
 
 def cuda_is_initialized() -> bool:
-    """Return whether this process uses CUDA, which processes forked from it then cannot."""
+    """Return whether this process has initialized CUDA; processes forked from it cannot use CUDA then."""
     import torch
 
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -54,14 +54,14 @@ def mps_is_available() -> bool:
 
 
 def gpu_lacks_bf16() -> bool:
-    """Return whether there is a CUDA device and it cannot compute in bfloat16."""
+    """Return whether there is a CUDA device and it does not support bfloat16."""
     import torch
 
     return torch.cuda.is_available() and not torch.cuda.is_bf16_supported()
 
 
 def gpu_lacks_tf32() -> bool:
-    """Return whether there is no CUDA device that computes in TF32: none at all, or one before Ampere."""
+    """Return whether there is no CUDA device with TF32: none at all, or one older than Ampere."""
     import torch
 
     if not torch.cuda.is_available() or torch.version.cuda is None:
@@ -73,12 +73,12 @@ def gpu_lacks_tf32() -> bool:
 def _has_named_precisions() -> bool:
     import torch
 
-    # Mixing the switches of both generations is an error in torch, so exactly one of them is used.
+    # Mixing the old and the new settings is an error in torch, so exactly one of them is used.
     return hasattr(torch.backends, "fp32_precision")
 
 
 def set_tf32(enabled: bool) -> None:
-    """Let matrix products of float32 use TF32 in the whole process, or forbid it."""
+    """Turn TF32 for float32 matrix products on or off in the whole process."""
     import torch
 
     if _has_named_precisions():
@@ -89,13 +89,13 @@ def set_tf32(enabled: bool) -> None:
 
 
 def gpu_index(local_rank: int) -> int:
-    """Return the index of the GPU of ``local_rank`` on its node: its own, or the only one that it is shown."""
+    """Return the index of the GPU for ``local_rank``: its own, or 0 if only one is visible."""
     import torch
 
     count = torch.cuda.device_count()
     if local_rank >= count > 1:
         raise TrainerSetupError(
-            f"LOCAL_RANK={local_rank}: this process has no GPU of its own, as only {count} are visible. Start as many "
+            f"LOCAL_RANK={local_rank}: only {count} GPUs are visible, so this process has none. Start as many "
             "processes as there are GPUs, or set `use_cpu=True`."
         )
     return 0 if count == 1 else local_rank

@@ -1,4 +1,4 @@
-"""What the launcher of a run says of this process: which of how many it is, and where the first one listens."""
+"""``Launch``: rank, local rank, world size and rendezvous address of this process, from the launcher's variables."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hf_compat.errors import TrainerSetupError
 __all__ = ["BY_TRAINER", "LAUNCHERS", "OWN_MARK", "Launch", "Variables", "read_launch"]
 
 OWN_MARK = "HF_COMPAT_LAUNCHED"
-"""Set in processes that a Trainer started itself, through Lightning's launcher."""
+"""Set in processes that a Trainer started itself, with Lightning's launcher."""
 BY_TRAINER = "trainer"
 """Name of that launcher."""
 
-_SLURM_SHELLS = ("bash", "interactive")  # an allocation one types in: its tasks are not the script's processes
+_SLURM_SHELLS = ("bash", "interactive")  # interactive allocations: their tasks are not the script's processes
 _DEFAULT_PORT = 29500
 
 
@@ -27,7 +27,7 @@ class Variables:
 
     launcher: str
     world_size: str
-    """How many processes there are on all nodes; the launcher is at work if it is set."""
+    """The world size; the launcher is in use if it is set."""
     rank: str
     local_rank: str
     local_world_size: str
@@ -55,56 +55,56 @@ LAUNCHERS: tuple[Variables, ...] = (
     Variables("SLURM", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
     Variables("Intel MPI", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""Launchers in the order in which they are looked for: torchrun and mpirun also run inside a SLURM job.
+"""Launchers in the order of detection: torchrun and mpirun also run inside a SLURM job.
 
-``torchrun`` stands for all that set its variables: ``accelerate launch``, ``deepspeed``, a person.
+``torchrun`` stands for everything that sets its variables: ``accelerate launch``, ``deepspeed``, a user.
 """
 
 _LOCAL_WORLD_SIZES = {"torchrun": "LOCAL_SIZE"}
-"""Launcher to a second name of ``local_world_size``: what ``deepspeed`` sets beside torchrun's variables."""
+"""Launcher to another variable for ``local_world_size``: ``deepspeed`` sets it beside torchrun's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Which process of a run this is."""
+    """Ranks, world sizes and rendezvous address of this process."""
 
     launcher: str | None = None
-    """Who started the processes; None if this is the only one."""
+    """Name of the launcher; None for a single process."""
     world_size: int = 1
-    """Processes on all nodes."""
+    """Number of processes on all nodes."""
     rank: int = 0
-    """Number of this process among all, from 0."""
+    """Rank of this process."""
     local_rank: int = 0
-    """Number of this process on its node, from 0."""
+    """Rank of this process on its node."""
     local_world_size: int = 1
-    """Processes on this node."""
+    """Number of processes on this node."""
     address: str = "127.0.0.1"
-    """Host of process 0."""
+    """Host of rank 0."""
     port: int = _DEFAULT_PORT
-    """Where process 0 listens for the others."""
+    """Port of rank 0 for the rendezvous."""
 
     @property
     def num_nodes(self) -> int:
-        """Machines that take part."""
+        """Number of nodes."""
         return self.world_size // self.local_world_size
 
     @property
     def node_rank(self) -> int:
-        """Number of this machine, from 0."""
+        """Rank of this node."""
         return self.rank // self.local_world_size
 
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
-    """Return what ``environment``, by default the process's own, says of this process.
+    """Return the launch that ``environment`` describes, by default ``os.environ``.
 
     Raises:
-        TrainerSetupError: If it asks for several processes without saying which one this is: each would then train a
-            copy of its own.
+        TrainerSetupError: If the variables are incomplete or inconsistent: each process would then train a copy of
+            its own.
     """
     given = os.environ if environment is None else environment
-    names = next((row for row in LAUNCHERS if _is_at_work(row, given)), None)
+    names = next((row for row in LAUNCHERS if _is_in_use(row, given)), None)
     if names is None:
-        _refuse_lone_rank(given)
+        _refuse_rank_without_world_size(given)
         return Launch()
     world_size = _number(given, names.world_size)
     if world_size == 1:
@@ -113,17 +113,17 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         given = {**given, names.local_rank: "0", names.local_world_size: "1"}
     local_rank = _number(given, names.local_rank, default=given.get(names.rank) if _is_one_node(given) else None)
     local_world_size = _local_world_size(given, names, world_size, local_rank)
-    rank = _number(given, names.rank, default=_rank_by_node(given, names, local_rank, local_world_size))
+    rank = _number(given, names.rank, default=_rank_from_node(given, names, local_rank, local_world_size))
     if not 0 <= rank < world_size or not 0 <= local_rank < local_world_size or world_size % local_world_size:
         raise TrainerSetupError(
-            f"{_shown(given, names)} contradict each other: there are {world_size} processes, "
-            f"{local_world_size} on each node. Start the script with `torchrun`, or mend them."
+            f"{_shown(given, names)} contradict each other for a world size of {world_size} with "
+            f"{local_world_size} processes per node. Start the script with `torchrun`, or fix the variables."
         )
     address = given.get("MASTER_ADDR") or _first_host(given, names)
     if address is None and local_world_size < world_size:
         raise TrainerSetupError(
-            f"{_shown(given, names)} describe a run of several nodes: set MASTER_ADDR to the host of process 0, and "
-            "MASTER_PORT to a free port there."
+            f"{_shown(given, names)} describe several nodes: set MASTER_ADDR to the host of rank 0, and MASTER_PORT to "
+            "a free port there."
         )
     return Launch(
         launcher=BY_TRAINER if OWN_MARK in given else names.launcher,
@@ -136,7 +136,7 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     )
 
 
-def _is_at_work(names: Variables, given: Mapping[str, str]) -> bool:
+def _is_in_use(names: Variables, given: Mapping[str, str]) -> bool:
     if names.world_size not in given:
         return False
     if names.launcher != "SLURM":
@@ -149,7 +149,7 @@ def _is_one_node(given: Mapping[str, str]) -> bool:
 
 
 def _is_pod(given: Mapping[str, str], names: Variables) -> bool:
-    """Return whether this is the one process of a Kubernetes pod, whose operator tells nothing of places on a node."""
+    """Return whether this is the only process of a Kubernetes pod, whose operator sets no local rank."""
     if names.launcher != "torchrun" or "KUBERNETES_PORT" not in given or _is_one_node(given):
         return False
     return not {names.local_rank, names.local_world_size, "GROUP_RANK"} & given.keys()
@@ -163,40 +163,40 @@ def _number(given: Mapping[str, str], name: str, default: str | int | None = Non
         problem = f"is {value!r}" if name in given else "is not set"
     sizes = ", ".join(f"{row.world_size}={given[row.world_size]}" for row in LAUNCHERS if row.world_size in given)
     raise TrainerSetupError(
-        f"{sizes} asks for several processes, but {name} {problem}: each would train a copy of its own. Start the "
+        f"{sizes} means several processes, but {name} {problem}: each would train a copy of its own. Start the "
         f"script with `torchrun`, or set {name} in every process."
     )
 
 
 def _local_world_size(given: Mapping[str, str], names: Variables, world_size: int, local_rank: int) -> int:
-    """Return the processes on this node; on one node where the launcher does not tell."""
-    told = given.get(names.local_world_size) or given.get(_LOCAL_WORLD_SIZES.get(names.launcher, ""), "")
-    if told.isdigit():
-        return int(told)
+    """Return the local world size; all processes are on one node if the launcher does not set it."""
+    size = given.get(names.local_world_size) or given.get(_LOCAL_WORLD_SIZES.get(names.launcher, ""), "")
+    if size.isdigit():
+        return int(size)
     nodes = given.get("SLURM_NNODES", "1") if names.launcher == "SLURM" else "1"
     if nodes.isdigit() and int(nodes) > 1 and world_size % int(nodes) == 0:
         return world_size // int(nodes)
     if int(given.get(names.rank, local_rank)) != local_rank:
         raise TrainerSetupError(
-            f"{_shown(given, names)} describe a run of several nodes: set {names.local_world_size} to the processes on "
-            "each."
+            f"{_shown(given, names)} describe several nodes: set {names.local_world_size} to the number of processes "
+            "per node."
         )
     return world_size
 
 
-def _rank_by_node(given: Mapping[str, str], names: Variables, local_rank: int, local_world_size: int) -> int | None:
-    """Return the rank of a process whose launcher, Lightning's, tells only its node and its place there."""
+def _rank_from_node(given: Mapping[str, str], names: Variables, local_rank: int, local_world_size: int) -> int | None:
+    """Return the rank from the node rank, for launchers such as Lightning's that do not set the rank."""
     if OWN_MARK in given or (names.launcher == "torchrun" and "NODE_RANK" in given):
         return int(given.get("NODE_RANK", "0")) * local_world_size + local_rank
     return None
 
 
-def _refuse_lone_rank(given: Mapping[str, str]) -> None:
+def _refuse_rank_without_world_size(given: Mapping[str, str]) -> None:
     alone = {name: given[name] for name in ("RANK", "LOCAL_RANK") if given.get(name, "0") not in ("0", "-1")}
     if alone:
         shown = ", ".join(f"{name}={value}" for name, value in alone.items())
         raise TrainerSetupError(
-            f"{shown} says that this is one of several processes, but WORLD_SIZE is not set: each would train a copy "
+            f"{shown} means several processes, but WORLD_SIZE is not set: each would train a copy "
             "of its own. Start the script with `torchrun`, or set RANK, LOCAL_RANK and WORLD_SIZE."
         )
 
@@ -207,23 +207,23 @@ def _shown(given: Mapping[str, str], names: Variables) -> str:
 
 
 def _first_host(given: Mapping[str, str], names: Variables) -> str | None:
-    """Return the host of process 0 if the launcher lists the hosts: the first, of a SLURM job or an LSF job."""
+    """Return the host of rank 0 if the launcher lists the hosts: the first one of a SLURM or LSF job."""
     if names.launcher == "SLURM":
         listed = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST") or given.get("SLURM_JOB_NODELIST")
         match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?", listed or "")  # such as node[07-09,12]
         return None if match is None else match[1] + (match[2] or "")
     if names.launcher == "LSF" and "LSB_DJOB_RANKFILE" in given:
         hosts = Path(given["LSB_DJOB_RANKFILE"]).read_text().split()
-        return hosts[1] if len(hosts) > 1 else None  # the very first launched the job and takes no part
+        return hosts[1] if len(hosts) > 1 else None  # the first line is the launch node, which runs no process
     return None
 
 
 _JOB_PORTS = {"SLURM": ("SLURM_JOB_ID", 15000, 10000), "LSF": ("LSB_JOBID", 10000, 1000)}
-"""Launcher to the variable with the job's number, and the first and the number of the ports that follow from it."""
+"""Launcher to the variable with the job ID, the first port, and the number of ports to choose from."""
 
 
 def _port_of_job(given: Mapping[str, str], names: Variables) -> int:
-    """Return a port that two jobs on one node are unlikely to share; Lightning chooses the same."""
+    """Return a port derived from the job ID, so that two jobs on one node differ; Lightning chooses the same."""
     if names.launcher not in _JOB_PORTS:
         return _DEFAULT_PORT
     variable, first, count = _JOB_PORTS[names.launcher]

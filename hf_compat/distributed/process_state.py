@@ -1,4 +1,4 @@
-"""Which process of a run this is, and who does what first: accelerate's ``PartialState``, read from the arguments."""
+"""``ProcessState``: the interface of accelerate's ``PartialState``, from the arguments."""
 
 from __future__ import annotations
 
@@ -6,18 +6,21 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 
+if TYPE_CHECKING:
+    from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+
 __all__ = ["DistributedType", "ProcessState"]
 
 
 class DistributedType(StrEnum):
-    """How several processes share a run, by accelerate's names."""
+    """The kind of distributed training, by accelerate's names."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -27,20 +30,20 @@ class DistributedType(StrEnum):
 
 
 class ProcessState:
-    """Facts of this process.
+    """Device, rank and world size of this process, and operations that depend on them.
 
     Args:
         device: Its device.
-        launch: Which one it is of how many.
-        deepspeed_plugin: What is asked of DeepSpeed; None without it.
-        is_fsdp: Whether several processes each hold a part of the model, by FSDP.
+        launch: Its ranks and world sizes.
+        deepspeed_plugin: The DeepSpeed plugin; None without DeepSpeed.
+        is_fsdp: Whether the model is sharded by FSDP.
     """
 
     def __init__(
         self,
         device: torch.device,
         launch: Launch,
-        deepspeed_plugin: Any = None,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
         is_fsdp: bool = False,
     ) -> None:
         self.device = device
@@ -52,7 +55,7 @@ class ProcessState:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How several processes share the run; DeepSpeed's engine is at work in a single one too."""
+        """The kind of distributed training; ``DEEPSPEED`` also with a world size of 1."""
         if self.deepspeed_plugin is not None:
             return DistributedType.DEEPSPEED
         if self.num_processes == 1:
@@ -63,61 +66,61 @@ class ProcessState:
 
     @property
     def use_distributed(self) -> bool:
-        """Whether there is more than one process."""
+        """Whether the world size exceeds 1."""
         return self.num_processes > 1
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is the first of all processes."""
+        """Whether this is rank 0."""
         return self.process_index == 0
 
     @property
     def is_local_main_process(self) -> bool:
-        """Whether this is the first process of its node."""
+        """Whether this is local rank 0."""
         return self.local_process_index == 0
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the last of all processes."""
+        """Whether this is the last rank."""
         return self.process_index == self.num_processes - 1
 
     def wait_for_everyone(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all ranks have reached this call."""
         collectives.barrier()
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Run the block in the main process first, while the others wait."""
+        """Run the block on rank 0 first, while the others wait."""
         yield from _in_turn(self.is_main_process)
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Run the block in the main process of each node first, while the others wait."""
+        """Run the block on local rank 0 of each node first, while the others wait."""
         yield from _in_turn(self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` for the main process; elsewhere one that does nothing."""
+        """Return ``function`` on rank 0, else a function that does nothing."""
         return _only_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` for the main process of each node; elsewhere one that does nothing."""
+        """Return ``function`` on local rank 0, else a function that does nothing."""
         return _only_if(self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``function`` for the last process; elsewhere one that does nothing."""
+        """Return ``function`` on the last rank, else a function that does nothing."""
         return _only_if(self.is_last_process, function)
 
     def on_process(self, function: Callable[..., Any], process_index: int) -> Callable[..., Any]:
-        """Return ``function`` for process ``process_index``; elsewhere one that does nothing."""
+        """Return ``function`` on rank ``process_index``, else a function that does nothing."""
         return _only_if(self.process_index == process_index, function)
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Yield this process's part of ``inputs``; the first processes get one more where it does not divide evenly.
+        """Yield this rank's part of ``inputs``; the first ranks get one more item if they do not divide evenly.
 
         Args:
-            inputs: A list, tuple, tensor or data set, or a dict of those, all of one length.
-            apply_padding: Repeat the last item so that every process gets as many.
+            inputs: A list, tuple, tensor or dataset, or a dict of those with equal lengths.
+            apply_padding: Repeat the last item so that every rank gets the same number.
 
         Raises:
             ValueError: If the values of a dict differ in length.
@@ -127,7 +130,9 @@ class ProcessState:
             return
         lengths = {len(value) for value in inputs.values()} if isinstance(inputs, dict) else {len(inputs)}
         if len(lengths) != 1:
-            raise ValueError(f"The values to be split have different lengths: {sorted(lengths)}.")
+            raise ValueError(
+                f"`inputs`: the values have different lengths, {sorted(lengths)}; pass values of equal length."
+            )
         each, more = divmod(lengths.pop(), self.num_processes)
         start = self.process_index * each + min(self.process_index, more)
         own = slice(start, start + each + int(self.process_index < more))
@@ -141,7 +146,7 @@ class ProcessState:
 def _part(values: Any, own: slice, wanted: int) -> Any:
     """Return ``values[own]``, the last value repeated up to ``wanted`` items."""
     missing = max(wanted - (own.stop - own.start), 0)
-    if hasattr(values, "select") and not isinstance(values, torch.Tensor):  # a data set, which slicing makes a dict
+    if hasattr(values, "select") and not isinstance(values, torch.Tensor):  # slicing a dataset would return a dict
         return values.select([*range(own.start, own.stop), *[len(values) - 1] * missing])
     part = values[own]
     if missing == 0:
@@ -161,9 +166,9 @@ def _in_turn(is_first: bool) -> Iterator[None]:
             collectives.barrier()
 
 
-def _only_if(here: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+def _only_if(condition: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
-    return function if here else nothing
+    return function if condition else nothing

@@ -1,4 +1,4 @@
-"""Joining and leaving the processes of a run, and whose turn it is; torch is only imported where it is used."""
+"""Initializing and destroying the process group, and barriers; torch is imported on use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def process_group() -> Any | None:
-    """Return ``torch.distributed`` if it is in use; it cannot be while torch is not loaded."""
+    """Return ``torch.distributed`` if there is a process group, without importing torch; else None."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
@@ -33,17 +33,17 @@ def process_group() -> Any | None:
 
 
 def leave_processes() -> None:
-    """End the process group, if there is one."""
+    """Destroy the process group, if there is one."""
     group = process_group()
     if group is not None:
         group.destroy_process_group()
 
 
 def let_operations_end() -> None:
-    """Give the threads of gloo a moment; to be called before this process forks, or ends, in a run of several.
+    """Wait shortly for gloo's threads if there is a process group; call it before this process forks or exits.
 
-    They let go of an operation's tensors shortly after it is done, and need the interpreter for that. A fork in that
-    moment leaves its lock taken in the child, which then waits for ever; at the end of the interpreter they abort it.
+    They release the tensors of an operation shortly after it is done, which needs the interpreter lock. A fork at that
+    moment leaves the lock held in the child, which then hangs; when the interpreter exits, they abort the process.
     """
     if process_group() is not None:
         time.sleep(0.05)
@@ -55,20 +55,20 @@ def _leave_at_exit() -> None:
 
 
 def join_processes(launch: Launch, device: torch.device, *, backend: str | None, timeout: timedelta) -> None:
-    """Let the processes of the run find each other; once, however often it is called.
+    """Initialize the process group, if the world size exceeds 1 and there is none.
 
     Args:
-        launch: Which process of how many this is.
-        device: The device of this process, made the current one if it is a GPU.
+        launch: The ranks and world sizes of this process.
+        device: The device of this process; a GPU becomes the current CUDA device.
         backend: The user's ``ddp_backend``. Default: NCCL on GPUs, else gloo.
-        timeout: How long a collective operation may take.
+        timeout: The timeout of collective operations.
 
     Raises:
-        TrainerSetupError: If the launcher's variables describe no run, or the backend cannot be used.
+        TrainerSetupError: If the process group cannot be initialized.
     """
     import torch
 
-    # The first GPU is the current one until CUDA is in use; saying so would start it, and forbid a later fork.
+    # GPU 0 is the default; setting it would initialize CUDA, after which the process could not fork.
     if device.type == "cuda" and (device.index or cuda_is_initialized()):
         torch.cuda.set_device(device)
     if launch.world_size == 1 or process_group() is not None:
@@ -86,16 +86,16 @@ def join_processes(launch: Launch, device: torch.device, *, backend: str | None,
         )
     except (RuntimeError, ValueError) as error:
         raise TrainerSetupError(
-            f"Rank {launch.rank} of {launch.world_size} ({launch.launcher}) could not reach the others at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with `ddp_backend={backend!r}`, "
-            f"which is {chosen}: {error}"
+            f"Rank {launch.rank} of {launch.world_size} ({launch.launcher}) could not join the process group at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with the backend {chosen} "
+            f"(`ddp_backend={backend!r}`): {error}"
         ) from error
-    atexit.register(_leave_at_exit)  # NCCL would hold the interpreter up
+    atexit.register(_leave_at_exit)  # NCCL would block the exit of the interpreter
 
 
 @contextmanager
 def main_first(rank: int, *, is_main: bool, desc: str) -> Iterator[None]:
-    """Run the block on the main process first, while the others wait; at once where there is no process group.
+    """Run the block on the main process first, while the others wait; without a process group nothing waits.
 
     Args:
         rank: The rank of this process.
@@ -107,11 +107,11 @@ def main_first(rank: int, *, is_main: bool, desc: str) -> Iterator[None]:
         yield
         return
     if not is_main:
-        _logger.debug("rank %d waits for the main process to do: %s", rank, desc)
+        _logger.debug("Rank %d waits for the main process: %s", rank, desc)
         group.barrier()
     try:
         yield
     finally:
         if is_main:
-            _logger.debug("rank %d is done, the others go on: %s", rank, desc)
+            _logger.debug("Rank %d is done, the other ranks continue: %s", rank, desc)
             group.barrier()

@@ -163,6 +163,7 @@ class Runtime:
 
     def release(self) -> None:
         """Let go of the model and of the last run around it."""
+        self.strategy.close()
         self.forget_runs()
         self._placed_model = None
 

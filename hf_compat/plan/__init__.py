@@ -1,4 +1,4 @@
-"""Every number a run decides before it starts; neither torch nor lightning is imported."""
+"""The numbers of a run that are known before it starts; neither torch nor lightning is imported."""
 
 from hf_compat.plan.plan import RunPlan, build_plan
 from hf_compat.plan.position import DataPosition, plan_for_rest

@@ -1,11 +1,11 @@
-"""Where in the training data a run is, and where one that is resumed with other batches goes on."""
+"""``DataPosition``: how far a run has read its training data, and where it resumes with another batch size."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Self
+from typing import Self
 
 from hf_compat.plan.plan import RunPlan
 from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
@@ -15,12 +15,12 @@ __all__ = ["DataPosition", "plan_for_rest"]
 
 @dataclass(frozen=True, slots=True)
 class DataPosition:
-    """How much of the data a run has trained on, whatever the size of its batches."""
+    """How much of the data a run has trained on, in samples, independent of the batch size."""
 
     epoch: int
-    """Whole epochs done."""
+    """Completed epochs."""
     samples: int
-    """Samples of the epoch under way, over all devices."""
+    """Samples read in the current epoch, over all devices."""
     samples_per_batch: int
     """Samples in one batch, over all devices."""
     accumulate: int
@@ -28,13 +28,13 @@ class DataPosition:
 
     @classmethod
     def after(cls, plan: RunPlan, epoch: int, batches: int, shift: int = 0) -> Self:
-        """Return the position after ``batches`` batches of ``epoch``; a whole epoch is the start of the next one.
+        """Return the position after ``batches`` batches of ``epoch``; a completed epoch is the start of the next one.
 
         Args:
             plan: The run's plan.
-            epoch: Whole epochs done.
-            batches: Batches per device of the epoch under way.
-            shift: Samples that the batches are off a whole number of them, because the epoch began with others.
+            epoch: Completed epochs.
+            batches: Batches per device of the current epoch.
+            shift: Additional samples, if the epoch was started with another batch size.
         """
         size = plan.samples_per_batch
         if batches >= plan.batches_per_epoch:
@@ -42,21 +42,21 @@ class DataPosition:
         return cls(epoch, batches * size + shift, size, plan.accumulate)
 
     def agrees(self, plan: RunPlan, global_step: int) -> bool:
-        """Return whether ``global_step`` update steps of ``plan``, from the start, lead here."""
+        """Return whether this is the position after ``global_step`` update steps of ``plan``."""
         epoch, windows = divmod(global_step, plan.update_steps_per_epoch)
         samples = windows * plan.accumulate * plan.samples_per_batch
         return self == DataPosition(epoch, samples, plan.samples_per_batch, plan.accumulate)
 
     def to_dict(self) -> dict[str, int]:
-        """Return what a checkpoint keeps of the position."""
+        """Return the position as it is saved in a checkpoint."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, saved: Any) -> Self:
-        """Return the position that a checkpoint has kept.
+    def from_dict(cls, saved: object) -> Self:
+        """Return the position saved in a checkpoint.
 
         Raises:
-            ValueError: If ``saved`` is no such dict.
+            ValueError: If ``saved`` is not such a dict.
         """
         names = [item.name for item in fields(cls)]
         if not isinstance(saved, Mapping) or sorted(saved) != sorted(names):
@@ -69,19 +69,19 @@ class DataPosition:
 def plan_for_rest(
     plan: RunPlan, *, num_train_epochs: float | None, global_step: int, epoch: int, batches_left: int
 ) -> tuple[RunPlan, int]:
-    """Return the plan of a run that goes on with other windows, and the windows of ``epoch`` that count as done.
+    """Return the plan of a run resumed with other windows, and the windows of ``epoch`` that count as done.
 
     Args:
         plan: The plan of a run with the new windows from the start.
-        num_train_epochs: How many epochs the run is to make in all; None if ``max_steps`` decides.
+        num_train_epochs: Epochs of the whole run; None if ``max_steps`` limits it.
         global_step: Update steps done, with the old windows.
-        epoch: Whole epochs done.
-        batches_left: Batches per device that are left of ``epoch``.
+        epoch: Completed epochs.
+        batches_left: Remaining batches per device of ``epoch``.
     """
     per_epoch = plan.update_steps_per_epoch
     windows_left = update_steps_per_epoch(batches_left, plan.accumulate) if batches_left else 0
     done = per_epoch - windows_left
-    if plan.num_train_epochs == sys.maxsize:  # no length is known: max_steps decides, over any number of epochs
+    if plan.num_train_epochs == sys.maxsize:  # unknown length: max_steps limits the run, over any number of epochs
         return plan, done
     if num_train_epochs is None:
         beyond = max(plan.max_steps - global_step - windows_left, 0)

@@ -1,4 +1,4 @@
-"""How batches, windows, update steps and epochs follow from one another.
+"""Conversions between batches, windows, update steps and epochs.
 
 A *window* is the batches accumulated for one update step; the last window of an epoch may be short and still steps.
 """
@@ -11,15 +11,15 @@ __all__ = ["epochs_for", "update_steps_for", "update_steps_per_epoch"]
 
 
 def update_steps_per_epoch(batches: int, accumulate: int) -> int:
-    """Return how many update steps one pass over ``batches`` batches makes with ``accumulate`` batches a window."""
+    """Return the update steps of an epoch of ``batches`` batches, with ``accumulate`` batches per window."""
     return max(math.ceil(batches / accumulate), 1)
 
 
 def update_steps_for(epochs: float, steps_per_epoch: int) -> int:
-    """Return how many update steps ``epochs`` epochs make; a fraction of an epoch is rounded up to a step."""
+    """Return the update steps of ``epochs`` epochs, rounded up."""
     return math.ceil(epochs * steps_per_epoch)
 
 
 def epochs_for(update_steps: int, steps_per_epoch: int) -> int:
-    """Return in how many epochs, the last perhaps cut short, ``update_steps`` update steps are made."""
+    """Return the epochs that ``update_steps`` update steps need, rounded up."""
     return math.ceil(update_steps / steps_per_epoch)

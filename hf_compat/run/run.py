@@ -209,7 +209,8 @@ class TrainingRun:
 
     def _fit(self, plan: RunPlan, loader: Any, start: EpochStart | None) -> None:
         host, runtime = self.host, self.runtime
-        host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # the last run's wrapper goes
+        host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # the last run's wrapper goes,
+        host.deepspeed = None  # and its engine, as the next strategy is built
         pieces = self.pieces = assemble(self, plan, loader, start)
         if self.point is not None:  # `HFCheckpointIO` may have kept none
             self.point.lightning("callbacks", runtime.restore_callback_states)

@@ -1,1 +1,1 @@
-"""What the command line offers, as functions."""
+"""The functions behind the commands of ``hf-compat``."""

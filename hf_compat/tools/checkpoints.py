@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints, and whether it is whole."""
+"""Lists the checkpoints of a run, and verifies them."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ __all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints"]
 _TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth"})
 _HEADINGS = ("step", "epoch", "metric", "MB", "marks", "state")
 _RIGHT_ALIGNED = 4
-"""How many columns, from the left, hold numbers."""
+"""Number of columns, from the left, with numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """One checkpoint folder as a listing shows it."""
+    """One checkpoint folder in the list."""
 
     step: int
     """The update step in the folder's name."""
     path: Path
     epoch: float | None
-    """Epochs done; None if ``trainer_state.json`` does not say."""
+    """Epochs done; None if ``trainer_state.json`` has no epoch."""
     metric: float | None
-    """The best value so far of the run's ``metric_for_best_model``; the last ``eval_loss`` of a run that has none."""
+    """The best value so far of ``metric_for_best_model``; the last ``eval_loss`` if there is none."""
     size: int
-    """Bytes of all files."""
+    """Total size of the files, in bytes."""
     problems: tuple[str, ...]
-    """Why it cannot be resumed from, or what is damaged; empty if it is whole."""
+    """Why it cannot be resumed from, or what is damaged; empty if it is complete."""
     is_best: bool = False
     """Whether the newest checkpoint names it as the run's best."""
     is_newest: bool = False
-    """Whether ``resume_from_checkpoint=True`` goes on from it."""
+    """Whether ``resume_from_checkpoint=True`` resumes from it."""
 
 
 def describe_checkpoints(folder: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointSummary]:
-    """Return the checkpoints in ``folder``, or ``folder`` itself if it is one, in the order of their update steps.
+    """Return the checkpoints in ``folder``, or ``folder`` itself if it is one, by update step.
 
     Args:
         folder: The output folder of a run, or one of its checkpoints.
-        verify: Whether to read every file and report all that is wrong, not only what a resume would look at: sizes
-            against the marker, headers of safetensors files, checksums of torch's files, the syntax of JSON files. The
-            values in a safetensors file have no checksum.
+        verify: Whether to read every file and report all damage: sizes against the marker, headers of safetensors
+            files, checksums of torch's files, the syntax of JSON files. The values in safetensors files have no
+            checksum.
 
     Raises:
-        CheckpointError: If there is no such folder.
+        CheckpointError: If the folder does not exist.
     """
     place = Path(folder)
     if not place.is_dir():
-        raise CheckpointError(f"`{place}`: there is no such folder.")
+        raise CheckpointError(f"`{place}` does not exist; pass the output folder of a run or one of its checkpoints.")
     itself = checkpoint_at(place)
     checkpoints = list_checkpoints(place) if itself is None else [itself]
     described = [_describe(checkpoint, verify=verify) for checkpoint in checkpoints]
@@ -71,7 +71,7 @@ def describe_checkpoints(folder: str | os.PathLike[str], *, verify: bool = False
         return described
     newest = resumable[-1].path
     best = _state(newest).get("best_model_checkpoint")
-    # By its name alone: the run's folder may have moved, and be of either system.
+    # Compare names only: the run's folder may have moved, and its path may be of either operating system.
     best_name = PureWindowsPath(best).name if isinstance(best, str) else None
     return [replace(item, is_best=item.path.name == best_name, is_newest=item.path == newest) for item in described]
 
@@ -81,7 +81,7 @@ def _describe(checkpoint: Checkpoint, *, verify: bool) -> CheckpointSummary:
     reason = incomplete_reason(checkpoint.path)
     problems = [] if reason is None else [reason]
     if verify:
-        problems += _damages(checkpoint.path)
+        problems += _find_damage(checkpoint.path)
     return CheckpointSummary(
         step=checkpoint.step,
         path=checkpoint.path,
@@ -103,7 +103,7 @@ def _state(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -116,8 +116,8 @@ def _metric(state: dict[str, Any]) -> float | None:
     return next((loss for loss in losses if loss is not None), None)
 
 
-def _damages(folder: Path) -> Iterator[str]:
-    """Yield all that is wrong with the files of ``folder``, each once."""
+def _find_damage(folder: Path) -> Iterator[str]:
+    """Yield the damage to the files of ``folder``."""
     try:
         marker = read_marker(folder)
         if marker is not None:
@@ -140,12 +140,12 @@ def _content_damage(path: Path) -> str | None:
     elif path.suffix in _TORCH_SUFFIXES and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
-        return None if broken is None else f"the checksum of `{broken}` in it is wrong."
+        return None if broken is None else f"the checksum of `{broken}` in it does not match."
     return None
 
 
 def as_table(checkpoints: Sequence[CheckpointSummary]) -> str:
-    """Return an aligned table of ``checkpoints``, one line each and one more for each further problem."""
+    """Return an aligned table of ``checkpoints``, one line each and one more for each additional problem."""
     rows = [_HEADINGS, *(row for item in checkpoints for row in _rows(item))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = []
@@ -169,7 +169,7 @@ def _rows(item: CheckpointSummary) -> Iterator[tuple[str, ...]]:
 
 
 def _printable(text: str) -> str:
-    """Return ``text`` without what a terminal would obey: names of files come from the checkpoint."""
+    """Return ``text`` without control characters: names of files come from the checkpoint."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -180,7 +180,7 @@ def as_json(checkpoints: Sequence[CheckpointSummary]) -> str:
     )
 
 
-def _json_value(value: Any) -> Any:
+def _json_value(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value

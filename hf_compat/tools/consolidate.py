@@ -1,4 +1,4 @@
-"""From the weights that several processes wrote together to files that ``from_pretrained`` reads."""
+"""Consolidates a checkpoint's sharded weights into files for ``from_pretrained``."""
 
 from __future__ import annotations
 
@@ -21,69 +21,73 @@ from hf_compat.checkpoint.weight_files import weight_files
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.files import read_json_object
 
-__all__ = ["consolidate", "is_whole"]
+__all__ = ["consolidate", "has_full_weights"]
 
 _LIMIT = 5_000_000_000
 _STATES = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME, names.SCALER_NAME, names.TRAINER_STATE_NAME)
-_OF_A_RUN = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.WHOLE_OPTIMIZER_NAME)
+_TRAINING_FILES = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.WHOLE_OPTIMIZER_NAME)
 
 
-def is_whole(folder: str | os.PathLike[str]) -> bool:
-    """Return whether ``folder`` holds weights that ``from_pretrained`` reads as they are."""
+def has_full_weights(folder: str | os.PathLike[str]) -> bool:
+    """Return whether ``folder`` has full weights, which ``from_pretrained`` can read."""
     return Path(folder).is_dir() and bool(weight_files(Path(folder)))
 
 
 def consolidate(
     folder: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, *, limit: int = _LIMIT
 ) -> list[Path]:
-    """Write whole weights from a checkpoint's sharded ones; no process group and no GPU are needed.
+    """Consolidate a checkpoint's sharded weights into full weights, without a process group or a GPU.
 
-    In memory are one tensor at a time and the part of it being read, whatever the model's size: at most twice the
-    largest tensor. Nothing has its final name before all is on the disk.
+    One tensor is in memory at a time, with the shard being read: at most twice the size of the largest tensor. Files
+    get their final names after all of them are on the disk.
 
     Args:
-        folder: A checkpoint with sharded weights, which stay.
-        output: A new folder for the weights, and for what ``save_model`` writes beside them. Default: ``folder``.
-        limit: Bytes of tensors in one file; what exceeds them goes into several, with an index.
+        folder: A checkpoint with sharded weights, which are kept.
+        output: A new folder for the weights, and for the other files of ``save_model``. Default: ``folder``.
+        limit: Maximum bytes of tensors per file; larger models are written to several files with an index.
 
     Returns:
-        The files with the weights.
+        The weight files, then the index if there is one.
 
     Raises:
-        CheckpointError: If there are no sharded weights, they cannot be read, or weights would be overwritten.
+        CheckpointError: If there are no sharded weights, they cannot be read, or files would be overwritten.
         CheckpointWriteError: If the files cannot be written.
     """
     source = Path(folder)
-    together = _sharded_weights(source)
+    sharded = _sharded_weights(source)
     target = source if output is None else Path(output)
-    if output is None and is_whole(source):
-        raise CheckpointError(f"`{source}` holds whole weights already; they are not overwritten.")
+    if output is None and has_full_weights(source):
+        raise CheckpointError(f"`{source}` has full weights already; remove them first, or name an output folder.")
     if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"`{target}` is there and not empty: name a new folder.")
-    shards = _Shards(together)
-    files = _divided(_without_aliases(shards, source), limit)
+        raise CheckpointError(f"`{target}` exists and is not empty: name a new folder.")
+    shards = _Shards(sharded)
+    files = _split_into_files(_without_aliases(shards, source), limit)
     try:
-        return _write_in_place(files, shards, source) if output is None else _write_anew(files, shards, source, target)
+        return (
+            _write_in_place(files, shards, source)
+            if output is None
+            else _write_new_folder(files, shards, source, target)
+        )
     except OSError as error:
-        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. Nothing in it has changed.") from error
+        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
 
 
 def _sharded_weights(folder: Path) -> Path:
-    """Return the folder with the parts in the checkpoint ``folder``; an error says what else it is."""
+    """Return the folder with the shards in the checkpoint ``folder``; the error says what else to use."""
     if not folder.is_dir():
-        raise CheckpointError(f"`{folder}`: there is no such checkpoint folder.")
-    together = distributed_files.sharded_weights(folder)
-    if together is not None:
-        return together
+        raise CheckpointError(f"`{folder}` does not exist; pass a checkpoint with sharded weights.")
+    sharded = distributed_files.sharded_weights(folder)
+    if sharded is not None:
+        return sharded
     checkpoints = list_checkpoints(folder)
-    if is_whole(folder):
-        advice = "its weights are whole already"
+    if has_full_weights(folder):
+        advice = "its weights are full already"
     elif (folder / "zero_to_fp32.py").is_file() or any(folder.glob("global_step*/")):
         advice = f"DeepSpeed wrote it: run `python {folder / 'zero_to_fp32.py'} {folder} OUTPUT`"
     elif checkpoints:
-        advice = f"name one of the checkpoints in it, such as `{checkpoints[-1].path}`"
+        advice = f"pass one of the checkpoints in it, such as `{checkpoints[-1].path}`"
     else:
-        advice = "name a checkpoint that FSDP wrote with `state_dict_type='SHARDED_STATE_DICT'`"
+        advice = "pass a checkpoint that FSDP saved with `state_dict_type='SHARDED_STATE_DICT'`"
     raise CheckpointError(f"`{folder}` has no sharded weights, `{names.SHARDED_WEIGHTS_NAME}`: {advice}.")
 
 
@@ -91,7 +95,7 @@ class _Shards:
     """The tensors in a folder of sharded weights, read one at a time.
 
     Attributes:
-        entries: What they are, in the model's order.
+        entries: Their names, dtypes and shapes, in the model's order.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,20 +105,20 @@ class _Shards:
         for path, kept in distributed_files.contents(self._metadata).items():
             if not (len(path) == 2 and path[0] == "model" and isinstance(kept, TensorStorageMetadata)):
                 raise CheckpointError(
-                    f"`{folder}` holds `{'.'.join(map(str, path))}`, which is no tensor of a model's: "
-                    f"`{names.SAFE_WEIGHTS_NAME}` cannot hold it."
+                    f"`{folder}` contains `{'.'.join(map(str, path))}`, which is not a tensor of the model: "
+                    f"`{names.SAFE_WEIGHTS_NAME}` cannot store it."
                 )
             self.entries.append(Entry(path[1], kept.properties.dtype, tuple(kept.size)))
 
     def read(self, entry: Entry) -> Tensor:
-        """Return a tensor, put together of its parts."""
-        whole = torch.empty(entry.shape, dtype=entry.dtype)
-        distributed_files.load({"model": {entry.name: whole}}, self._folder, self._metadata)
-        return whole
+        """Return the full tensor, consolidated from its shards."""
+        tensor = torch.empty(entry.shape, dtype=entry.dtype)
+        distributed_files.load({"model": {entry.name: tensor}}, self._folder, self._metadata)
+        return tensor
 
 
 def _without_aliases(shards: _Shards, folder: Path) -> list[Entry]:
-    """Return the entries but those that a model of this configuration ties to an earlier one, and that equal it."""
+    """Return the entries without those that the model ties to an earlier one and whose values are equal to it."""
     by_name = {entry.name: entry for entry in shards.entries}
     kept = []
     first = _tied_names(folder)
@@ -126,9 +130,9 @@ def _without_aliases(shards: _Shards, folder: Path) -> list[Entry]:
 
 
 def _tied_names(folder: Path) -> dict[str, str]:
-    """Return each name in transformers' model of ``folder`` that is another one's tensor, and the first such name.
+    """Return name → first name of each tied parameter in transformers' model of ``folder``.
 
-    Without transformers, or for a class that is not its own, there are none: every tensor is written then.
+    It is empty without transformers, or for a model class outside of it: every tensor is written then.
     """
     config = folder / "config.json"
     if not config.is_file() or importlib.util.find_spec("transformers") is None:
@@ -147,8 +151,8 @@ def _tied_names(folder: Path) -> dict[str, str]:
     return {name: other for name, other in tied.items() if name != other}
 
 
-def _divided(entries: Sequence[Entry], limit: int) -> dict[str, list[Entry]]:
-    """Return the entries by the name of the file that they go into, of at most ``limit`` bytes or one tensor each."""
+def _split_into_files(entries: Sequence[Entry], limit: int) -> dict[str, list[Entry]]:
+    """Return file name → entries, with at most ``limit`` bytes or one tensor per file."""
     groups: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:
@@ -164,7 +168,7 @@ def _divided(entries: Sequence[Entry], limit: int) -> dict[str, list[Entry]]:
 
 
 def _write(files: Mapping[str, Sequence[Entry]], shards: _Shards, folder: Path) -> list[Path]:
-    """Write the files into ``folder``; return them, the index, if there is one, last."""
+    """Write the files to ``folder``; return them, with the index, if there is one, last."""
     for name, entries in files.items():
         write_tensors(folder / name, entries, shards.read)
     paths = [folder / name for name in files]
@@ -186,19 +190,21 @@ def _write_in_place(files: Mapping[str, Sequence[Entry]], shards: _Shards, folde
         written = _write(files, shards, staged)
         for path in written:
             if (folder / path.name).exists():
-                raise CheckpointError(f"`{folder / path.name}` is there already; it is not overwritten.")
-        # The index comes last: without it the others are no weights.
+                raise CheckpointError(
+                    f"`{folder / path.name}` exists already; remove it first, or name an output folder."
+                )
+        # The index comes last: without it the other files are not read.
         return [path.rename(folder / path.name) for path in written]
     finally:
         publish.abandon(staged)
 
 
-def _write_anew(files: Mapping[str, Sequence[Entry]], shards: _Shards, source: Path, target: Path) -> list[Path]:
+def _write_new_folder(files: Mapping[str, Sequence[Entry]], shards: _Shards, source: Path, target: Path) -> list[Path]:
     publish.clean_orphans(target.parent)
     staged = publish.begin(target)
     try:
         written = _write(files, shards, staged)
-        for path in _beside_weights(source):
+        for path in _model_files(source):
             shutil.copy2(path, staged)
         if target.is_dir():
             target.rmdir()
@@ -209,9 +215,14 @@ def _write_anew(files: Mapping[str, Sequence[Entry]], shards: _Shards, source: P
     return [target / path.name for path in written]
 
 
-def _beside_weights(folder: Path) -> Iterator[Path]:
-    """Yield the files of a checkpoint that belong to its model, not to the run."""
+def _model_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a checkpoint that belong to the model, not to the training state."""
     for path in folder.iterdir():
         is_random_state = path.name.startswith("rng_state")
-        if path.is_file() and path.name not in _OF_A_RUN and not is_random_state and not path.name.startswith("."):
+        if (
+            path.is_file()
+            and path.name not in _TRAINING_FILES
+            and not is_random_state
+            and not path.name.startswith(".")
+        ):
             yield path

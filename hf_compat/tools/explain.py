@@ -1,4 +1,4 @@
-"""What becomes of training arguments: those in a file or on a script's command line, or every field there is."""
+"""Explains the effect of training arguments, of a file, a script's command line or all fields."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_compat.arguments.fields.rules import DEFAULTS
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
 
-__all__ = ["Explanation", "as_json", "as_markdown", "as_table", "explain_all", "explain_fields", "explain_words"]
+__all__ = ["Explanation", "as_json", "as_markdown", "as_table", "explain_all", "explain_command_line", "explain_fields"]
 
 _RULES = {rule.field: rule for rule in FIELD_RULES}
 _SETTABLE = {item.name for item in fields(Seq2SeqTrainingArguments) if item.init}
@@ -26,41 +26,41 @@ _PLACES: dict[str, Callable[[str], str]] = {
     "plan": lambda target: f"hf_compat/{target}",
     "script": lambda target: "scripts",
     "alias": lambda target: f"{target}=...",
-    "unsupported": lambda target: "refused",
+    "unsupported": lambda target: "not supported",
 }
-_SURELY_MEANT = 0.75
-"""Likeness, 0 to 1, from which on an unknown name is taken for a misspelt field."""
-_HEADINGS = ("field", "value", "where", "what it becomes")
-_WIDEST_VALUE = 40
+_MIN_SIMILARITY = 0.75
+"""Similarity, 0 to 1, from which an unknown name is taken for a misspelt field."""
+_HEADINGS = ("field", "value", "where", "effect")
+_MAX_VALUE_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What becomes of one field."""
+    """The effect of one field."""
 
     field: str
-    value: Any
-    """The value given, or the default; a token is hidden."""
+    value: object
+    """The given value, or the default; tokens are masked."""
     fate: str
-    """As in ``FieldRule``; ``"unknown"`` for what is no field."""
+    """As in ``FieldRule``; ``"unknown"`` if it is not a field."""
     where: str
-    """The keyword of ``lightning.Trainer``, our module, the newer name, or who reads it."""
+    """The keyword of ``lightning.Trainer``, our module, the new name, or who reads it."""
     account: str
-    """What it becomes, or what to do instead."""
+    """Its effect, or the reason and the remedy if it is not supported."""
     problems: tuple[str, ...] = ()
-    """Why this value is refused; empty if it is not."""
+    """Why this value is invalid or not supported; empty if it is accepted."""
 
 
 def explain_all() -> list[Explanation]:
-    """Return what becomes of every field, in the order of declaration, with its default."""
+    """Return the effect of every field with its default, in the order of declaration."""
     return [_explain(rule.field, DEFAULTS.get(rule.field)) for rule in FIELD_RULES]
 
 
 def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
-    """Return what becomes of the fields in ``given``, and why values are refused.
+    """Return the effect of the fields in ``given``, and the problems of their values.
 
-    A problem with a field that is not in ``given`` (the environment may set one) is told in a row of its own. A name
-    that is no field is told with the nearest one: scripts keep arguments of their own in the same file.
+    A problem of a field that is not in ``given``, perhaps set by the environment, has its own row. An unknown name is
+    not a problem, but may get a suggestion: scripts have their own arguments in the same file.
     """
     explained = {name: _explain(name, value) for name, value in given.items()}
     for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
@@ -69,21 +69,21 @@ def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
     return list(explained.values())
 
 
-def explain_words(words: Sequence[str]) -> list[Explanation]:
-    """Return what becomes of a command line without running its script.
+def explain_command_line(arguments: Sequence[str]) -> list[Explanation]:
+    """Return the effect of the arguments on a command line, without running its script.
 
     Args:
-        words: A ``.json``, ``.yaml`` or ``.yml`` file of fields; or a script and what follows it, either such a file
-            alone or options. A file named as the script but ending in ``.args`` is read too, as scripts do.
+        arguments: A ``.json``, ``.yaml`` or ``.yml`` file of fields; or a script and such a file, or its options.
+            The file with the script's name and the suffix ``.args`` is read too.
 
     Raises:
-        ParserError: If a file cannot be read, or the value of an option cannot.
+        ParserError: If a file or the value of an option cannot be parsed.
     """
-    first, *rest = words
+    first, *rest = arguments
     if Path(first).suffix != ".py":
         return explain_fields(read_fields(first))
     if not Path(first).is_file():
-        raise ParserError(f"`{first}`: there is no such script.")
+        raise ParserError(f"`{first}` does not exist; pass a script or a file of fields.")
     if len(rest) == 1 and not rest[0].startswith("-"):
         return explain_fields(read_fields(rest[0]))
     defaults = Path(first).with_suffix(".args")
@@ -91,48 +91,48 @@ def explain_words(words: Sequence[str]) -> list[Explanation]:
     return explain_fields(_given_fields([*more, *rest]))
 
 
-def _given_fields(words: Sequence[str]) -> dict[str, Any]:
-    """Return the fields that options set, and the names of other options with what follows them."""
+def _given_fields(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return the fields set by options, and other options with their values."""
     parser = HfArgumentParser(Seq2SeqTrainingArguments, allow_abbrev=False, add_help=False, exit_on_error=False)
     for action in parser._actions:
         action.default = SUPPRESS
     try:
-        namespace, rest = parser.parse_known_args(words)
+        namespace, rest = parser.parse_known_args(arguments)
     except ArgumentError as error:
         raise ParserError(str(error)) from error
     return {**vars(namespace), **_own_options(rest)}
 
 
-def _own_options(words: Iterable[str]) -> dict[str, str]:
+def _own_options(arguments: Iterable[str]) -> dict[str, str]:
     own: dict[str, list[str]] = {}
-    values: list[str] = []  # words before the first option belong to none
-    for word in words:
-        name, equals, value = word.partition("=")
+    values: list[str] = []  # arguments before the first option belong to none
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
         if name.startswith("--"):
             values = own.setdefault(name.removeprefix("--"), [])
-            word = value if equals else ""
-        if word:
-            values.append(word)
+            argument = value if equals else ""
+        if argument:
+            values.append(argument)
     return {name: " ".join(values) for name, values in own.items()}
 
 
 def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the field and the text of everything that is wrong with ``given``."""
+    """Yield the field and the text of every problem of ``given``."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a name is an older one is told in its row
+            warnings.simplefilter("ignore")  # its row says that a name is deprecated
             Seq2SeqTrainingArguments(**given)
     except ArgumentsError as error:
         yield from zip(error.fields, error.problems, strict=True)
 
 
-def _explain(name: str, value: Any) -> Explanation:
+def _explain(name: str, value: object) -> Explanation:
     shown = _plain(f"<{name.upper()}>" if name.endswith("_token") and value is not None else value)
     rule = _RULES.get(name)
     if rule is None:
-        near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_SURELY_MEANT)
+        near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_MIN_SIMILARITY)
         hint = f" Did you mean `{near[0]}`?" if near else ""
-        return Explanation(name, shown, "unknown", "the script", f"No field of TrainingArguments.{hint}")
+        return Explanation(name, shown, "unknown", "the script", f"Not a field of TrainingArguments.{hint}")
     return Explanation(name, shown, rule.fate, _place(rule), rule.account)
 
 
@@ -140,25 +140,25 @@ def _place(rule: FieldRule) -> str:
     return _PLACES[rule.fate](rule.target)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
 def as_table(explained: Sequence[Explanation]) -> str:
-    """Return an aligned table of ``explained``, one line each and one more for each reason of a refusal."""
+    """Return an aligned table of ``explained``, one line each and one more for each problem."""
     rows = [_HEADINGS, *((item.field, _short(item.value), item.where, item.account) for item in explained)]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     lines = []
     for row, item in zip(rows, [None, *explained], strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]))
-        lines.extend(f"  refused: {problem}" for problem in (item.problems if item else ()))
+        lines.extend(f"  error: {problem}" for problem in (item.problems if item else ()))
     return "\n".join(lines)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in repr(value))
-    return text if len(text) <= _WIDEST_VALUE else f"{text[: _WIDEST_VALUE - 3]}..."
+    return text if len(text) <= _MAX_VALUE_WIDTH else f"{text[: _MAX_VALUE_WIDTH - 3]}..."
 
 
 def as_json(explained: Sequence[Explanation]) -> str:
@@ -168,7 +168,7 @@ def as_json(explained: Sequence[Explanation]) -> str:
 
 def as_markdown(explained: Sequence[Explanation]) -> str:
     """Return ``explained`` as a Markdown table without values."""
-    rows = ["| field | where | what it becomes |", "|---|---|---|"]
+    rows = ["| field | where | effect |", "|---|---|---|"]
     rows += [f"| `{item.field}` | {_code(item)} | {item.account} |" for item in explained]
     return "\n".join(rows)
 

@@ -96,7 +96,7 @@ def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -
 def release_model(trainer: Trainer) -> None:
     """Let go of the model and the run around it, so that the next trial has the memory."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
-    trainer._run = None
+    trainer._run = trainer.deepspeed = None
     trainer._runtime.release()
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None

@@ -135,12 +135,12 @@ def test_unsupported_fields(rule):
 
 WRONG = {
     "train batch": ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size=0`.*1 or more"),
-    "batch of a float": ({"per_device_eval_batch_size": 2.5}, "`per_device_eval_batch_size=2.5`.*whole"),
+    "batch of a float": ({"per_device_eval_batch_size": 2.5}, "`per_device_eval_batch_size=2.5`.*integer"),
     "accumulation": ({"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps=0`"),
-    "rate as text": ({"learning_rate": "1e-4"}, "`learning_rate='1e-4'`: is no number"),
+    "rate as text": ({"learning_rate": "1e-4"}, "`learning_rate='1e-4'`: must be a number"),
     "negative rate": ({"learning_rate": -1.0}, "`learning_rate=-1.0`"),
     "not a number": ({"learning_rate": float("nan")}, "`learning_rate=nan`"),
-    "beta": ({"adam_beta1": 1.5}, "`adam_beta1=1.5`.*0 to 1"),
+    "beta": ({"adam_beta1": 1.5}, "`adam_beta1=1.5`.*between 0 and 1"),
     "negative clipping": ({"max_grad_norm": -1.0}, "`max_grad_norm=-1.0`"),
     "smoothing": ({"label_smoothing_factor": 2}, "`label_smoothing_factor=2`"),
     "epochs": ({"num_train_epochs": -1}, "`num_train_epochs=-1`"),
@@ -153,7 +153,7 @@ WRONG = {
     "log level": ({"log_level": "loud"}, "`log_level='loud'`"),
     "strategy": ({"eval_strategy": "step"}, "`eval_strategy='step'`.*IntervalStrategy"),
     "optimizer": ({"optim": "adam"}, "`optim='adam'`.*'adamw_torch'"),
-    "json": ({"lr_scheduler_kwargs": "{x}"}, "`lr_scheduler_kwargs='{x}'`: cannot be read as JSON"),
+    "json": ({"lr_scheduler_kwargs": "{x}"}, "`lr_scheduler_kwargs='{x}'`: is not valid JSON"),
     "accelerator key": ({"accelerator_config": {"split": True}}, "`accelerator_config=.*split_batches"),
     "accelerator class": ({"accelerator_config": AcceleratorConfig}, "`accelerator_config=.*a class"),
     "accelerator file": ({"accelerator_config": "none.json"}, "`accelerator_config='none.json'`"),
@@ -194,7 +194,7 @@ ONE_OF_EACH = {
     "report_to": (["wandb"], "_trackers"),
     "optim": ("adam", "_enums"),
     "lr_scheduler_kwargs": ("{x}", "_dicts"),
-    "accelerator_config": ({"use_configured_state": True}, "_sharing"),
+    "accelerator_config": ({"use_configured_state": True}, "_accelerator_config"),
     "deepspeed": ("ds.json", "deepspeed_problems"),
     "tpu_num_cores": (8, "unsupported_problems"),
     "learning_rate": ("fast", "_numbers"),
@@ -235,7 +235,7 @@ def test_no_check_hides_another():
 @pytest.mark.parametrize("name", sorted(set(names_of(Seq2SeqTrainingArguments)) - set(names_of(TrainingArguments))))
 def test_fields_of_generation_name_their_class(name):
     """A field that only the arguments for generation have is answered with their name."""
-    with pytest.raises(UnknownArgumentError, match=f"`{name}` is no argument .*: use `Seq2SeqTrainingArguments`"):
+    with pytest.raises(UnknownArgumentError, match=f"`{name}` is not an argument .*: use `Seq2SeqTrainingArguments`"):
         TrainingArguments("out", **{name: 1})
 
 
@@ -258,7 +258,7 @@ def test_tokens_are_never_shown():
 @pytest.mark.parametrize(("name", "nearest"), [("learning_rat", "learning_rate"), ("eval_strategie", "eval_strategy")])
 def test_unknown_keyword(name, nearest):
     """A keyword that no release knows is refused with the nearest one, as a ``TypeError``."""
-    with pytest.raises(UnknownArgumentError, match=f"`{name}` is no argument .* `{nearest}`") as caught:
+    with pytest.raises(UnknownArgumentError, match=f"`{name}` is not an argument .* `{nearest}`") as caught:
         TrainingArguments("out", **{name: 1})
     assert isinstance(caught.value, TypeError)
 

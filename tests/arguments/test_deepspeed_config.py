@@ -209,7 +209,7 @@ def ours(args):
     try:
         args.hf_deepspeed_config.trainer_config_finalize(args, model_of(hidden_size=16), STEPS)
     except ArgumentsError as error:
-        keys = sorted(re.search(r"^`deepspeed`: its `(\S+)` is", problem)[1] for problem in error.problems)
+        keys = sorted(re.search(r"^`deepspeed`: `(\S+)` is", problem)[1] for problem in error.problems)
     return args.hf_deepspeed_config, args.deepspeed_plugin, keys
 
 
@@ -327,11 +327,11 @@ def test_configs_are_read(shape, tmp_path):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ("ds.json", "neither a dict nor an existing JSON file"),
-        ("{'single': 1}", "cannot be read as JSON"),
-        (7, "neither a dict nor an existing JSON file"),
+        ("ds.json", "is not a dict, an existing JSON file"),
+        ("{'single': 1}", "is not valid JSON"),
+        (7, "is not a dict, an existing JSON file"),
         ({"fp16": {}}, "no section `zero_optimization`"),
-        (stage(2, optimizer="adam"), "`optimizer` is 'adam': make it a section"),
+        (stage(2, optimizer="adam"), "`optimizer` is 'adam', not a section"),
     ],
     ids=["no file", "no JSON", "a number", "no ZeRO", "no section"],
 )
@@ -414,13 +414,13 @@ def test_launchers_that_contradict(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
     assert ours(arguments(tmp_path))[2] == ["gradient_accumulation_steps"]
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO3_INIT", "true")
-    with pytest.warns(HFCompatWarning, match="only ZeRO-3 partitions models"):
+    with pytest.warns(HFCompatWarning, match="only stage 3 partitions models"):
         assert not arguments(tmp_path).deepspeed_plugin.is_zero3_init_enabled()
     monkeypatch.setenv("ACCELERATE_CONFIG_DS_FIELDS", "deepspeed_config_file,zero_stage")
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(ALL_AUTO))
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(file))
-    with pytest.raises(ArgumentsError, match="accelerate's configuration says zero_stage too"):
+    with pytest.raises(ArgumentsError, match="overrides zero_stage of accelerate's configuration"):
         arguments(tmp_path)
 
 

@@ -64,7 +64,9 @@ def test_equal_to_upstream(kind):
 @pytest.mark.parametrize("wrong", ["step", 3, None, ["steps"]], ids=repr)
 def test_a_name_that_is_none(wrong):
     """A wrong name is answered with the right ones."""
-    with pytest.raises(ValueError, match=r"is no IntervalStrategy: choose one of 'no', 'steps', 'epoch'\.") as caught:
+    with pytest.raises(
+        ValueError, match=r"is not a valid IntervalStrategy; choose one of 'no', 'steps', 'epoch'\."
+    ) as caught:
         IntervalStrategy(wrong)
     assert str(caught.value).startswith(repr(wrong))
 

@@ -176,8 +176,10 @@ def test_settings(asked, launcher, monkeypatch):
 
 
 WRONG = {
-    "an unknown word": ({"fsdp": "full_shard wrap"}, ["`fsdp='wrap'`: is none of full_shard"]),
-    "two words": ({"fsdp": "full_shard shard_grad_op"}, ["`fsdp='full_shard shard_grad_op'`: exclude each other"]),
+    "an unknown word": ({"fsdp": "full_shard wrap"}, ["`fsdp='wrap'`: unknown option, not one of full_shard"]),
+    "two words": (
+        {"fsdp": "full_shard shard_grad_op"}, ["`fsdp='full_shard shard_grad_op'`: are different sharding strategies"]
+    ),
     "a word against the config": (
         {"fsdp": "full_shard", "fsdp_config": {"version": 1, "reshard_after_forward": "no_shard"}},
         ["`fsdp='full_shard'`: contradicts `fsdp_config={'reshard_after_forward': 'no_shard'}`"],
@@ -194,53 +196,53 @@ WRONG = {
         },
         [
             "`fsdp_config={'backward_prefetch': 'soon'}`: choose one of 'NO_PREFETCH'",
-            "`fsdp_config={'wrap': 1}`: is none of version, ",
+            "`fsdp_config={'wrap': 1}`: unknown key, not one of version, ",
             "`fsdp_config={'xla': True}`: is for TPUs",
-            "`fsdp_config={'offload_params': True}`: write 'cpu_offload' instead",
-            "`fsdp_config={'activation_checkpointing': True}`: excludes `gradient_checkpointing=True`",
+            "`fsdp_config={'offload_params': True}`: is not a key of `fsdp_config`; use 'cpu_offload'",
+            "`fsdp_config={'activation_checkpointing': True}`: does the same as `gradient_checkpointing=True`",
             "`fsdp_config={'cpu_ram_efficient_loading': True}`: needs 'sync_module_states': True",
         ],
     ),
     "layers by class and by size": (
         {"fsdp": "full_shard auto_wrap", "fsdp_config": {**BY_CLASS, "min_num_params": 5}},
-        ["`fsdp_config={'min_num_params': 5}`: excludes `transformer_layer_cls_to_wrap`"],
+        ["`fsdp_config={'min_num_params': 5}`: cannot be combined with `transformer_layer_cls_to_wrap`"],
     ),
     "a class that is not used": (
         {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP", **BY_CLASS}},
-        ["`fsdp_config={'transformer_layer_cls_to_wrap': ['GPT2Block']}`: counts where"],
+        ["`fsdp_config={'transformer_layer_cls_to_wrap': ['GPT2Block']}`: needs wrapping by class"],
     ),
     "layers of no size": (
         {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP"}},
-        ["`fsdp_config={'min_num_params': 0}`: has to be positive"],
+        ["`fsdp_config={'min_num_params': 0}`: must be positive"],
     ),
     "a size that is none": (
         {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": -1}},
-        ["`fsdp_config={'min_num_params': -1}`: has to be a whole number"],
+        ["`fsdp_config={'min_num_params': -1}`: must be an integer"],
     ),
     "version 1 alone": (
         {"fsdp": True, "fsdp_config": {"version": 2, "use_orig_params": False, "forward_prefetch": True}},
         [
-            "`fsdp_config={'use_orig_params': False}`: is for version 1",
-            "`fsdp_config={'forward_prefetch': True}`: is for version 1",
+            "`fsdp_config={'use_orig_params': False}`: is only supported by FSDP version 1",
+            "`fsdp_config={'forward_prefetch': True}`: is only supported by FSDP version 1",
         ],
     ),
     "no word of version 2": (
-        {"fsdp": "no_shard", "fsdp_config": {"version": 2}}, ["`fsdp='no_shard'`: version 2 of FSDP knows 'full_shard'"]
+        {"fsdp": "no_shard", "fsdp_config": {"version": 2}}, ["`fsdp='no_shard'`: FSDP version 2 supports 'full_shard'"]
     ),
     "version 3": ({"fsdp": True, "fsdp_config": {"version": 3}}, ["`fsdp_config={'version': 3}`: choose one of"]),
-    "a config alone": ({"fsdp_config": {"use_orig_params": True}}, ["asks for nothing without `fsdp`"]),
+    "a config alone": ({"fsdp_config": {"use_orig_params": True}}, ["has no effect without `fsdp`"]),
     "a file alone": ({"fsdp_config": "nowhere.json"}, ["`fsdp_config='nowhere.json'`: "]),
     "no file": ({"fsdp": True, "fsdp_config": "nowhere.json"}, ["`fsdp_config='nowhere.json'`: .*pass a dict"]),
     "only the model": (
         {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_only_model": True},
-        ["`save_only_model=True`: needs whole checkpoints"],
+        ["`save_only_model=True`: needs a full state dict"],
     ),
     "the best of only models": (
         {
             "fsdp": True, "save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch",
             "save_strategy": "epoch",
         },
-        ["`save_only_model=True`: excludes `load_best_model_at_end=True`"],
+        ["`save_only_model=True`: cannot be combined with `load_best_model_at_end=True`"],
     ),
     "local states": (
         {"fsdp": True, "fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}}, ["choose one of 'FULL_STATE_DICT'"]

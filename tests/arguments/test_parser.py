@@ -331,7 +331,7 @@ def test_a_dict_is_a_json_object(capsys):
     assert attempt(HfArgumentParser, Config, []) == (Config(None, {}),)
     for wrong in ("{a}", "[1]"):
         assert attempt(HfArgumentParser, Config, ["--sizes", wrong]) == ("exit", 2)
-    assert "is no JSON object" in capsys.readouterr().err
+    assert "is not a JSON object" in capsys.readouterr().err
 
 
 def test_a_text_or_a_list():
@@ -429,7 +429,7 @@ def test_errors_name_the_nearest(tmp_path):
         HfArgumentParser(Aliases).parse_args_into_dataclasses(["--label", "x", "--batch_sise", "1"])
     path = tmp_path / "list.yaml"
     path.write_text("- a\n")
-    with pytest.raises(ParserError, match=r"list.yaml` holds a list"):
+    with pytest.raises(ParserError, match=r"list.yaml` contains a list"):
         HfArgumentParser(Aliases).parse_yaml_file(path)
     with pytest.raises(ParserError, match=r"ending in \.json"):
         read_fields(tmp_path / "args.toml")

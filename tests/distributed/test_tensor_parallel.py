@@ -166,7 +166,7 @@ def test_sizes_of_the_launcher(tmp_path, monkeypatch):
         pytest.param({"dp_replicate_size": 2}, UnsupportedArgumentsError, "dp_replicate_size", id="replicas"),
         pytest.param({"dp_shard_size": 2}, UnsupportedArgumentsError, "fsdp=True", id="only sharded"),
         pytest.param({"tp_size": 0}, ArgumentsError, "1 or more", id="no process"),
-        pytest.param({"tensor": 2}, ArgumentsError, "no such keyword", id="another keyword"),
+        pytest.param({"tensor": 2}, ArgumentsError, "is not a keyword", id="another keyword"),
         pytest.param(2, ArgumentsError, "ParallelismConfig", id="no config"),
     ],
 )

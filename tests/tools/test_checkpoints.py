@@ -148,11 +148,16 @@ DAMAGES = {
     "flipped bit": (
         "optimizer.pt",
         flip,
-        "`optimizer.pt` is damaged: the checksum of `.*/data/0` in it is wrong.",
+        "`optimizer.pt` is damaged: the checksum of `.*/data/0` in it does not match.",
         False,
     ),
     "cut state": ("trainer_state.json", cut, "`.*trainer_state.json` cannot be read", True),
-    "marker": ("lightning.json", lambda path: path.write_text("[]"), "`.*lightning.json` holds a list", True),
+    "marker": (
+        "lightning.json",
+        lambda path: path.write_text("[]"),
+        "`.*lightning.json` is damaged: it contains a list",
+        True,
+    ),
     "other JSON": ("config.json", lambda path: path.write_text("{"), "`config.json` is damaged: Expecting", False),
     "deep JSON": ("config.json", lambda path: path.write_text("[" * 200_000), "`config.json` is damaged: ", False),
 }
@@ -234,12 +239,13 @@ def test_json(run, capsys):
 
 def test_nothing_there(tmp_path, capsys):
     """A folder without checkpoints is no error; no folder is one, with status 2."""
-    assert listed(capsys, tmp_path, "--verify") == ([f"There is no checkpoint in `{tmp_path}`."], 0)
+    assert listed(capsys, tmp_path, "--verify") == ([f"No checkpoints in `{tmp_path}`."], 0)
     assert listed(capsys, tmp_path, "--json") == (["[]"], 0)
     with pytest.raises(SystemExit) as stop:
         cli.main(["checkpoints", str(tmp_path / "nowhere")])
     assert stop.value.code == 2
-    assert capsys.readouterr().err == f"hf-compat: `{tmp_path / 'nowhere'}`: there is no such folder.\n"
+    advice = "pass the output folder of a run or one of its checkpoints"
+    assert capsys.readouterr().err == f"hf-compat: `{tmp_path / 'nowhere'}` does not exist; {advice}.\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["checkpoints"], ["nonsense"]], ids=["none", "no folder", "unknown"])

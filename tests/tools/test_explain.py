@@ -92,11 +92,11 @@ def test_refusals_exit_with_1(script, capsys):
     rows = explained([script, *line.split()], capsys, status=1)
     refused = {name: row["problems"] for name, row in rows.items() if row["problems"]}
     assert refused.keys() == {"seed", "deepspeed", "half_precision_backend"}
-    assert rows["half_precision_backend"]["where"] == "refused"
+    assert rows["half_precision_backend"]["where"] == "not supported"
     assert main(["explain", script, *line.split()]) == 1
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:3] == ["field", "value", "where"]
-    assert "  refused: `seed=-1`: must be 0 to 4294967295." in table
+    assert "  error: `seed=-1`: must be between 0 and 4294967295." in table
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
@@ -135,9 +135,9 @@ def test_tokens_are_hidden(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give a script"),
-        (["--all", "args.json"], "give a script"),
-        (["none.py"], "no such script"),
+        ([], "pass a script"),
+        (["--all", "args.json"], "pass a script"),
+        (["none.py"], "`none.py` does not exist"),
         (["none.json"], "cannot be read"),
         (["args.toml"], "pass a file ending in"),
         (["SCRIPT", "--learning_rate", "fast"], "learning_rate"),

@@ -1,1 +1,1 @@
-"""From the values a user gave to the values a run takes, with all that is wrong with them in one error."""
+"""Resolving and checking the values of ``TrainingArguments``; all problems come in one error."""

@@ -1,4 +1,4 @@
-"""What contradicts itself in one ``TrainingArguments``, and what no run could use; all of it is found."""
+"""Checks of ``TrainingArguments``: invalid values and fields that contradict each other; all of them are found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
-from typing import Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.asked import deepspeed_problems
@@ -28,7 +27,7 @@ from hf_compat.distributed.devices import (
 __all__ = ["PRECISION_VARIABLE", "find_problems"]
 
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
-"""What ``accelerate launch --mixed_precision`` sets: the precision of a run whose arguments name none."""
+"""Set by ``accelerate launch --mixed_precision``; used if neither ``fp16`` nor ``bf16`` is set."""
 
 Problems = Iterator[Problem]
 
@@ -42,9 +41,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "label_smoothing_factor": (0, 1),
     "warmup_steps": (0, float("inf")),
 }
-"""Number to the least and the largest value that optimizer, clipping, loss and schedule can use."""
+"""Field to its smallest and largest valid value."""
 
-LEAST_COUNTS: dict[str, int] = {
+MINIMUMS: dict[str, int] = {
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 1,
@@ -53,7 +52,7 @@ LEAST_COUNTS: dict[str, int] = {
     "torch_empty_cache_steps": 1,
     "past_index": -1,
 }
-"""Whole number to its least value; None is allowed where it is the default."""
+"""Integer field to its smallest valid value; None is valid if it is the default."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "include_num_input_tokens_seen": ("no", "all", "non_padding"),
@@ -65,7 +64,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 NUMBERS = (
     *BOUNDS,
-    *LEAST_COUNTS,
+    *MINIMUMS,
     "eval_steps",
     "logging_steps",
     "max_steps",
@@ -74,7 +73,7 @@ NUMBERS = (
     "seed",
     "warmup_ratio",
 )
-"""Fields that the checks compare."""
+"""Fields that must be numbers for the checks to compare them."""
 
 _MAY_BE_NONE = ("eval_accumulation_steps", "eval_steps", "max_grad_norm", "torch_empty_cache_steps", "warmup_ratio")
 _LARGEST_SEED = 2**32 - 1
@@ -86,22 +85,22 @@ def _numbers(args: ProcessFacts) -> Problems:
     for name in NUMBERS:
         value = getattr(args, name)
         if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
-            yield Problem(name, value, "is no number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
+            yield Problem(name, value, "must be a number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
 
 
 def _bounds(args: ProcessFacts, semantics: Semantics) -> Problems:
-    for name, (least, largest) in BOUNDS.items():
+    for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name)
-        if value is not None and not least <= value <= largest:
-            meant = "0 or more" if largest == float("inf") else f"{least} to {largest}"
-            yield Problem(name, value, f"must be {meant}.")
+        if value is not None and not smallest <= value <= largest:
+            allowed = "0 or more" if largest == float("inf") else f"between {smallest} and {largest}"
+            yield Problem(name, value, f"must be {allowed}.")
 
 
 def _counts(args: ProcessFacts, semantics: Semantics) -> Problems:
-    for name, least in LEAST_COUNTS.items():
+    for name, least in MINIMUMS.items():
         value = getattr(args, name)
         if value is not None and (not isinstance(value, Integral) or int(value) < least):
-            yield Problem(name, value, f"must be a whole number, {least} or more.")
+            yield Problem(name, value, f"must be an integer, {least} or more.")
 
 
 def _choices(args: ProcessFacts, semantics: Semantics) -> Problems:
@@ -110,7 +109,7 @@ def _choices(args: ProcessFacts, semantics: Semantics) -> Problems:
         if value not in allowed:
             yield Problem(name, value, f"choose one of {', '.join(map(repr, allowed))}.")
     if "tpu_metrics_debug" in args.debug:
-        yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; drop it.", unsupported=True)
+        yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; remove it.", unsupported=True)
     if args.train_sampling_strategy == "batch_rebalance":
         text = "is not supported yet; use 'random' or 'group_by_length'."
         yield Problem("train_sampling_strategy", args.train_sampling_strategy, text, unsupported=True)
@@ -118,31 +117,33 @@ def _choices(args: ProcessFacts, semantics: Semantics) -> Problems:
 
 def _length(args: ProcessFacts, semantics: Semantics) -> Problems:
     if args.max_steps <= 0 and args.num_train_epochs < 0:
-        yield Problem("num_train_epochs", args.num_train_epochs, "must be 0 or more, or set `max_steps`.")
+        yield Problem("num_train_epochs", args.num_train_epochs, "must be 0 or more; or set `max_steps`.")
     if not 0 <= args.seed <= _LARGEST_SEED:
-        yield Problem("seed", args.seed, f"must be 0 to {_LARGEST_SEED}.")
+        yield Problem("seed", args.seed, f"must be between 0 and {_LARGEST_SEED}.")
     ratio = args.warmup_ratio
     if ratio is not None and not 0 <= ratio <= 1:
-        yield Problem("warmup_ratio", ratio, "must be 0 to 1, the share of all update steps.")
+        yield Problem("warmup_ratio", ratio, "must be between 0 and 1, a fraction of all update steps.")
     steps = args.warmup_steps
     if isinstance(steps, float) and not steps.is_integer() and not semantics.warmup_below_one_is_ratio:
-        yield Problem("warmup_steps", steps, "must be a whole number; for a share set `warmup_ratio`.")
+        yield Problem(
+            "warmup_steps", steps, "must be an integer; for a fraction of all update steps set `warmup_ratio`."
+        )
 
 
 def _steps(args: ProcessFacts, semantics: Semantics) -> Problems:
-    """Check what is counted in update steps, where the strategy is ``"steps"``."""
+    """Check the intervals in update steps of every strategy that is ``"steps"``."""
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         value = getattr(args, name)
         if getattr(args, f"{event}_strategy") != "steps":
             continue
         if event != "save" and not value:
-            text = f"`{event}_strategy='steps'` needs a positive number; set it"
+            text = f"must be positive for `{event}_strategy='steps'`; set it"
             yield Problem(name, value, f"{text}, or `logging_steps`." if event == "eval" else f"{text}.")
         elif value < 0:
-            yield Problem(name, value, "must be positive: update steps, or a share of all below 1.")
+            yield Problem(name, value, "must be positive: update steps, or below 1 a fraction of all.")
         elif value > 1 and value != int(value):
-            yield Problem(name, value, "must be a whole number of update steps, or a share of all below 1.")
+            yield Problem(name, value, "must be an integer number of update steps, or below 1 a fraction of all.")
 
 
 def _best_model(args: ProcessFacts, semantics: Semantics) -> Problems:
@@ -150,17 +151,17 @@ def _best_model(args: ProcessFacts, semantics: Semantics) -> Problems:
         return
     if args.eval_strategy != args.save_strategy:
         strategies = f"`eval_strategy={_plain(args.eval_strategy)!r}`, `save_strategy={_plain(args.save_strategy)!r}`"
-        text = f"only an evaluated checkpoint can be the best: make {strategies} the same, or set it to False."
+        text = f"every checkpoint needs an evaluation: set {strategies} to the same value, or set it to False."
         yield Problem("load_best_model_at_end", True, text)
     elif args.eval_strategy == "steps" and args.eval_steps and not _is_multiple(args.save_steps, args.eval_steps):
         text = f"must be a multiple of `eval_steps={args.eval_steps}` for `load_best_model_at_end=True`"
         mixed = (args.save_steps < 1) != (args.eval_steps < 1)
         yield Problem(
-            "save_steps", args.save_steps, f"{text}; both shares or both update steps." if mixed else f"{text}."
+            "save_steps", args.save_steps, f"{text}; use update steps or fractions for both." if mixed else f"{text}."
         )
 
 
-def _plain(strategy: Any) -> str:
+def _plain(strategy: object) -> str:
     return str(getattr(strategy, "value", strategy))
 
 
@@ -172,7 +173,9 @@ def _is_multiple(whole: float, part: float) -> bool:
 
 def _schedule(args: ProcessFacts, semantics: Semantics) -> Problems:
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
-        yield Problem("lr_scheduler_type", args.lr_scheduler_type, "follows evaluations; set `eval_strategy`.")
+        yield Problem(
+            "lr_scheduler_type", args.lr_scheduler_type, "needs evaluations; set `eval_strategy` to 'steps' or 'epoch'."
+        )
 
 
 def _loaders(args: ProcessFacts, semantics: Semantics) -> Problems:
@@ -181,43 +184,43 @@ def _loaders(args: ProcessFacts, semantics: Semantics) -> Problems:
     for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context"):
         value = getattr(args, name)
         if value not in (None, False):
-            yield Problem(name, value, "is for loading processes; set `dataloader_num_workers`, or drop it.")
+            yield Problem(name, value, "needs data loader workers; set `dataloader_num_workers`, or remove it.")
 
 
-def _sharing(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
     """Check ``accelerator_config``."""
     config = args.accelerator_config
     if config.use_configured_state:
-        text = "use_configured_state=True: accelerate's state is not used; drop it."
+        text = "use_configured_state=True is not supported, as accelerate's state is not used; remove it."
         yield Problem("accelerator_config", config, text, unsupported=True)
     accumulation = config.gradient_accumulation_kwargs or {}
     unknown = sorted(set(accumulation) - _ACCUMULATION_KEYS)
     if unknown:
-        text = f"gradient_accumulation_kwargs has the keys {unknown}; known are {sorted(_ACCUMULATION_KEYS)}."
+        text = f"unknown keys {unknown} in gradient_accumulation_kwargs; use {sorted(_ACCUMULATION_KEYS)}."
         yield Problem("accelerator_config", config, text)
-    wanted = accumulation.get("num_steps", args.gradient_accumulation_steps)
-    if wanted != args.gradient_accumulation_steps:
-        text = f"`accelerator_config` asks for num_steps={wanted}; set only one of them."
+    num_steps = accumulation.get("num_steps", args.gradient_accumulation_steps)
+    if num_steps != args.gradient_accumulation_steps:
+        text = f"contradicts num_steps={num_steps} in `accelerator_config`; set only one of them."
         yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
 
 
 def _precision(args: ProcessFacts, semantics: Semantics) -> Problems:
     if args.fp16 and args.bf16:
-        yield Problem("fp16", True, "excludes `bf16=True`; set one of them.")
+        yield Problem("fp16", True, "cannot be combined with `bf16=True`; set one of them.")
     if args.fp16_full_eval and args.bf16_full_eval:
-        yield Problem("fp16_full_eval", True, "excludes `bf16_full_eval=True`; set one of them.")
+        yield Problem("fp16_full_eval", True, "cannot be combined with `bf16_full_eval=True`; set one of them.")
     if args.fp16 and (wants_cpu(args.use_cpu) or not cuda_is_available()):
-        yield Problem("fp16", True, "needs a CUDA device; use `bf16=True`, which the CPU can compute too.")
+        yield Problem("fp16", True, "needs a CUDA device; use `bf16=True`, which also runs on the CPU.")
     for name in ("bf16", "bf16_full_eval"):
         if getattr(args, name) and not wants_cpu(args.use_cpu) and gpu_lacks_bf16():
-            yield Problem(name, True, "this GPU cannot compute in bfloat16; use `fp16=True`.")
+            yield Problem(name, True, "this GPU does not support bfloat16; use `fp16=True`.")
     if args.tf32 and gpu_lacks_tf32():
-        yield Problem("tf32", True, "needs an Ampere GPU or a newer one; drop it.")
+        yield Problem("tf32", True, "needs an Ampere or newer GPU; remove it.")
     if args.use_mps_device and not mps_is_available():
-        yield Problem("use_mps_device", True, "there is no MPS device; drop it, one is used by itself.")
+        yield Problem("use_mps_device", True, "no MPS device was found; remove it, MPS is used automatically.")
     inherited = os.environ.get(PRECISION_VARIABLE, "no")
     if not (args.fp16 or args.bf16) and inherited not in ("no", "fp16", "bf16"):
-        text = f"the environment asks for {PRECISION_VARIABLE}={inherited}, which is not supported; use 'bf16'."
+        text = f"{PRECISION_VARIABLE}={inherited} in the environment is not supported; use 'bf16'."
         yield Problem("bf16", args.bf16, text, unsupported=True)
 
 
@@ -238,7 +241,7 @@ CHECKS: tuple[Callable[[ProcessFacts, Semantics], Problems], ...] = (
     _best_model,
     _schedule,
     _loaders,
-    _sharing,
+    _accelerator_config,
     _precision,
     deepspeed_problems,
     _fsdp,
@@ -247,13 +250,13 @@ CHECKS: tuple[Callable[[ProcessFacts, Semantics], Problems], ...] = (
 
 
 def find_problems(args: ProcessFacts, semantics: Semantics) -> list[Problem]:
-    """Return everything that is wrong with resolved arguments."""
+    """Return all problems of resolved arguments."""
     found = [*unsupported_problems(args), *_numbers(args)]
-    # What is no number cannot be compared: its default stands in for it, and what is then said of that is left out.
-    stand_ins = {problem.field: DEFAULTS[problem.field] for problem in found if problem.field in NUMBERS}
-    if stand_ins:
+    # The other checks compare numbers: use the default for a field that has none, and drop what they say of it.
+    defaults = {problem.field: DEFAULTS[problem.field] for problem in found if problem.field in NUMBERS}
+    if defaults:
         args = copy.copy(args)
-        vars(args).update(stand_ins)
+        vars(args).update(defaults)
     for check in CHECKS:
-        found.extend(problem for problem in check(args, semantics) if problem.field not in stand_ins)
+        found.extend(problem for problem in check(args, semantics) if problem.field not in defaults)
     return found

@@ -1,11 +1,10 @@
-"""What is wrong with one ``TrainingArguments``, collected first and told at once."""
+"""Problems of one ``TrainingArguments``, collected first and raised in one error."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
 
@@ -14,14 +13,14 @@ __all__ = ["Problem", "raise_all"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One field, its value, and what to do about it."""
+    """One field, its value, the reason and the remedy."""
 
     field: str
-    value: Any
+    value: object
     text: str
-    """What is wrong and what to do: the sentence's second half."""
+    """The reason and the remedy, printed after the value."""
     unsupported: bool = False
-    """Whether the value is right but cannot be carried out."""
+    """Whether the value is valid but not supported."""
 
     def __str__(self) -> str:
         value = self.value.value if isinstance(self.value, Enum) else self.value
@@ -31,10 +30,10 @@ class Problem:
 
 
 def raise_all(problems: Iterable[Problem]) -> None:
-    """Raise one error that tells all ``problems``; return if there are none.
+    """Raise one error that lists all ``problems``; return if there are none.
 
     Raises:
-        UnsupportedArgumentsError: If every problem is a value that cannot be carried out.
+        UnsupportedArgumentsError: If every problem is a value that is not supported.
         ArgumentsError: If there is any other.
     """
     found = tuple(problems)

@@ -1,10 +1,9 @@
-"""Which trackers ``report_to`` names."""
+"""The trackers in ``report_to``."""
 
 from __future__ import annotations
 
 import importlib.util
 import warnings
-from typing import Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.releases.semantics import Semantics
@@ -13,7 +12,7 @@ from hf_compat.errors import HFCompatWarning
 __all__ = ["OWN_TRACKERS", "tracker_names"]
 
 OWN_TRACKERS = ("tensorboard",)
-"""Trackers that need no logger of the user's."""
+"""Trackers for which the Trainer creates a logger."""
 
 _OTHER_TRACKERS = {
     "clearml": "clearml",
@@ -27,25 +26,27 @@ _OTHER_TRACKERS = {
     "trackio": "trackio",
     "wandb": "wandb",
 }
-"""Trackers that transformers reports to if their package, the value, is installed."""
+"""Other trackers that transformers reports to, and the package each needs."""
 
 _ADVICE = "pass a Lightning logger: Trainer(lightning={'logger': ...})"
 
 
 def _all_trackers() -> list[str]:
-    missed = [name for name, package in _OTHER_TRACKERS.items() if importlib.util.find_spec(package) is not None]
-    if missed:
-        names = ", ".join(missed)
-        warnings.warn(f"`report_to='all'` leaves out {names}: {_ADVICE}.", HFCompatWarning, stacklevel=7)
+    skipped = [name for name, package in _OTHER_TRACKERS.items() if importlib.util.find_spec(package) is not None]
+    if skipped:
+        names = ", ".join(skipped)
+        warnings.warn(f"`report_to='all'` does not report to {names}: {_ADVICE}.", HFCompatWarning, stacklevel=7)
     return list(OWN_TRACKERS)
 
 
-def tracker_names(report_to: Any, semantics: Semantics) -> tuple[list[str], list[Problem]]:
-    """Return the trackers to write to, and those that need a logger of the user's as problems.
+def tracker_names(
+    report_to: str | list[str] | tuple[str, ...] | None, semantics: Semantics
+) -> tuple[list[str], list[Problem]]:
+    """Return the trackers to report to, and a problem for each that needs a logger from the user.
 
     Args:
-        report_to: A name, a list of names, ``"all"``, ``"none"`` or None, whose meaning depends on the release.
-        semantics: The release.
+        report_to: A name, a list of names, ``"all"``, ``"none"`` or None, which means all or none by release.
+        semantics: The behaviours of the release.
     """
     if report_to is None:
         report_to = "none" if semantics.reports_to_none else "all"
@@ -55,4 +56,6 @@ def tracker_names(report_to: Any, semantics: Semantics) -> tuple[list[str], list
     if names == ["all"]:
         return _all_trackers(), []
     unknown = [name for name in names if name not in OWN_TRACKERS]
-    return names, [Problem("report_to", name, f"{_ADVICE}.", unsupported=True) for name in unknown]
+    return names, [
+        Problem("report_to", name, f"is not created by the Trainer; {_ADVICE}.", unsupported=True) for name in unknown
+    ]

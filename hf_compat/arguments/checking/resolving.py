@@ -1,4 +1,4 @@
-"""What ``TrainingArguments`` makes of the values it was given, in upstream's order."""
+"""Resolves the values given to ``TrainingArguments`` into their final form, in upstream's order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields.aliases import carry_aliases, carry_checkpointing, carry_warmup_ratio
-from hf_compat.arguments.fsdp.fields import shape_fsdp
+from hf_compat.arguments.fields.aliases import apply_aliases, apply_checkpointing_alias, apply_warmup_ratio
+from hf_compat.arguments.fsdp.fields import resolve_fsdp
 from hf_compat.arguments.process_facts import ProcessFacts, library_logger
 from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
@@ -46,7 +46,7 @@ ENUMS: dict[str, type[ExplicitEnum]] = {
     "lr_scheduler_type": SchedulerType,
     "optim": OptimizerNames,
 }
-_FOLLOWS_A_METRIC = ("reduce_lr_on_plateau", "greedy")
+_METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
 def _paths(args: ProcessFacts, semantics: Semantics) -> None:
@@ -61,8 +61,8 @@ def _paths(args: ProcessFacts, semantics: Semantics) -> None:
         args.logging_dir = os.path.expanduser(args.logging_dir)
 
 
-def _typed(value: Any) -> Any:
-    """Return ``value`` with strings that spell a bool or a number as such, at any depth of dicts."""
+def _typed(value: object) -> object:
+    """Return ``value`` with strings that are bools or numbers converted, at any depth of dicts."""
     if isinstance(value, dict):
         return {key: _typed(item) for key, item in value.items()}
     if not isinstance(value, str):
@@ -82,18 +82,18 @@ def _dicts(args: ProcessFacts, semantics: Semantics) -> Problems:
         try:
             setattr(args, name, _typed(json.loads(value)))
         except json.JSONDecodeError as error:
-            yield Problem(name, value, f"cannot be read as JSON ({error}).")
+            yield Problem(name, value, f"is not valid JSON ({error}); fix it, or pass a dict.")
 
 
 def _aliases(args: ProcessFacts, semantics: Semantics) -> None:
-    carry_aliases(args)
-    carry_checkpointing(args, semantics)
-    carry_warmup_ratio(args, semantics)
+    apply_aliases(args)
+    apply_checkpointing_alias(args, semantics)
+    apply_warmup_ratio(args, semantics)
 
 
 def _switches(args: ProcessFacts, semantics: Semantics) -> None:
     if args.use_mps_device:
-        text = "`use_mps_device` is deprecated: drop it, an MPS device is used by itself."
+        text = "`use_mps_device` is deprecated: remove it, MPS is used automatically."
         warnings.warn(text, FutureWarning, stacklevel=5)
     if args.disable_tqdm is None:
         args.disable_tqdm = library_logger().getEffectiveLevel() > logging.WARNING
@@ -108,9 +108,9 @@ def _enums(args: ProcessFacts, semantics: Semantics) -> Problems:
             setattr(args, name, kind(value))
         except ValueError as error:
             yield Problem(name, value, str(error))
-    words = args.debug.split() if isinstance(args.debug, str) else (args.debug or [])
+    options = args.debug.split() if isinstance(args.debug, str) else (args.debug or [])
     try:
-        args.debug = [DebugOption(word) for word in words]
+        args.debug = [DebugOption(option) for option in options]
     except ValueError as error:
         yield Problem("debug", args.debug, str(error))
 
@@ -121,7 +121,7 @@ def _evaluation(args: ProcessFacts, semantics: Semantics) -> None:
     if args.eval_strategy == "steps" and not args.eval_steps:
         args.eval_steps = args.logging_steps
     if args.metric_for_best_model is None and (
-        args.load_best_model_at_end or args.lr_scheduler_type in _FOLLOWS_A_METRIC
+        args.load_best_model_at_end or args.lr_scheduler_type in _METRIC_SCHEDULES
     ):
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
@@ -152,8 +152,8 @@ def _as_accelerator_config(given: Any) -> AcceleratorConfig:
     if isinstance(given, str | Path):
         return AcceleratorConfig.from_json_file(given)
     if isinstance(given, type):
-        raise TypeError("a class, not an instance of it")
-    # transformers' own AcceleratorConfig is read through its ``to_dict``.
+        raise TypeError("is a class, not an instance")
+    # An AcceleratorConfig of transformers is converted through its ``to_dict``.
     return AcceleratorConfig(**(given.to_dict() if hasattr(given, "to_dict") else given))
 
 
@@ -166,10 +166,10 @@ def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
         yield Problem("accelerator_config", given, " ".join(error.problems))
     except (OSError, TypeError, json.JSONDecodeError) as error:
         known = ", ".join(item.name for item in fields(AcceleratorConfig))
-        yield Problem("accelerator_config", given, f"{error}; pass a dict or a JSON file of {known}.")
-    wanted = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
-    if wanted is not None and args.gradient_accumulation_steps == 1:
-        args.gradient_accumulation_steps = wanted
+        yield Problem("accelerator_config", given, f"{error}; pass a dict or a JSON file with the keys {known}.")
+    num_steps = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if num_steps is not None and args.gradient_accumulation_steps == 1:
+        args.gradient_accumulation_steps = num_steps
 
 
 def _compilation(args: ProcessFacts, semantics: Semantics) -> None:
@@ -186,8 +186,8 @@ def _loaders(args: ProcessFacts, semantics: Semantics) -> None:
         args.dataloader_multiprocessing_context = "fork"  # the only one that works with MPS
 
 
-def _shapes_of_release(args: ProcessFacts, semantics: Semantics) -> None:
-    """Give fields whose empty value changed between releases the one that scripts for the release expect."""
+def _release_defaults(args: ProcessFacts, semantics: Semantics) -> None:
+    """Set fields whose default depends on the release to the one that its scripts expect."""
     if semantics.release < SINCE["leaves_local_rank"]:
         args.local_rank = args.local_process_index
 
@@ -204,23 +204,23 @@ STEPS: tuple[Callable[[ProcessFacts, Semantics], Problems | None], ...] = (
     _accelerator_config,
     _compilation,
     _loaders,
-    _shapes_of_release,
-    shape_fsdp,
+    _release_defaults,
+    resolve_fsdp,
 )
 
 
 def resolve(args: ProcessFacts) -> list[Problem]:
-    """Fill in what follows from other fields and bring every value into its final form.
+    """Fill in fields that depend on others and convert every value into its final form.
 
     Returns:
-        The values that have no final form; they are left as they are.
+        The values that cannot be converted; they are left unchanged.
     """
     problems: list[Problem] = []
     try:
         semantics = resolve_semantics(args.semantics)
     except ArgumentsError:
-        wish = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
-        problems.append(Problem("semantics", wish, "use 'corrected' or a transformers release such as '4.57'."))
+        requested = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
+        problems.append(Problem("semantics", requested, "use 'corrected' or a transformers release such as '4.57'."))
         semantics = resolve_semantics("corrected")
     for step in STEPS:
         problems.extend(step(args, semantics) or ())

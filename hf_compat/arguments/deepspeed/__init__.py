@@ -1,1 +1,1 @@
-"""What ``TrainingArguments.deepspeed`` asks for; read without torch and without DeepSpeed."""
+"""The config in ``TrainingArguments.deepspeed``, read without torch and without DeepSpeed."""

@@ -1,7 +1,7 @@
-"""A DeepSpeed config that can be read and asked.
+"""``HfDeepSpeedConfig``: a DeepSpeed config and access to its values.
 
-Neither DeepSpeed nor transformers is imported to read a config. transformers, where it is installed, is told of it, so
-that ``from_pretrained`` can partition a model under ZeRO-3 while it loads it.
+Reading a config imports neither DeepSpeed nor transformers. If transformers is installed, the config is registered
+there, so that ``from_pretrained`` partitions models under ZeRO-3 while loading.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 from hf_compat.errors import ArgumentsError
 
-__all__ = ["HfDeepSpeedConfig", "forget_config", "read_config", "show_config"]
+__all__ = ["HfDeepSpeedConfig", "read_config", "register_config", "unregister_config"]
 
 _OFFLOADS = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
 _INTEGRATION = "transformers.integrations.deepspeed"
-_UNREADABLE = "is neither a dict nor an existing JSON file, nor a JSON object as text or in base64"
+_UNREADABLE = "is not a dict, an existing JSON file, or a JSON object as text or in base64"
 
 
-def read_config(given: Any) -> dict[str, Any]:
-    """Return a DeepSpeed config as a dict of its own.
+def read_config(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a DeepSpeed config as a new dict.
 
     Args:
         given: A dict, the path of a JSON file, JSON, or JSON in URL-safe base64.
@@ -45,39 +45,39 @@ def read_config(given: Any) -> dict[str, Any]:
     return config
 
 
-def _text_of(given: Any) -> str:
+def _text_of(given: str | os.PathLike[str]) -> str:
     if os.path.exists(given):
         return Path(given).read_text(encoding="utf-8")
     if str(given).lstrip().startswith("{"):
         return str(given)
-    return base64.urlsafe_b64decode(given).decode("utf-8")
+    return base64.urlsafe_b64decode(os.fspath(given)).decode("utf-8")
 
 
-def show_config(config: HfDeepSpeedConfig) -> None:
-    """Let transformers, if it is installed, build and load models as ``config`` says, as long as that object lives."""
+def register_config(config: HfDeepSpeedConfig) -> None:
+    """Register ``config`` with transformers, if installed, for building and loading models; it is weakly referenced."""
     if importlib.util.find_spec("transformers") is not None:
         importlib.import_module(_INTEGRATION).set_hf_deepspeed_config(config)
 
 
-def forget_config() -> None:
-    """Let transformers, if it is installed, build and load models as if there were no DeepSpeed config."""
+def unregister_config() -> None:
+    """Unregister the DeepSpeed config from transformers, if installed."""
     if importlib.util.find_spec("transformers") is not None:
         importlib.import_module(_INTEGRATION).unset_hf_deepspeed_config()
 
 
 class HfDeepSpeedConfig:
-    """A DeepSpeed config that can be asked for values.
+    """A DeepSpeed config and access to its values.
 
-    While the object lives, transformers' ``from_pretrained`` partitions models under ZeRO-3 as it loads them.
+    While the object exists, transformers' ``from_pretrained`` partitions models under ZeRO-3 while loading.
 
     Args:
         config_file_or_dict: A dict, which is copied, the path of a JSON file, or JSON as text or in base64.
 
     Attributes:
-        config: The config, sections as dicts.
+        config: The config as a dict.
 
     Raises:
-        ArgumentsError: If there is no config to be read.
+        ArgumentsError: If the config cannot be read.
 
     References:
         transformers and accelerate have classes of this name.
@@ -86,15 +86,15 @@ class HfDeepSpeedConfig:
     def __init__(self, config_file_or_dict: dict[str, Any] | str | os.PathLike[str]) -> None:
         self.config = read_config(config_file_or_dict)
         self.set_stage_and_offload()
-        show_config(self)
+        register_config(self)
 
     def set_stage_and_offload(self) -> None:
-        """Read the ZeRO stage and the offloading anew, after ``config`` was changed."""
+        """Update the ZeRO stage and the offloading after a change of ``config``."""
         self._stage = self.get_value("zero_optimization.stage", -1)
         self._offload = self._stage in (2, 3) and any(self.get_value(key) in ("cpu", "nvme") for key in _OFFLOADS)
 
     def find_config_node(self, ds_key_long: str) -> tuple[dict[str, Any] | None, str]:
-        """Return the section that holds a key, None if it is not there, and the last part of the key.
+        """Return the section of a key, None if it does not exist, and the last part of the key.
 
         Args:
             ds_key_long: The key with its sections: ``"optimizer.params.lr"``.
@@ -105,16 +105,16 @@ class HfDeepSpeedConfig:
             node = node.get(section) if isinstance(node, dict) else None
         return (node, key) if isinstance(node, dict) else (None, key)
 
-    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
-        """Return the value of a key, ``default`` if it or a section is not there."""
+    def get_value(self, ds_key_long: str, default: object = None) -> Any:
+        """Return the value of a key, ``default`` if it does not exist."""
         node, key = self.find_config_node(ds_key_long)
         return default if node is None else node.get(key, default)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
-        """Take a key or section out.
+        """Delete a key or section.
 
         Raises:
-            ArgumentsError: If it is not there and ``must_exist`` is set.
+            ArgumentsError: If it does not exist and ``must_exist`` is set.
         """
         node, key = self.find_config_node(ds_key_long)
         if node is not None and node.get(key) is not None:
@@ -123,22 +123,22 @@ class HfDeepSpeedConfig:
             raise ArgumentsError([f"`deepspeed`: the config has no `{ds_key_long}`."], fields=["deepspeed"])
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Return whether a key is there and its value is true."""
+        """Return whether a key exists and its value is true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Return whether a key is there and its value is false."""
+        """Return whether a key exists and its value is false."""
         value = self.get_value(ds_key_long)
         return value is not None and not value
 
     def is_zero2(self) -> bool:
-        """Return whether gradients and the optimizer's state are partitioned."""
+        """Return whether the ZeRO stage is 2: optimizer state and gradients are partitioned."""
         return bool(self._stage == 2)
 
     def is_zero3(self) -> bool:
-        """Return whether parameters are partitioned too."""
+        """Return whether the ZeRO stage is 3: parameters are partitioned too."""
         return bool(self._stage == 3)
 
     def is_offload(self) -> bool:
-        """Return whether the optimizer's state or the parameters leave the device, under ZeRO-2 or 3."""
+        """Return whether optimizer state or parameters are offloaded, under ZeRO-2 or 3."""
         return bool(self._offload)

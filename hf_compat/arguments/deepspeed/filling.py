@@ -1,4 +1,4 @@
-"""A DeepSpeed config that is brought into line with the arguments: ``"auto"`` becomes what they say."""
+"""``HfTrainerDeepSpeedConfig``: a DeepSpeed config whose ``"auto"`` values are filled in from the arguments."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from hf_compat.errors import ArgumentsError
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["AUTO", "HfTrainerDeepSpeedConfig"]
 
 AUTO = "auto"
-"""The value of a key that the arguments decide."""
+"""The value of keys that are filled in from the arguments."""
 
 _FP16_CASTS = {"auto_cast": True}
 
 
 class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
-    """A DeepSpeed config that is brought into line with training arguments.
+    """A DeepSpeed config whose ``"auto"`` values are filled in from the training arguments.
 
     Attributes:
-        mismatches: One sentence per value that contradicts an argument; they are raised together when training starts.
+        mismatches: One sentence per value that contradicts an argument; all are raised when training starts.
     """
 
     def __init__(self, config_file_or_dict: dict[str, Any] | str | os.PathLike[str]) -> None:
@@ -46,40 +49,40 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         import torch
 
         if self._dtype_name is None:
-            raise ArgumentsError(["`deepspeed`: call `trainer_config_process(args)` first, which decides the dtype."])
+            raise ArgumentsError(["`deepspeed`: the dtype is not set yet; call `trainer_config_process(args)` first."])
         dtype: torch.dtype = getattr(torch, self._dtype_name)
         return dtype
 
     def is_auto(self, ds_key_long: str) -> bool:
-        """Return whether a key is there and its value is ``"auto"``."""
+        """Return whether a key exists and its value is ``"auto"``."""
         return bool(self.get_value(ds_key_long) == AUTO)
 
-    def fill_match(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None, must_match: bool = True) -> None:
-        """Give a key the value of an argument if it is ``"auto"``, else note whether it contradicts it.
+    def fill_match(self, ds_key_long: str, hf_val: object, hf_key: str | None = None, must_match: bool = True) -> None:
+        """Set a key to the value of an argument if it is ``"auto"``, else record a contradiction.
 
-        What was filled in before follows the argument if that has changed since. A key that is not there stays so.
+        A value that was filled in before is updated if the argument has changed. Missing keys are not added.
 
         Args:
             ds_key_long: The key with its sections.
             hf_val: The argument's value.
             hf_key: The argument's name.
-            must_match: Whether a contradiction is noted in ``mismatches``.
+            must_match: Whether a contradiction is added to ``mismatches``.
         """
         node, key = self.find_config_node(ds_key_long)
         value = None if node is None else node.get(key)
         if node is not None and value is not None and value in (AUTO, self._filled.get(ds_key_long, AUTO)):
             node[key] = self._filled[ds_key_long] = hf_val
         elif must_match and value is not None and value != hf_val:
-            self.mismatches.append(f"`deepspeed`: its `{ds_key_long}` is {value!r}, but `{hf_key}` is {hf_val!r}.")
+            self.mismatches.append(f"`deepspeed`: `{ds_key_long}` is {value!r}, but `{hf_key}` is {hf_val!r}.")
 
     fill_only = partialmethod(fill_match, must_match=False)
 
-    def trainer_config_process(self, args: Any, auto_find_batch_size: bool = False) -> None:
-        """Fill in what the arguments decide, before there is a model.
+    def trainer_config_process(self, args: TrainingArguments, auto_find_batch_size: bool = False) -> None:
+        """Fill in the keys that depend on the arguments only.
 
         Args:
             args: The training arguments.
-            auto_find_batch_size: Whether the batch size is being searched for, so that the config's may differ.
+            auto_find_batch_size: Whether the batch size is being searched, so that it may differ from the config.
         """
         semantics = resolve_semantics(getattr(args, "semantics", None))
         self.mismatches = []
@@ -93,8 +96,8 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
             self.config["checkpoint"] = {**(self.config.get("checkpoint") or {}), "use_node_local_storage": True}
         self._dtype_name = self._choose_dtype(semantics.deepspeed_starts_from_float32)
 
-    def complete(self, args: Any) -> None:
-        """Add what DeepSpeed has to be told and the config leaves out: the precision and the accumulation.
+    def complete(self, args: TrainingArguments) -> None:
+        """Add keys that DeepSpeed needs and the config lacks: precision and gradient accumulation.
 
         Args:
             args: The training arguments.
@@ -115,18 +118,18 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         is_half = self.is_true("fp16.enabled") if starts_from_float32 else not self.is_false("fp16.enabled")
         return "float16" if is_half else "float32"
 
-    def trainer_config_finalize(self, args: Any, model: Any, num_training_steps: int) -> None:
-        """Fill in what the model and the length of the run decide; ``config`` is then ready for ``initialize``.
+    def trainer_config_finalize(self, args: TrainingArguments, model: nn.Module, num_training_steps: int) -> None:
+        """Fill in the keys that depend on the model and the length of the run; ``config`` is then complete.
 
-        Arguments that were changed since they were filled in are filled in anew.
+        Values whose arguments have changed since are updated.
 
         Args:
             args: The training arguments.
-            model: The model; its ``config`` says how wide it is.
+            model: The model; its ``config`` has the hidden size.
             num_training_steps: Update steps of the run.
 
         Raises:
-            ArgumentsError: If the config contradicts the arguments; all contradictions are told.
+            ArgumentsError: If the config contradicts the arguments; it lists all contradictions.
         """
         if self._dtype_name is not None:
             self.trainer_config_process(args, self._searches_batch_size)
@@ -137,12 +140,12 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
             if rule.key not in self._filled:
                 self.fill_match(rule.key, rule.compared(args, num_training_steps, semantics), rule.argument)
         if self.mismatches:
-            advice = 'Make them the same, or write "auto" in the config.'
+            advice = 'Use the same values, or "auto" in the config.'
             raise ArgumentsError([*self.mismatches[:-1], f"{self.mismatches[-1]} {advice}"], fields=["deepspeed"])
         if not self.config.get("optimizer"):
-            self.config["zero_allow_untested_optimizer"] = True  # the optimizer is ours, of whatever kind
+            self.config["zero_allow_untested_optimizer"] = True  # the optimizer is created outside of DeepSpeed
 
-    def _fill_sizes(self, model: Any) -> None:
+    def _fill_sizes(self, model: nn.Module) -> None:
         rules = [rule for rule in HIDDEN_SIZE_RULES if self.is_auto(rule.key)]
         if not rules:
             return
@@ -150,17 +153,17 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         if hidden is None:
             keys = ", ".join(f"`{rule.key}`" for rule in rules)
             problem = (
-                f"`deepspeed`: {keys} cannot follow from the model, whose config has neither `hidden_size` nor "
-                '`hidden_sizes`: write numbers in place of "auto".'
+                f"`deepspeed`: {keys} cannot be computed, as the model's config has neither `hidden_size` nor "
+                '`hidden_sizes`; write numbers instead of "auto".'
             )
             raise ArgumentsError([problem], fields=["deepspeed"])
         for rule in rules:
-            if self.is_zero3() or not rule.stage_3_alone:
+            if self.is_zero3() or not rule.stage_3_only:
                 self.fill_only(rule.key, rule.value(hidden))
 
 
-def _hidden_size(config: Any) -> int | None:
-    """Return the width of a model, of its widest part if it has several; if it has none, that of its text model."""
+def _hidden_size(config: object) -> int | None:
+    """Return the hidden size in a model's config, the largest of several; else that of its text model."""
     parts: tuple[Any, ...] = (config, getattr(config, "text_config", None))
     for part in parts:
         if hasattr(part, "hidden_size"):

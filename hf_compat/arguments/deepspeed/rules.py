@@ -1,4 +1,4 @@
-"""Which keys of a DeepSpeed config stand for which arguments: what ``"auto"`` becomes, and what has to agree.
+"""The arguments that keys of a DeepSpeed config correspond to: the values of ``"auto"``, and what must agree.
 
 References:
     As ``HfTrainerDeepSpeedConfig`` in transformers ``integrations/deepspeed.py``.
@@ -8,70 +8,73 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.releases.semantics import Semantics
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["ARGUMENT_RULES", "HIDDEN_SIZE_RULES", "RUN_RULES", "AutoRule", "RunRule", "SizeRule"]
 
 
 @dataclass(frozen=True, slots=True)
 class AutoRule:
-    """One key whose value is that of an argument."""
+    """One key that corresponds to an argument."""
 
     key: str
-    """The key in the config, sections and all: ``"optimizer.params.lr"``."""
+    """The key with its sections: ``"optimizer.params.lr"``."""
     argument: str | None
-    """The argument, as an error names it; None if no value but ``"auto"`` is ever compared."""
-    value: Callable[[Any], Any]
-    """The value, of the arguments."""
+    """The argument's name in errors; None if the value is never compared."""
+    value: Callable[[TrainingArguments], Any]
+    """From the arguments to the value."""
     follows_batch_size: bool = False
-    """Whether it is not compared while a batch size is searched for."""
+    """Whether it is not compared during the search for a batch size."""
     applies: Callable[[Semantics], bool] = lambda semantics: True
-    """Whether the release knows the key."""
+    """Whether the release uses the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRule:
-    """One key whose value is known when training starts."""
+    """One key whose value depends on the length of the run."""
 
     key: str
     argument: str
-    filled: Callable[[Any, int], Any]
-    """What ``"auto"`` becomes, of the arguments and the update steps of the run."""
-    compared: Callable[[Any, int, Semantics], Any]
-    """What any other value has to be."""
+    filled: Callable[[TrainingArguments, int], Any]
+    """The value of ``"auto"``, from the arguments and the update steps of the run."""
+    compared: Callable[[TrainingArguments, int, Semantics], Any]
+    """The value that any other one must equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """One key whose ``"auto"`` follows from the width of the model."""
+    """One key whose ``"auto"`` depends on the model's hidden size."""
 
     key: str
     value: Callable[[int], int]
-    """The value, of the model's hidden size."""
-    stage_3_alone: bool = True
+    """From the hidden size to the value."""
+    stage_3_only: bool = True
 
 
-def _samples_per_update_step(args: Any) -> int:
+def _samples_per_update_step(args: TrainingArguments) -> int:
     return int(args.world_size * args.per_device_train_batch_size * args.gradient_accumulation_steps)
 
 
-def _computes_in(args: Any, precision: str) -> bool:
-    asked = getattr(args, precision) or getattr(args, f"{precision}_full_eval")
-    return bool(asked or getattr(args, "mixed_precision", "no") == precision)  # the launcher's word counts as well
+def _computes_in(args: TrainingArguments, precision: str) -> bool:
+    requested = getattr(args, precision) or getattr(args, f"{precision}_full_eval")
+    return bool(requested or getattr(args, "mixed_precision", "no") == precision)  # also set by the launcher
 
 
 def _had_apex(semantics: Semantics) -> bool:
     return not semantics.deepspeed_without_apex
 
 
-def _warmup(args: Any, steps: int) -> int:
-    # DeepSpeed from 0.19.6 on refuses 0; before, it took anything below 2 for 2, so 1 changes nothing there.
+def _warmup(args: TrainingArguments, steps: int) -> int:
+    # DeepSpeed from 0.19.6 on rejects 0; earlier releases treat values below 2 as 2, so 1 is the same there.
     return max(1, int(args.get_warmup_steps(steps)))
 
 
-def _warmup_compared(args: Any, steps: int, semantics: Semantics) -> int:
+def _warmup_compared(args: TrainingArguments, steps: int, semantics: Semantics) -> int:
     return _warmup(args, steps) if semantics.deepspeed_warms_up else int(args.get_warmup_steps(steps))
 
 
@@ -103,12 +106,12 @@ ARGUMENT_RULES: tuple[AutoRule, ...] = (
     AutoRule("amp.opt_level", "fp16_opt_level", lambda args: args.fp16_opt_level, applies=_had_apex),
     AutoRule("bf16.enabled", "bf16 or bf16_full_eval", lambda args: _computes_in(args, "bf16")),
 )
-"""Keys that the arguments decide, as soon as they are made."""
+"""Keys that depend on the arguments only."""
 
 RUN_RULES: tuple[RunRule, ...] = (
     RunRule(
         "scheduler.params.total_num_steps",
-        "max_steps, or the update steps that num_train_epochs makes",
+        "max_steps, or the update steps of num_train_epochs",
         lambda args, steps: steps,
         lambda args, steps, semantics: steps,
     ),
@@ -117,8 +120,8 @@ RUN_RULES: tuple[RunRule, ...] = (
 """Keys that depend on the length of the run, in update steps."""
 
 HIDDEN_SIZE_RULES: tuple[SizeRule, ...] = (
-    SizeRule("zero_optimization.reduce_bucket_size", lambda hidden: hidden * hidden, stage_3_alone=False),
+    SizeRule("zero_optimization.reduce_bucket_size", lambda hidden: hidden * hidden, stage_3_only=False),
     SizeRule("zero_optimization.stage3_prefetch_bucket_size", lambda hidden: int(0.9 * hidden * hidden)),
     SizeRule("zero_optimization.stage3_param_persistence_threshold", lambda hidden: 10 * hidden),
 )
-"""Keys that depend on the model; they are filled in, never compared."""
+"""Keys that depend on the model; they are never compared."""

@@ -1,1 +1,1 @@
-"""The fields of ``TrainingArguments``: their types and defaults, and what becomes of each."""
+"""The fields of ``TrainingArguments``: types, defaults, and the effect of each."""

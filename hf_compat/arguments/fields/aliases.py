@@ -1,4 +1,4 @@
-"""Older names of fields: what each passes on to the newer one. They work whatever release is followed."""
+"""Old names of fields, which set the new ones. They work with the semantics of every release."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.fields.older import AllFields
@@ -14,48 +13,48 @@ from hf_compat.arguments.fields.rules import DEFAULTS
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 
-__all__ = ["ALIASES", "Alias", "carry_aliases", "carry_checkpointing", "carry_warmup_ratio"]
+__all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_warmup_ratio"]
 
-Carry = Callable[[AllFields, Any], Any]
+Convert = Callable[[AllFields, object], object]
 
 
-def _same(args: AllFields, value: Any) -> Any:
+def _same(args: AllFields, value: object) -> object:
     return value
 
 
-def _instead(newer: Any) -> Carry:
-    """Return a rule for a switch that stands for the value ``newer``."""
+def _always(newer: object) -> Convert:
+    """Return a conversion of any value to ``newer``."""
 
-    def carry(args: AllFields, value: Any) -> Any:
+    def convert(args: AllFields, value: object) -> object:
         return newer
 
-    return carry
+    return convert
 
 
-def _add_inputs(args: AllFields, value: Any) -> list[str]:
+def _add_inputs(args: AllFields, value: object) -> list[str]:
     listed = list(args.include_for_metrics)
     return listed if "inputs" in listed else [*listed, "inputs"]
 
 
-def _count_tokens(args: AllFields, value: Any) -> Any:
+def _count_tokens(args: AllFields, value: object) -> object:
     return "all" if args.include_num_input_tokens_seen in ("no", False) else args.include_num_input_tokens_seen
 
 
-def _with_organization(args: AllFields, value: str) -> str:
+def _with_organization(args: AllFields, value: object) -> str:
     organization = args.push_to_hub_organization
-    return value if organization is None or "/" in value else f"{organization}/{value}"
+    return str(value) if organization is None or "/" in str(value) else f"{organization}/{value}"
 
 
-def _in_organization(args: AllFields, value: str) -> str | None:
+def _in_organization(args: AllFields, value: object) -> str | None:
     if args.push_to_hub_model_id is not None:
         return args.hub_model_id
     return f"{value}/{Path(args.output_dir or '').name}"
 
 
-def _accelerator(key: str) -> Carry:
-    """Return a rule for a setting that moved into ``accelerator_config``."""
+def _accelerator(key: str) -> Convert:
+    """Return a conversion for a field that moved into ``accelerator_config``."""
 
-    def carry(args: AllFields, value: Any) -> Any:
+    def convert(args: AllFields, value: object) -> object:
         config = args.accelerator_config
         if config is None:
             return {key: value}
@@ -66,19 +65,19 @@ def _accelerator(key: str) -> Carry:
             return {**config, key: value}
         return {**AcceleratorConfig.from_json_file(config).to_dict(), key: value}
 
-    return carry
+    return convert
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An older name, and what it passes on when it is off its default."""
+    """An old name of a field, and the value of the new one when the old one is not at its default."""
 
     old: str
     new: str
-    carry: Carry = _same
-    """The arguments and the older field's value to the newer field's value."""
+    convert: Convert = _same
+    """From the arguments and the old field's value to the new field's value."""
     warns: bool = True
-    """Whether transformers warned of the older name before dropping it."""
+    """Whether transformers deprecated the old name with a warning."""
 
 
 ALIASES: tuple[Alias, ...] = (
@@ -86,8 +85,8 @@ ALIASES: tuple[Alias, ...] = (
     Alias("per_gpu_train_batch_size", "per_device_train_batch_size"),
     Alias("per_gpu_eval_batch_size", "per_device_eval_batch_size"),
     Alias("no_cuda", "use_cpu"),
-    Alias("adafactor", "optim", _instead("adafactor")),
-    Alias("group_by_length", "train_sampling_strategy", _instead("group_by_length"), warns=False),
+    Alias("adafactor", "optim", _always("adafactor")),
+    Alias("group_by_length", "train_sampling_strategy", _always("group_by_length"), warns=False),
     Alias("include_inputs_for_metrics", "include_for_metrics", _add_inputs),
     Alias("include_tokens_per_second", "include_num_input_tokens_seen", _count_tokens, warns=False),
     Alias("fp16_backend", "half_precision_backend"),
@@ -98,7 +97,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("dispatch_batches", "accelerator_config", _accelerator("dispatch_batches")),
     Alias("split_batches", "accelerator_config", _accelerator("split_batches")),
 )
-"""The older names that always pass their value on; the others depend on the release."""
+"""The aliases of all releases; the functions below depend on the release."""
 
 
 def _warn(old: str, new: str) -> None:
@@ -106,20 +105,20 @@ def _warn(old: str, new: str) -> None:
     warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=7)
 
 
-def carry_aliases(args: AllFields) -> None:
-    """Pass on what the rows of ``ALIASES`` say; an older name wins over the newer one, as upstream."""
+def apply_aliases(args: AllFields) -> None:
+    """Apply ``ALIASES``; an old name overrides the new one, as upstream."""
     for alias in ALIASES:
         value = getattr(args, alias.old)
         if value != DEFAULTS[alias.old]:
             if alias.warns:
                 _warn(alias.old, alias.new)
-            setattr(args, alias.new, alias.carry(args, value))
+            setattr(args, alias.new, alias.convert(args, value))
 
 
-def carry_checkpointing(args: AllFields, semantics: Semantics) -> None:
-    """Make ``gradient_checkpointing`` and ``activation_checkpointing`` the same, and their keywords too.
+def apply_checkpointing_alias(args: AllFields, semantics: Semantics) -> None:
+    """Set ``gradient_checkpointing`` and ``activation_checkpointing``, and their keywords, to the same value.
 
-    The newer name wins where it is set, so that a copy of the arguments can change it.
+    The new name takes precedence, so that it can be changed in a copy of the arguments.
     """
     for ending in ("", "_kwargs"):
         old, new = f"gradient_checkpointing{ending}", f"activation_checkpointing{ending}"
@@ -132,8 +131,8 @@ def carry_checkpointing(args: AllFields, semantics: Semantics) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def carry_warmup_ratio(args: AllFields, semantics: Semantics) -> None:
-    """Pass ``warmup_ratio`` on to ``warmup_steps`` where a share belongs there; before 5.0 it stays a field."""
+def apply_warmup_ratio(args: AllFields, semantics: Semantics) -> None:
+    """Move ``warmup_ratio`` to ``warmup_steps`` from 5.0 on; before, it stays a field."""
     if semantics.release < SINCE["drops_warmup_ratio"]:
         args.warmup_ratio = args.warmup_ratio or 0.0
     elif args.warmup_ratio:

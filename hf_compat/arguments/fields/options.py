@@ -5,34 +5,38 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Config", "Folder", "Listed", "Settings", "listing", "option"]
+from hf_compat.arguments.enums import FSDPOption
 
-# What a field takes is wider than what it holds once ``__post_init__`` has run: a JSON string becomes a dict, a name a
-# list, and no folder one. Annotations at run time say what it takes, which is what command-line parsers read.
+__all__ = ["Config", "Folder", "Fsdp", "Listed", "Settings", "listing", "option"]
+
+# A field accepts more types than it has after ``__post_init__``: a JSON string becomes a dict, a name a list, and a
+# missing folder its default. Command-line parsers read the accepted types from the annotations at run time.
 if TYPE_CHECKING:
     Config = Any
     Folder = str
+    Fsdp = bool | str | list[FSDPOption] | None
     Listed = Any
     Settings = Any
 else:
     Config = dict | str | None
     Folder = str | None
+    Fsdp = str | None
     Listed = None | str | list[str]
     Settings = dict[str, Any] | str | None
 
 
-def option(default: Any, text: str, *, shown: bool = True, **parser: Any) -> Any:
-    """Return a field.
+def option(default: object, text: str, *, shown: bool = True, **parser: object) -> Any:
+    """Return a dataclass field with help for the command line.
 
     Args:
         default: Its default.
-        text: Its help on the command line.
+        text: Its help text.
         shown: Whether its value appears in ``repr``.
-        **parser: Further keywords for argparse.
+        **parser: Additional keywords for argparse.
     """
     return field(default=default, repr=shown, metadata={"help": text, **parser})
 
 
 def listing(text: str) -> Any:
-    """Return a field whose default is an empty list."""
+    """Return a dataclass field whose default is an empty list."""
     return field(default_factory=list, metadata={"help": text})

@@ -1,4 +1,4 @@
-"""What becomes of each field of ``TrainingArguments``: one row per field."""
+"""The effect of each field of ``TrainingArguments``: one row per field."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Fate = Literal["trainer", "plan", "script", "alias", "unsupported"]
 
 @dataclass(frozen=True, slots=True)
 class FieldRule:
-    """What becomes of one field."""
+    """The effect of one field."""
 
     field: str
     fate: Fate
-    """A keyword of ``lightning.Trainer``; carried out by us; read by scripts alone; an older name; or refused."""
+    """A keyword of ``lightning.Trainer``; used by hf_compat; only read by scripts; an old name; or not supported."""
     target: str
-    """The keyword; our module; who reads it; the newer name; or what to do instead."""
+    """The keyword; our module; who reads it; the new name; or the reason and the remedy."""
     harmless: tuple[Any, ...] = ()
-    """Values besides the default that ask for nothing, so are not refused."""
+    """Values besides the default that have no effect, so are accepted."""
 
     @property
     def account(self) -> str:
-        """One sentence on what the field becomes, or what to do instead."""
+        """One sentence on the effect of the field, or why it is not supported and what to do."""
         return f"{self.target[0].upper()}{self.target[1:]}." if self.fate == "unsupported" else ACCOUNTS[self.field]
 
 
-_APEX = "apex is not supported; drop it, torch's own mixed precision is used"
-_TPU = "TPUs are not supported; drop it"
+_APEX = "apex is not supported; remove it, torch's automatic mixed precision is used"
+_TPU = "TPUs are not supported; remove it"
 _TRACKERS = "other trackers' own callbacks"
 
 FIELD_RULES: tuple[FieldRule, ...] = (
@@ -163,13 +163,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("no_cuda", "alias", "use_cpu"),
     FieldRule("use_mps_device", "plan", "arguments/checking/checks.py"),
     FieldRule("jit_mode_eval", "plan", "engine/tracing.py"),
-    FieldRule("use_ipex", "unsupported", "drop it, or set `bf16=True`, which torch carries out itself"),
+    FieldRule("use_ipex", "unsupported", "IPEX is not supported; remove it, or set `bf16=True`"),
     FieldRule("fp16_opt_level", "unsupported", _APEX),
     FieldRule("half_precision_backend", "unsupported", _APEX, ("cpu_amp", "cuda_amp")),
     FieldRule("tpu_num_cores", "unsupported", _TPU),
     FieldRule("tpu_metrics_debug", "unsupported", _TPU),
     FieldRule("past_index", "plan", "trainer/steps.py"),
-    FieldRule("sharded_ddp", "unsupported", "FairScale is not supported; drop it", (None, [], False)),
+    FieldRule("sharded_ddp", "unsupported", "FairScale is not supported; remove it", (None, [], False)),
     FieldRule("fsdp_min_num_params", "alias", "fsdp_config"),
     FieldRule("fsdp_transformer_layer_cls_to_wrap", "alias", "fsdp_config"),
     FieldRule("adafactor", "alias", "optim"),
@@ -181,34 +181,36 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("push_to_hub_organization", "alias", "hub_model_id"),
     FieldRule("push_to_hub_token", "alias", "hub_token"),
     FieldRule("_n_gpu", "plan", "arguments/process_facts.py"),
-    FieldRule("mp_parameters", "unsupported", "SageMaker's model parallelism is not supported; drop it"),
+    FieldRule("mp_parameters", "unsupported", "SageMaker's model parallelism is not supported; remove it"),
     FieldRule("torchdynamo", "alias", "torch_compile_backend"),
     FieldRule("ray_scope", "plan", "tuning/ray_tune.py"),
-    FieldRule("xpu_backend", "unsupported", "XPUs are not supported; drop it, or set `ddp_backend`"),
+    FieldRule("xpu_backend", "unsupported", "XPUs are not supported; remove it, or set `ddp_backend`"),
     FieldRule("dispatch_batches", "alias", "accelerator_config"),
     FieldRule("include_tokens_per_second", "alias", "include_num_input_tokens_seen"),
     FieldRule("split_batches", "alias", "accelerator_config"),
-    FieldRule("tp_size", "unsupported", "tensor parallelism is not supported yet; drop it", (None, 1)),
+    FieldRule(
+        "tp_size", "unsupported", "remove it; set `tp_size` in `parallelism_config` for tensor parallelism", (None, 1)
+    ),
     FieldRule("semantics", "plan", "arguments/releases/semantics.py"),
     FieldRule("save_async", "plan", "checkpoint/background.py"),
     FieldRule("on_save_error", "plan", "trainer/saving.py"),
-    FieldRule("sortish_sampler", "script", "nothing, in any release"),
+    FieldRule("sortish_sampler", "script", "nothing"),
     FieldRule("predict_with_generate", "plan", "trainer/seq2seq.py"),
     FieldRule("generation_max_length", "plan", "trainer/seq2seq.py"),
     FieldRule("generation_num_beams", "plan", "trainer/seq2seq.py"),
     FieldRule("generation_config", "plan", "trainer/seq2seq.py"),
 )
-"""Every field of ``TrainingArguments`` and ``Seq2SeqTrainingArguments``, in the order of their declaration."""
+"""Every field of ``TrainingArguments`` and ``Seq2SeqTrainingArguments``, in the order of declaration."""
 
 DEFAULTS: dict[str, Any] = {
     item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
     for item in dataclasses.fields(AllFields)
 }
-"""Field to default as transformers declares it; a subclass may declare others."""
+"""Field to upstream's default; a subclass may have another one."""
 
 
 def unsupported_problems(args: AllFields) -> Iterator[Problem]:
-    """Yield the fields of ``args`` that ask for what cannot be carried out."""
+    """Yield a problem for each field of ``args`` whose value is not supported."""
     for rule in FIELD_RULES:
         if rule.fate != "unsupported":
             continue

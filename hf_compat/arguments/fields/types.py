@@ -1,4 +1,4 @@
-"""How a command line gives a value to a dataclass's field: by the field's type, keywords of argparse."""
+"""The argparse keywords for a dataclass field, by its type."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _YES = frozenset({"yes", "true", "t", "y", "1"})
 _NO = frozenset({"no", "false", "f", "n", "0"})
 
 
-def _bool(text: Any) -> bool:
+def _bool(text: object) -> bool:
     word = str(text).lower()
     if word not in _YES | _NO:
-        raise ArgumentTypeError(f"{text!r} is no bool: write true or false.")
+        raise ArgumentTypeError(f"{text!r} is not a bool: write true or false.")
     return word in _YES
 
 
@@ -32,14 +32,14 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ArgumentTypeError(f"{text!r} cannot be read as JSON: {error}") from error
+        raise ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ArgumentTypeError(f"{text!r} is no JSON object: write it in braces.")
+        raise ArgumentTypeError(f"{text!r} is not a JSON object: write it in braces.")
     return value
 
 
-def _read_type(name: str, hint: Any) -> Any:
-    """Return the one type that the command line's words are read as; an optional bool stays optional.
+def _read_type(name: str, hint: object) -> object:
+    """Return the type that command-line values are parsed as; an optional bool stays optional.
 
     Of a union it is the first type or, if that is None or (in a union without None) ``str``, the second; of an
     optional union of several types the second. transformers' own fields are declared in the order that suits this.
@@ -52,13 +52,15 @@ def _read_type(name: str, hint: Any) -> Any:
     members = get_args(hint)
     is_optional = types.NoneType in members
     if str not in members and not (is_optional and len(members) == 2):
-        raise ParserError(f"`{name}`: one value cannot be read as {hint}; make it `X | None`, or add `str`.")
+        raise ParserError(
+            f"`{name}` has the type {hint}, which one value cannot be parsed as; use `X | None`, or add `str`."
+        )
     first, second = members[:2]
     return first if second is (types.NoneType if is_optional else str) else second
 
 
 def _default(field: dataclasses.Field[Any]) -> dict[str, Any]:
-    """Return the keyword that says what a field holds if its option is not given."""
+    """Return the keyword for a field whose option is not given: its default, or that it is required."""
     if field.default is not dataclasses.MISSING:
         return {"default": field.default}
     if field.default_factory is not dataclasses.MISSING:
@@ -72,7 +74,7 @@ def _choice(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
     return {"choices": choices, "type": lambda text: by_text.get(text, text), **_default(field)}
 
 
-def _switch(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _switch(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     given = _default(field)
     is_optional = kind is not bool
     if is_optional and given.get("default") is None:
@@ -84,62 +86,62 @@ def _without(keywords: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in keywords.items() if key != name}
 
 
-def _list(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _list(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     (item,) = get_args(kind) or (str,)
     given = _default(field)
     if field.default is not dataclasses.MISSING:
-        given = {"default": None}  # what is no list (an empty string, None) would be read as one item
+        given = {"default": None}  # a default that is not a list (an empty string, None) would become one item
     return {"type": item, "nargs": "+", **given}
 
 
-def _dict(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _dict(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     return {"type": _json_object, **_default(field)}
 
 
-def _plain(field: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
+def _plain(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     return {"type": kind, **_default(field)}
 
 
-def _is_choice(kind: Any) -> bool:
+def _is_choice(kind: object) -> bool:
     return get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, Enum))
 
 
-def _is_switch(kind: Any) -> bool:
+def _is_switch(kind: object) -> bool:
     return kind is bool or bool(kind == bool | None)
 
 
-def _is_a(base: type) -> Callable[[Any], bool]:
-    def check(kind: Any) -> bool:
+def _is_a(base: type) -> Callable[[object], bool]:
+    def check(kind: object) -> bool:
         origin = get_origin(kind) or kind
         return isinstance(origin, type) and issubclass(origin, base)
 
     return check
 
 
-_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[dataclasses.Field[Any], Any], dict[str, Any]]], ...] = (
+_KINDS: tuple[tuple[Callable[[object], bool], Callable[[dataclasses.Field[Any], Any], dict[str, Any]]], ...] = (
     (_is_choice, _choice),
     (_is_switch, _switch),
     (_is_a(list), _list),
     (_is_a(dict), _dict),
     (lambda kind: True, _plain),
 )
-"""Whether a type is of a kind, and argparse's keywords for it; the first that fits."""
+"""A test for a type, and its argparse keywords; the first match is used."""
 
 
-def options_of(field: dataclasses.Field[Any], hint: Any) -> Iterator[Options]:
-    """Yield the option of a field, and behind it the one that turns it off if it is a bool that is on.
+def options_of(field: dataclasses.Field[Any], hint: object) -> Iterator[Options]:
+    """Yield the option of a field, then the one that turns it off if it is a bool with the default True.
 
     Args:
-        field: The field; its metadata are further keywords, ``aliases`` further names.
-        hint: Its type, resolved.
+        field: The field; its metadata are additional keywords, with additional names in ``aliases``.
+        hint: Its resolved type.
 
     Raises:
-        ParserError: If the type is a union that no single value can be read for.
+        ParserError: If the type is a union that one value cannot be parsed as.
     """
     kind = _read_type(field.name, hint)
     keywords = dict(field.metadata)
     aliases = keywords.pop("aliases", [])
-    keywords_of = next(keywords_of for fits, keywords_of in _KINDS if fits(kind))
+    keywords_of = next(keywords_of for matches, keywords_of in _KINDS if matches(kind))
     names = _spellings(field.name)
     yield (*names, *([aliases] if isinstance(aliases, str) else aliases)), {**keywords, **keywords_of(field, kind)}
     if field.default is True and _is_switch(kind):

@@ -1,4 +1,4 @@
-"""Keywords that no field has: refused with the name of the nearest field, or of the class that has it."""
+"""Unknown keyword arguments: the error suggests the nearest field, or the class that has the field."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["RefusesUnknown", "nearest_names"]
 
 
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Return a sentence on which ``known`` names the ``unknown`` ones are close to; empty if none is."""
+    """Return a suggestion of ``known`` names close to the ``unknown`` ones; empty if there are none."""
     names = list(known)
     near = {name: difflib.get_close_matches(name, names, n=1, cutoff=0.75) for name in unknown}
     hints = [f"`{found[0]}` for `{name}`" for name, found in near.items() if found]
     return f" Did you mean {', '.join(hints)}?" if hints else ""
 
 
-def _sentence(kind: Any, name: str, known: Iterable[str]) -> str:
-    told = f"`{name}` is no argument of {kind.__name__}: "
+def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:
+    problem = f"`{name}` is not an argument of {kind.__name__}: "
     owners = [child.__name__ for child in kind.__subclasses__() if name in inspect.signature(child).parameters]
     if owners:
-        return f"{told}use `{owners[0]}`, which has it."
-    return f"{told}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
+        return f"{problem}use `{owners[0]}`, which has it."
+    return f"{problem}did you mean `{difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)[0]}`?"
 
 
-def _further_problems(kind: Any, args: tuple[Any, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what is wrong with the arguments besides the unknown ones."""
+def _further_problems(kind: type, args: tuple[Any, ...], known: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the problems of the other arguments."""
     try:
         kind(*args, **known)
     except ArgumentsError as error:
@@ -38,17 +38,17 @@ def _further_problems(kind: Any, args: tuple[Any, ...], known: Mapping[str, Any]
 
 
 class _InitSignature:
-    """``__signature__`` of a class whose ``__new__`` takes anything: that of its ``__init__``."""
+    """``__signature__`` of a class whose ``__new__`` takes any argument: that of its ``__init__``."""
 
-    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
+    def __get__(self, instance: object, owner: type[RefusesUnknown]) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class RefusesUnknown:
-    """Base of dataclasses whose constructor answers an unknown keyword with the nearest known one.
+    """Base class of dataclasses whose error for an unknown keyword suggests the nearest known one.
 
-    A base class rather than a wrapped ``__init__``: the dataclass decorator on a user's subclass writes a new one.
+    A base class instead of a wrapped ``__init__``, which the dataclass decorator of a user's subclass would replace.
     """
 
     __signature__ = _InitSignature()
@@ -57,7 +57,7 @@ class RefusesUnknown:
         """Return a new instance.
 
         Raises:
-            UnknownArgumentError: If the constructor has no such keyword; it tells all other problems too.
+            UnknownArgumentError: If the constructor has no such keyword; it lists all other problems too.
         """
         if kwargs:
             parameters = inspect.signature(cls).parameters

@@ -1,1 +1,1 @@
-"""What ``TrainingArguments.fsdp`` and ``fsdp_config`` ask for; read without torch."""
+"""The settings in ``TrainingArguments.fsdp`` and ``fsdp_config``, read without torch."""

@@ -1,4 +1,4 @@
-"""The fields ``fsdp`` and ``fsdp_config`` in the shape that scripts for a release expect after construction."""
+"""Resolves the fields ``fsdp`` and ``fsdp_config`` into the form of the reproduced release."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.enums import FSDPOption
-from hf_compat.arguments.fsdp.keys import SHARDINGS, words_of
+from hf_compat.arguments.fsdp.keys import SHARDING_STRATEGIES, fsdp_options
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 
-__all__ = ["shape_fsdp"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
+
+__all__ = ["resolve_fsdp"]
 
 _UNSET = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
-"""What every ``fsdp_config`` holds after construction."""
+"""Keys that every ``fsdp_config`` has after construction."""
 
 
-def shape_fsdp(args: Any, semantics: Semantics) -> Iterator[Problem]:
-    """Read ``fsdp_config`` and bring both fields into the followed release's shape.
+def resolve_fsdp(args: AllFields, semantics: Semantics) -> Iterator[Problem]:
+    """Read ``fsdp_config`` and convert both fields into the form of the reproduced release.
 
-    Fields of which something is wrong keep the words of ``fsdp``, for the checks to tell of them.
+    Invalid fields keep the options of ``fsdp``; the checks report them.
     """
-    newer = semantics.release >= SINCE["makes_fsdp_a_switch"]
-    older_fields = bool(args.fsdp_min_num_params or args.fsdp_transformer_layer_cls_to_wrap)
-    if newer and not args.fsdp and not older_fields:
+    is_switch = semantics.release >= SINCE["makes_fsdp_a_switch"]
+    has_old_fields = bool(args.fsdp_min_num_params or args.fsdp_transformer_layer_cls_to_wrap)
+    if is_switch and not args.fsdp and not has_old_fields:
         if isinstance(args.fsdp_config, str | Path):
-            text = "asks for nothing without `fsdp`; set it too, or drop this."
+            text = "has no effect without `fsdp`; set `fsdp` too, or remove it."
             yield Problem("fsdp_config", args.fsdp_config, text)
         return
     try:
@@ -38,22 +41,22 @@ def shape_fsdp(args: Any, semantics: Semantics) -> Iterator[Problem]:
     except (OSError, TypeError, ValueError) as error:
         yield Problem("fsdp_config", args.fsdp_config, f"{error}; pass a dict, JSON or the path of a JSON file.")
         return
-    if older_fields:
-        _carry_older(args, config, newer)
+    if has_old_fields:
+        _apply_old_fields(args, config, is_switch)
     if isinstance(config.get("transformer_layer_cls_to_wrap"), str):
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     args.fsdp_config = _UNSET | config
     if not any(fsdp_problems(args)):
-        _carry_words(args, newer)
+        _apply_options(args, is_switch)
 
 
-def _loaded(given: Any) -> dict[str, Any]:
-    """Return a copy of ``fsdp_config``, its keys without prefix.
+def _loaded(given: object) -> dict[str, Any]:
+    """Return a copy of ``fsdp_config`` with its keys without prefix.
 
     Raises:
-        OSError: If the file it names cannot be read.
-        TypeError: If it is no mapping.
-        ValueError: If the file holds no JSON.
+        OSError: If the file cannot be read.
+        TypeError: If it is not a mapping.
+        ValueError: If the file is not JSON.
     """
     config = json.loads(Path(given).read_text("utf-8")) if isinstance(given, str | Path) else given or {}
     if not isinstance(config, dict):
@@ -61,34 +64,34 @@ def _loaded(given: Any) -> dict[str, Any]:
     return {key.removeprefix("fsdp_"): value for key, value in config.items()}
 
 
-def _carry_older(args: Any, config: dict[str, Any], newer: bool) -> None:
-    """Write the two fields that older releases had beside ``fsdp_config`` into it."""
+def _apply_old_fields(args: AllFields, config: dict[str, Any], is_switch: bool) -> None:
+    """Set the keys of ``fsdp_config`` that two old fields are now."""
     if args.fsdp_min_num_params:
-        text = "`fsdp_min_num_params` is deprecated: write it into `fsdp_config`."
+        text = "`fsdp_min_num_params` is deprecated: set it in `fsdp_config`."
         warnings.warn(text, FutureWarning, stacklevel=6)
         config["min_num_params"] = max(config.get("min_num_params") or 0, args.fsdp_min_num_params)
-        if newer:
+        if is_switch:
             config.setdefault("auto_wrap_policy", "SIZE_BASED_WRAP")
     name = args.fsdp_transformer_layer_cls_to_wrap
     if name:
-        text = "`fsdp_transformer_layer_cls_to_wrap` is deprecated: write it into `fsdp_config`."
+        text = "`fsdp_transformer_layer_cls_to_wrap` is deprecated: set it in `fsdp_config`."
         warnings.warn(text, FutureWarning, stacklevel=6)
         listed = config.get("transformer_layer_cls_to_wrap") or []
         listed = [listed] if isinstance(listed, str) else list(listed)
         config["transformer_layer_cls_to_wrap"] = [*listed, *([] if name in listed else [name])]
 
 
-def _carry_words(args: Any, newer: bool) -> None:
-    words = words_of(args.fsdp)
-    if not newer:
-        args.fsdp = [FSDPOption.FULL_SHARD] if args.fsdp is True else [FSDPOption(word) for word in words]
+def _apply_options(args: AllFields, is_switch: bool) -> None:
+    options = fsdp_options(args.fsdp)
+    if not is_switch:
+        args.fsdp = [FSDPOption.FULL_SHARD] if args.fsdp is True else [FSDPOption(option) for option in options]
         return
     config = args.fsdp_config
-    for word in words:
-        if word in SHARDINGS:
+    for option in options:
+        if option in SHARDING_STRATEGIES:
             by_name = str(config.get("version", 2)) == "1"
-            config.setdefault("reshard_after_forward", word if by_name else word == "full_shard")
-        elif word == "offload":
+            config.setdefault("reshard_after_forward", option if by_name else option == "full_shard")
+        elif option == "offload":
             config.setdefault("cpu_offload", True)
     if args.fsdp:
         args.fsdp = True

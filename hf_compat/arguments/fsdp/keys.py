@@ -1,4 +1,4 @@
-"""The settings of FSDP: one row per key of ``fsdp_config``, with the variable of ``accelerate launch`` for the same."""
+"""The FSDP settings: one row per key of ``fsdp_config``, with the variable of ``accelerate launch``."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "BY_VARIABLES",
+    "ACCELERATE_DEFAULTS",
     "KEYS",
-    "OF_VERSION_1",
-    "SHARDINGS",
+    "SHARDING_STRATEGIES",
+    "VERSION_1_ONLY",
     "Key",
-    "defaults_of",
-    "shardings_of",
-    "words_of",
+    "field_defaults",
+    "fsdp_options",
+    "sharding_values",
 ]
 
-SHARDINGS = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
-"""What may be sharded, in the order of the numbers that accelerate gives them, from 1."""
+SHARDING_STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+"""The sharding strategies, in the order of accelerate's numbers, from 1."""
 
 _ON = ("y", "yes", "t", "true", "on", "1")
 _OFF = ("n", "no", "f", "false", "off", "0")
 
 
-def _switch(value: Any) -> bool:
+def _switch(value: object) -> bool:
     text = str(value).lower()
     if text not in (*_ON, *_OFF):
-        raise ValueError("has to be True or False")
+        raise ValueError("must be True or False")
     return text in _ON
 
 
-def _choice(choices: dict[str, Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
+def _choice(choices: dict[str, Any]) -> Callable[[object], object]:
+    def read(value: object) -> object:
         text = str(value).upper()
         if text not in choices:
             raise ValueError(f"choose one of {', '.join(map(repr, dict.fromkeys(choices)))}")
@@ -41,33 +41,33 @@ def _choice(choices: dict[str, Any]) -> Callable[[Any], Any]:
     return read
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     if isinstance(value, bool) or not str(value).isdigit():
-        raise ValueError("has to be a whole number, 0 or more")
-    return int(value)
+        raise ValueError("must be an integer, 0 or more")
+    return int(str(value))
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def _names(value: object) -> tuple[str, ...]:
     listed = value.split(",") if isinstance(value, str) else value
     if not isinstance(listed, list | tuple | set) or not all(isinstance(name, str) for name in listed):
-        raise ValueError("has to be the name of a class, or a list of them")
+        raise ValueError("must be a class name or a list of class names")
     return tuple(name.strip() for name in listed if name.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One setting."""
+    """One FSDP setting."""
 
     key: str
-    """In ``fsdp_config``."""
+    """Its key in ``fsdp_config``."""
     setting: str
-    """The field of ``FsdpSettings``."""
-    read: Callable[[Any], Any]
-    """From what the user or the launcher wrote; a ``ValueError`` says what it has to be."""
+    """Its field in ``FsdpSettings``."""
+    read: Callable[[object], object]
+    """Converts the value of the user or the launcher; raises ``ValueError`` if it is invalid."""
     variable: str = ""
-    """What ``accelerate launch`` sets, if it does."""
-    second: tuple[Any, ...] | None = None
-    """What version 2 of FSDP does by itself, so that only another value is refused there; None: it has the setting."""
+    """The variable that ``accelerate launch`` sets, if any."""
+    version_2_values: tuple[Any, ...] | None = None
+    """The values that FSDP version 2 accepts if it does not have the setting; None if it does."""
 
 
 _WRAPPINGS = {"TRANSFORMER_BASED_WRAP": "transformer", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
@@ -89,19 +89,19 @@ KEYS: tuple[Key, ...] = (
         "backward_prefetch",
         _choice(_PREFETCHES),
         "FSDP_BACKWARD_PREFETCH",
-        second=(None, "backward_pre"),
+        version_2_values=(None, "backward_pre"),
     ),
-    Key("forward_prefetch", "forward_prefetch", _switch, "FSDP_FORWARD_PREFETCH", second=(False,)),
-    Key("limit_all_gathers", "limit_all_gathers", _switch, second=(True,)),
-    Key("use_orig_params", "use_orig_params", _switch, "FSDP_USE_ORIG_PARAMS", second=(True,)),
-    Key("sync_module_states", "sync_module_states", _switch, "FSDP_SYNC_MODULE_STATES", second=(True, False)),
+    Key("forward_prefetch", "forward_prefetch", _switch, "FSDP_FORWARD_PREFETCH", version_2_values=(False,)),
+    Key("limit_all_gathers", "limit_all_gathers", _switch, version_2_values=(True,)),
+    Key("use_orig_params", "use_orig_params", _switch, "FSDP_USE_ORIG_PARAMS", version_2_values=(True,)),
+    Key("sync_module_states", "sync_module_states", _switch, "FSDP_SYNC_MODULE_STATES", version_2_values=(True, False)),
 )
-"""Every setting but what is sharded, which words and two variables say, too."""
+"""Every setting except the sharding strategy, which options of ``fsdp`` and two variables also set."""
 
-OF_VERSION_1 = tuple(row.setting for row in KEYS if row.second is not None)
-"""Settings that version 2 does not have."""
+VERSION_1_ONLY = tuple(row.setting for row in KEYS if row.version_2_values is not None)
+"""Settings that FSDP version 2 does not have."""
 
-BY_VARIABLES: dict[str, Any] = {
+ACCELERATE_DEFAULTS: dict[str, Any] = {
     "version": 1,
     "wrapping": "none",
     "layer_classes": (),
@@ -116,39 +116,41 @@ BY_VARIABLES: dict[str, Any] = {
     "use_orig_params": False,
     "sync_module_states": False,
 }
-"""Setting to what accelerate takes where neither a field nor a variable says anything."""
+"""Setting to accelerate's default, if neither a field nor a variable sets it."""
 
-_WITH_FIELD = {
+_FIELD_DEFAULTS = {
     "backward_prefetch": None,
     "forward_prefetch": False,
     "use_orig_params": True,
     "sync_module_states": True,
     "cpu_ram_efficient_loading": False,
 }
-"""Setting to what the field ``fsdp`` makes of it, whatever the variables say."""
+"""Setting to its default if the field ``fsdp`` is set; it overrides the variables."""
 
 
-def defaults_of(newer: bool) -> dict[str, Any]:
-    """Return what the field ``fsdp`` sets by itself: that of the releases in which it is a switch, or before."""
-    return _WITH_FIELD | ({"version": 2, "wrapping": "transformer", "state_dict_type": "full"} if newer else {})
+def field_defaults(is_switch: bool) -> dict[str, Any]:
+    """Return the defaults if the field ``fsdp`` is set, of releases in which it is a bool or of earlier ones."""
+    return _FIELD_DEFAULTS | ({"version": 2, "wrapping": "transformer", "state_dict_type": "full"} if is_switch else {})
 
 
-def shardings_of(version: int, *, word: bool) -> dict[str, str]:
-    """Return what may be written for what is sharded, to its name.
+def sharding_values(version: int, *, is_option: bool) -> dict[str, str]:
+    """Return valid value → name of the sharding strategy.
 
     Args:
-        version: Version 1 has names and accelerate's numbers for them; version 2 a switch.
-        word: Whether it is a word of the field ``fsdp``, which version 2 knows, too.
+        version: FSDP version 1 has names and accelerate's numbers for them; version 2 a bool.
+        is_option: Whether the value is an option of the field ``fsdp``, a name in version 2 too.
     """
     if version == 1:
-        return {name: name for name in SHARDINGS} | {str(n): name for n, name in enumerate(SHARDINGS, 1)}
-    if word:
-        return {name: name for name in SHARDINGS[:2]}
+        return {name: name for name in SHARDING_STRATEGIES} | {
+            str(n): name for n, name in enumerate(SHARDING_STRATEGIES, 1)
+        }
+    if is_option:
+        return {name: name for name in SHARDING_STRATEGIES[:2]}
     return dict.fromkeys(_ON, "full_shard") | dict.fromkeys(_OFF, "shard_grad_op")
 
 
-def words_of(fsdp: Any) -> list[str]:
-    """Return the words of the field ``fsdp``; none if it is a switch."""
+def fsdp_options(fsdp: object) -> list[str]:
+    """Return the options in the field ``fsdp``; none if it is a bool."""
     if isinstance(fsdp, str):
         return fsdp.split()
-    return [str(getattr(word, "value", word)) for word in fsdp] if isinstance(fsdp, list | tuple) else []
+    return [str(getattr(option, "value", option)) for option in fsdp] if isinstance(fsdp, list | tuple) else []

@@ -1,129 +1,132 @@
-"""What ``fsdp``, ``fsdp_config`` and ``accelerate launch --use_fsdp`` ask for, as one value."""
+"""``FsdpSettings``: the settings of ``fsdp``, ``fsdp_config`` and ``accelerate launch --use_fsdp``."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.fsdp.checks import contradictions, unknown_keys, unused_keys, word_problems
+from hf_compat.arguments.fsdp.checks import contradictions, option_problems, unknown_keys, unused_keys
 from hf_compat.arguments.fsdp.keys import (
-    BY_VARIABLES,
+    ACCELERATE_DEFAULTS,
     KEYS,
-    OF_VERSION_1,
-    SHARDINGS,
-    defaults_of,
-    shardings_of,
-    words_of,
+    SHARDING_STRATEGIES,
+    VERSION_1_ONLY,
+    field_defaults,
+    fsdp_options,
+    sharding_values,
 )
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
 
-__all__ = ["LOADING_VARIABLE", "USE_VARIABLE", "FsdpSettings", "announce_loading", "fsdp_problems", "read_fsdp"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.fields.older import AllFields
+
+__all__ = ["LOADING_VARIABLE", "USE_VARIABLE", "FsdpSettings", "fsdp_problems", "read_fsdp", "set_loading_variables"]
 
 USE_VARIABLE = "ACCELERATE_USE_FSDP"
-"""Set to ``true`` by ``accelerate launch --use_fsdp``; transformers' loading takes ``1`` for the same."""
+"""Set to ``true`` by ``accelerate launch --use_fsdp``; transformers also accepts ``1``."""
 LOADING_VARIABLE = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-"""With the one above, tells transformers' ``from_pretrained`` that process 0 alone is to read weights."""
+"""With the variable above, lets transformers' ``from_pretrained`` read weights on rank 0 only."""
 
 Problems = Iterator[Problem]
 
 
 @dataclass(frozen=True, slots=True)
 class FsdpSettings:
-    """How a model is sharded over the processes of a run."""
+    """How a model is sharded over all ranks."""
 
     version: Literal[1, 2] = 1
-    """torch's ``FullyShardedDataParallel``, or its ``fully_shard``."""
+    """1 for torch's ``FullyShardedDataParallel``, 2 for ``fully_shard``."""
     sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2"] = "full_shard"
-    """What is sharded; under version 2 one of the first two."""
+    """Sharding strategy; with version 2 one of the first two."""
     wrapping: Literal["transformer", "size", "none"] = "none"
-    """Which modules are gathered by themselves: layers by their class, modules by their size, or only the model."""
+    """The FSDP units besides the model: layers by their class, modules by their size, or none."""
     layer_classes: tuple[str, ...] = ()
-    """Names of the layers' classes; none for the model's ``_no_split_modules``. For ``wrapping="transformer"``."""
+    """Class names of the FSDP units; empty for the model's ``_no_split_modules``. For ``wrapping="transformer"``."""
     min_num_params: int = 0
-    """Parameters that make a module worth gathering by itself. For ``wrapping="size"``."""
+    """Minimum number of parameters of an FSDP unit. For ``wrapping="size"``."""
     cpu_offload: bool = False
-    """Whether parameters, gradients and the optimizer's state stay on the host between uses."""
+    """Whether parameters, gradients and optimizer state are offloaded to the CPU."""
     state_dict_type: Literal["full", "sharded"] = "full"
-    """What checkpoints hold: whole weights, or each process's part, as ``torch.distributed.checkpoint`` writes it."""
+    """Whether checkpoints hold a full state dict, or a sharded one of ``torch.distributed.checkpoint``."""
     cpu_ram_efficient_loading: bool = False
-    """Whether process 0 alone reads a pretrained model's weights."""
+    """Whether only rank 0 reads a pretrained model's weights."""
     activation_checkpointing: bool = False
-    """Whether the modules that are gathered by themselves compute their activations anew in the backward pass."""
+    """Whether FSDP units recompute their activations in the backward pass."""
     backward_prefetch: Literal["backward_pre", "backward_post"] | None = None
-    """When the backward pass gathers the next module. Version 1 alone, as are all that follow."""
+    """When the backward pass gathers the next FSDP unit. Version 1 only, like the fields below."""
     forward_prefetch: bool = False
-    """Whether the forward pass gathers the next module while it computes one."""
+    """Whether the forward pass gathers the next FSDP unit while it computes one."""
     limit_all_gathers: bool = True
-    """Whether the host waits rather than gather far ahead."""
+    """Whether the CPU waits instead of gathering far ahead."""
     use_orig_params: bool = True
-    """Whether the optimizer is given the model's own parameters, or flat ones."""
+    """Whether the optimizer gets the model's parameters or flat parameters."""
     sync_module_states: bool = True
-    """Whether all processes begin with the weights of process 0."""
+    """Whether rank 0 broadcasts its weights to all ranks before training."""
 
     @property
     def reshards_after_forward(self) -> bool:
-        """Whether gathered parameters are given up between forward and backward pass."""
+        """Whether parameters are resharded between forward and backward pass."""
         return self.sharding in ("full_shard", "hybrid_shard")
 
 
-def read_fsdp(args: Any) -> FsdpSettings | None:
-    """Return how ``args`` and the launcher's variables want the model sharded; None if they do not.
+def read_fsdp(args: AllFields) -> FsdpSettings | None:
+    """Return the FSDP settings of ``args`` and the launcher's variables; None without FSDP.
 
-    Fields win over variables. A ``fsdp_config`` key that the followed release ignored is carried out all the same.
+    Fields take precedence. Keys of ``fsdp_config`` that the reproduced release ignores have their effect too.
 
     Raises:
-        ArgumentsError: If they contradict each other, or ask for what cannot be carried out.
+        ArgumentsError: If they are invalid, contradict each other or are not supported.
     """
     settings, problems = _read(args)
     raise_all(problems)
     return settings
 
 
-def fsdp_problems(args: Any) -> Problems:
-    """Yield what is wrong with the fields and variables of FSDP."""
+def fsdp_problems(args: AllFields) -> Problems:
+    """Yield the problems of the fields and variables of FSDP."""
     yield from _read(args)[1]
 
 
-def announce_loading(settings: FsdpSettings | None) -> None:
-    """Tell transformers' ``from_pretrained`` whether process 0 alone is to read weights."""
+def set_loading_variables(settings: FsdpSettings | None) -> None:
+    """Set the variables that let transformers' ``from_pretrained`` read weights on rank 0 only, or unset them."""
     if settings is not None and settings.cpu_ram_efficient_loading:
-        os.environ.setdefault(USE_VARIABLE, "1")  # "true" would make later arguments ask for FSDP, too
+        os.environ.setdefault(USE_VARIABLE, "1")  # "true" would enable FSDP in later arguments too
         os.environ[LOADING_VARIABLE] = "true"
     elif os.environ.get(LOADING_VARIABLE) == "true":
         os.environ[LOADING_VARIABLE] = "false"
 
 
-def _read(args: Any) -> tuple[FsdpSettings | None, list[Problem]]:
+def _read(args: AllFields) -> tuple[FsdpSettings | None, list[Problem]]:
     launched = os.environ.get(USE_VARIABLE, "").lower() == "true"
     given = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     config = {key.removeprefix("fsdp_"): value for key, value in given.items()}
     if not (args.fsdp or launched):
         return None, list(unused_keys(config, launched=False))
-    newer = resolve_semantics(args.semantics).release >= SINCE["makes_fsdp_a_switch"]
-    words = words_of(args.fsdp)
-    values, problems = _values(config, words, defaults_of(newer) if args.fsdp else {})
-    values["sharding"], found = _sharding(words, config, values["version"])
+    is_switch = resolve_semantics(args.semantics).release >= SINCE["makes_fsdp_a_switch"]
+    options = fsdp_options(args.fsdp)
+    values, problems = _values(config, options, field_defaults(is_switch) if args.fsdp else {})
+    values["sharding"], found = _sharding(options, config, values["version"])
     problems += [*found, *(unknown_keys(config) if args.fsdp else unused_keys(config, launched=True))]
-    problems += [*word_problems(words, newer), *contradictions(args, config, values)]
+    problems += [*option_problems(options, is_switch), *contradictions(args, config, values)]
     if problems:
         return None, problems
     if values["version"] == 2:
-        values = {name: value for name, value in values.items() if name not in OF_VERSION_1}
+        values = {name: value for name, value in values.items() if name not in VERSION_1_ONLY}
     values["layer_classes"] = values["layer_classes"] if values["wrapping"] == "transformer" else ()
     values["min_num_params"] = values["min_num_params"] if values["wrapping"] == "size" else 0
     return FsdpSettings(**values), []
 
 
-def _values(config: dict[str, Any], words: list[str], fixed: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the settings by their names, but what is sharded: what is ``fixed``, or the variables say; then fields."""
+def _values(config: dict[str, Any], options: list[str], fixed: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the settings by name, except the sharding strategy: fields, then ``fixed`` defaults, then variables."""
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     field: str
-    shown: Any
+    shown: object
     for row in KEYS:
         if config.get(row.key) is not None and (config[row.key] or row.key != "min_num_params"):
             field, shown, value = "fsdp_config", {row.key: config[row.key]}, config[row.key]
@@ -135,9 +138,9 @@ def _values(config: dict[str, Any], words: list[str], fixed: dict[str, Any]) -> 
             given[row.setting] = row.read(value)
         except ValueError as error:
             problems.append(Problem(field, shown, f"{error}."))
-    values = BY_VARIABLES | fixed | given
-    values["cpu_offload"] = values["cpu_offload"] or "offload" in words
-    if "auto_wrap" in words and "auto_wrap_policy" not in config:
+    values = ACCELERATE_DEFAULTS | fixed | given
+    values["cpu_offload"] = values["cpu_offload"] or "offload" in options
+    if "auto_wrap" in options and "auto_wrap_policy" not in config:
         by_size = config.get("min_num_params") and "wrapping" not in fixed
         values["wrapping"] = "size" if by_size else "transformer"
     if values["state_dict_type"] is None:
@@ -145,26 +148,28 @@ def _values(config: dict[str, Any], words: list[str], fixed: dict[str, Any]) -> 
     return values, problems
 
 
-def _sharding(words: list[str], config: dict[str, Any], version: int) -> tuple[str, list[Problem]]:
-    """Return what is sharded, as the config, a word or the launcher's variables say."""
-    word = next((word for word in words if word in SHARDINGS), None)
+def _sharding(options: list[str], config: dict[str, Any], version: int) -> tuple[str, list[Problem]]:
+    """Return the sharding strategy of the config, an option of ``fsdp`` or the launcher's variables."""
+    option = next((option for option in options if option in SHARDING_STRATEGIES), None)
     field: str
-    shown: Any
+    shown: object
     variable = "FSDP_RESHARD_AFTER_FORWARD" if version == 2 else "FSDP_SHARDING_STRATEGY"
     if config.get("reshard_after_forward") is not None:
-        wish = config["reshard_after_forward"]
-        field, shown = "fsdp_config", {"reshard_after_forward": wish}
-    elif word is not None:
-        field, shown, wish = "fsdp", word, word
+        value = config["reshard_after_forward"]
+        field, shown = "fsdp_config", {"reshard_after_forward": value}
+    elif option is not None:
+        field, shown, value = "fsdp", option, option
     else:
-        wish = os.environ.get(variable, "1")
-        field, shown = variable, wish
-    known = shardings_of(version, word=field == "fsdp")
-    found = known.get(str(wish).lower())
+        value = os.environ.get(variable, "1")
+        field, shown = variable, value
+    known = sharding_values(version, is_option=field == "fsdp")
+    found = known.get(str(value).lower())
     if found is None:
-        text = f"version {version} of FSDP knows {', '.join(map(repr, known))}"
-        also = "; set `fsdp_config={'version': 1}` for it" if version == 2 and wish in SHARDINGS else ""
-        return "full_shard", [Problem(field, shown, f"{text}{also}.")]
-    if field == "fsdp_config" and word not in (None, found):
-        return found, [Problem("fsdp", word, f"contradicts `fsdp_config={shown}`; leave one of them out.")]
+        text = f"FSDP version {version} supports {', '.join(map(repr, known))}"
+        remedy = (
+            "set `fsdp_config={'version': 1}`" if version == 2 and value in SHARDING_STRATEGIES else "use one of them"
+        )
+        return "full_shard", [Problem(field, shown, f"{text}; {remedy}.")]
+    if field == "fsdp_config" and option not in (None, found):
+        return found, [Problem("fsdp", option, f"contradicts `fsdp_config={shown}`; remove one of them.")]
     return found, []

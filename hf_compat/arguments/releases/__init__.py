@@ -1,1 +1,1 @@
-"""What differs between releases of transformers."""
+"""Differences between releases of transformers."""

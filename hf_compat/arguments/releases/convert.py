@@ -1,11 +1,10 @@
-"""transformers' own ``TrainingArguments`` made into ours, without importing transformers."""
+"""Converts transformers' ``TrainingArguments`` into ours, without importing transformers."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import warnings
-from typing import Any
 
 from hf_compat.arguments.fields.rules import DEFAULTS
 from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
@@ -25,28 +24,28 @@ _BACKEND_STATE = (
     "hf_deepspeed_config",
     "xla_fsdp_config",
 )
-"""Attributes that hold accelerate's view of the process, of no use to us."""
+"""Attributes for accelerate, which are not copied."""
 
 
-def _kind_of(args: Any) -> type[TrainingArguments] | None:
+def _kind_of(args: object) -> type[TrainingArguments] | None:
     if not dataclasses.is_dataclass(args):
         return None
     return next((_KINDS[base.__name__] for base in inspect.getmro(type(args)) if base.__name__ in _KINDS), None)
 
 
-def from_transformers(args: Any) -> TrainingArguments:
-    """Return ``args`` if they are ours, else ours with the same values.
+def from_transformers(args: object) -> TrainingArguments:
+    """Return ``args`` if they are ours, else an instance of ours with the same values.
 
-    Fields that only a subclass has, and attributes set after construction, are kept as plain attributes.
+    Fields of a subclass and attributes set after construction are kept as plain attributes.
 
     Raises:
-        ArgumentsError: If ``args`` are no training arguments at all, or hold what cannot be carried out.
+        ArgumentsError: If ``args`` are not training arguments, or have values that are not supported.
     """
     if isinstance(args, TrainingArguments):
         return args
     kind = _kind_of(args)
     if kind is None:
-        raise ArgumentsError([f"`args={type(args).__name__}`: pass a `TrainingArguments`."])
+        raise ArgumentsError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
     known = {item.name for item in dataclasses.fields(kind) if item.init}
     given = {name: getattr(args, name) for name in known if hasattr(args, name)}
     with warnings.catch_warnings():
@@ -58,6 +57,6 @@ def from_transformers(args: Any) -> TrainingArguments:
     return converted
 
 
-def _is_default(name: str, value: Any) -> bool:
+def _is_default(name: str, value: object) -> bool:
     default = DEFAULTS.get(name)
     return value is default or (type(value) is type(default) and value == default)

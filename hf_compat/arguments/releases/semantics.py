@@ -1,8 +1,8 @@
-"""What changed in the numbers between transformers releases, and which side of each change a run is on.
+"""Behaviours that changed between transformers releases, and which of them a run reproduces.
 
 A run follows the installed transformers, the newest known release if none is installed. ``HF_COMPAT_SEMANTICS`` or the
-``semantics`` field of ``TrainingArguments`` says otherwise: a release (``"4.57"``) or ``"corrected"``, which follows
-the installed release except where its numbers are known to be wrong.
+``semantics`` field of ``TrainingArguments`` overrides it: a release (``"4.57"``) or ``"corrected"``, which follows the
+installed release except where its numbers are known to be wrong.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["ENVIRONMENT_VARIABLE", "NEWEST_RELEASE", "OLDEST_RELEASE", "Semantic
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_SEMANTICS"
 NEWEST_RELEASE = Version("5.23.0")
-OLDEST_RELEASE = Version("4.57")  # anything older follows it
+OLDEST_RELEASE = Version("4.57")  # older releases are treated as this one
 
 
 def _since(release: str, *, until: str | None = None, corrected: bool | None = None) -> bool:
-    """Declare a behaviour that transformers has had since ``release``; off before it.
+    """Declare a behaviour of transformers since ``release``; off before it.
 
     Args:
         release: The first release with it.
-        until: The first release without it again.
-        corrected: What a corrected run does whatever the release; None follows the release.
+        until: The first later release without it.
+        corrected: The value under ``"corrected"``; None follows the release.
     """
     last = None if until is None else Version(until)
     return field(default=False, metadata={"since": Version(release), "until": last, "corrected": corrected})
@@ -44,7 +44,7 @@ class Semantics:
     release: Version = NEWEST_RELEASE
     """The transformers release whose numbers the run reproduces."""
     corrected: bool = False
-    """Numbers known to be wrong upstream are computed right instead."""
+    """Numbers known to be wrong upstream are computed correctly."""
 
     logs_unrounded_loss: bool = _since("5.0")
     """The logged training loss keeps all its digits; before, it was rounded to 4 decimals."""
@@ -57,38 +57,38 @@ class Semantics:
     leaves_loss_out_of_cpu_autocast: bool = _since("5.0")
     """On a CPU, bf16 covers the model's forward pass alone; before, all of ``compute_loss``."""
     announces_pushes: bool = _since("5.0")
-    """Callbacks are told before each push to the Hub."""
+    """Callbacks get ``on_push_begin`` before each push to the Hub."""
     drops_text_to_text_results: bool = _since("5.0")
     """A model card's metadata has no results for translation, summarization and text to text."""
     deepspeed_without_apex: bool = _since("5.0")
-    """The section ``amp`` of a DeepSpeed config is left as it is; before, it was filled in and compared."""
+    """The section ``amp`` of a DeepSpeed config is ignored; before, it was filled in and compared."""
     deepspeed_starts_from_float32: bool = _since("5.0", corrected=True)
-    """Without a word on precision in its config DeepSpeed is taken to compute in float32; before, in float16."""
+    """Without precision settings in its config DeepSpeed is assumed to compute in float32; before, in float16."""
     warmup_below_one_is_ratio: bool = _since("5.0")
-    """``warmup_steps`` below 1 is a share of all update steps; before, ``warmup_ratio`` was the share."""
+    """``warmup_steps`` below 1 is a fraction of all update steps; before, ``warmup_ratio`` was."""
     creates_scheduler_apart: bool = _since("5.1")
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
     calls_optimizer_factories: bool = _since("5.2")
-    """What is given as an optimizer and is no class is called for a function that makes one of the model."""
+    """An optimizer given as a callable that is not a class is called with the model to create it."""
     leaves_layerwise_rate_constant: bool = _since("5.1", corrected=False)
-    """Layerwise GaLore and APOLLO log the scheduled learning rate but update with the one they started with."""
+    """Layerwise GaLore and APOLLO log the scheduled learning rate but update with the initial one."""
     resumes_batch_size_if_searching: bool = _since("5.2")
-    """A checkpoint's batch size wins only under ``auto_find_batch_size``; before, always."""
+    """A checkpoint's batch size overrides the argument only under ``auto_find_batch_size``; before, always."""
     keeps_batch_size_found: bool = _since("5.2")
     """A second ``train`` begins with the batch size that ``auto_find_batch_size`` found; before, with the argument."""
     refuses_model_and_model_init: bool = _since("5.2")
     """``Trainer(model, model_init=...)`` is an error; before, ``model_init`` won with a warning."""
     divides_gradients_twice: bool = _since("5.2", until="5.6", corrected=False)
-    """Gradients, not the logged loss, are divided by the accumulation a second time."""
+    """Gradients, not the logged loss, are divided by the accumulation steps a second time."""
     rotation_protects_newest: bool = _since("5.2")
-    """Rotation never deletes the newest nor the best checkpoint; before, the best was only moved up the order."""
+    """Rotation never deletes the newest or the best checkpoint; before, the best was only moved up in the order."""
     loads_state_if_resumed: bool = _since("5.3")
     """``_load_optimizer_and_scheduler`` is called in resumed runs only; before, in every run, perhaps with None."""
     plans_by_batches: bool = _since("5.3")
     """``set_initial_training_values`` gives samples per update step and batches per epoch; before, whether epochs
-    count and the loader's length, and it took the samples per update step."""
+    count and the data loader's length, and it took the samples per update step."""
     applies_liger_in_train: bool = _since("5.3")
-    """``train`` puts Liger kernels into the model; before, the constructor did."""
+    """``train`` applies Liger kernels to the model; before, the constructor did."""
     always_logs_grad_norm: bool = _since("5.3")
     """The gradient norm is logged without clipping too."""
     loads_best_after_final_log: bool = _since("5.3")
@@ -96,33 +96,33 @@ class Semantics:
     state_epoch_starts_at_zero: bool = _since("5.3")
     """``TrainerState.epoch`` is 0 before training; before, None, and evaluation metrics then had no epoch."""
     restores_rng_without_batches: bool = _since("5.3")
-    """A resumed epoch of which nothing is left restores the random generators all the same."""
+    """A resumed epoch without remaining batches also restores the random generators."""
     applies_trial_after_model_init: bool = _since("5.3", corrected=False)
-    """A search's trial gives its values after the model is made, which then has the seed of the trial before."""
+    """A trial's values are applied after the model is created, which then has the previous trial's seed."""
     best_strategy_sets_best_step: bool = _since("5.4", corrected=True)
     """``save_strategy="best"`` records ``best_global_step``, so that the best model can be loaded at the end."""
     evaluates_last_step: bool = _since("5.4")
-    """With ``eval_strategy="steps"`` the last update step is evaluated whatever ``eval_steps``."""
+    """With ``eval_strategy="steps"`` the last update step is always evaluated."""
     counts_shifted_labels: bool = _since("5.10")
     """A causal language model's items are the labels after the first position; before, all labels."""
     liger_skips_unused_logits: bool = _since("5.15")
-    """With Liger kernels an evaluation that keeps the loss alone asks the model for no logits."""
+    """With Liger kernels an evaluation that only keeps the loss does not compute logits."""
     smoother_takes_item_count: bool = _since("5.15")
     """Label smoothing divides by the window's items; before, by the batch's."""
     eval_grouping_has_own_generator: bool = _since("5.16")
-    """Length-grouped evaluation draws from a generator of its own; before, from the global one."""
+    """Length-grouped evaluation uses its own random generator; before, the global one."""
     drops_missing_best_checkpoint: bool = _since("5.17")
-    """A resumed ``best_model_checkpoint`` that no longer exists is forgotten."""
+    """A resumed ``best_model_checkpoint`` that no longer exists is cleared."""
     averages_over_session_steps: bool = _since("5.19", corrected=True)
     """``train_loss`` and training speeds count the update steps of this ``train`` call; before, all of the run."""
     item_count_is_float: bool = _since("5.23")
     """``num_items_in_batch`` is a float tensor; before, an integer tensor."""
     keeps_tokens_undefined_by_tokenizer: bool = _since("5.23")
-    """Special tokens that the tokenizer does not define stay as the model's configuration has them."""
+    """Special tokens that the tokenizer does not define keep their value in the model's config."""
     deepspeed_warms_up: bool = _since("5.23")
-    """``warmup_num_steps`` in a DeepSpeed config has to be 1 where no warmup is asked for; before, 0."""
+    """``warmup_num_steps`` in a DeepSpeed config must be 1 without warmup; before, 0."""
     drops_non_finite_eval_losses: bool = _since("5.23")
-    """The evaluation loss leaves out NaN and infinite batches under ``logging_nan_inf_filter``."""
+    """The evaluation loss excludes NaN and infinite batches under ``logging_nan_inf_filter``."""
 
 
 def _is_on(row: Mapping[str, Any], release: Version, corrected: bool) -> bool:
@@ -149,15 +149,15 @@ def resolve_semantics(requested: str | None = None) -> Semantics:
     Raises:
         ArgumentsError: If ``requested`` is neither ``"corrected"`` nor a release.
     """
-    wish = requested or os.environ.get(ENVIRONMENT_VARIABLE) or None
-    corrected = wish == "corrected"
-    if wish is None or corrected:
+    chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    corrected = chosen == "corrected"
+    if chosen is None or corrected:
         release = _installed_release()
     else:
         try:
-            release = Version(wish)
+            release = Version(chosen)
         except InvalidVersion:
-            problem = f"`semantics={wish!r}`: use 'corrected' or a transformers release such as '4.57'."
+            problem = f"`semantics={chosen!r}`: use 'corrected' or a transformers release such as '4.57'."
             raise ArgumentsError([problem]) from None
     flags = {item.name: _is_on(item.metadata, release, corrected) for item in fields(Semantics) if item.metadata}
     return Semantics(release=max(release, OLDEST_RELEASE), corrected=corrected, **flags)

@@ -1,4 +1,4 @@
-"""Where the defaults of fields depend on a release: of torch, or of the transformers that is followed."""
+"""Defaults of fields that depend on a release, of torch or of the reproduced transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SINCE: dict[str, Version] = {
     "makes_fsdp_a_switch": Version("5.10"),
     "renames_gradient_checkpointing": Version("5.23"),
 }
-"""What changed in the shape of ``TrainingArguments``, numbers aside, to the transformers release that changed it."""
+"""Changes of ``TrainingArguments`` that do not affect numbers, and the transformers release of each."""
 
 
 def default_optimizer() -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hf_compat.distributed.deepspeed import import_deepspeed, tell_process
+from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import TrainerSetupError
 
@@ -118,7 +118,7 @@ def build_engine(
         given["optimizer"] = optimizer
     elif parameters is not None:
         given["model_parameters"] = parameters
-    tell_process(launch, device)
+    prepare_process(launch, device)
     try:
         engine, *_ = deepspeed.initialize(args=Namespace(device_rank=index), model=model, config=config, **given)
     except (AssertionError, ValueError) as error:
