@@ -65,15 +65,16 @@ def test_training_gathers_whole_batches_after_an_evaluation(tmp_path):
 @pytest.mark.parametrize("at_end", [False, True], ids=["within the pass", "on the last batch"])
 def test_only_the_last_batch_is_trimmed(tmp_path, at_end):
     """A batch is cut to the samples that the data set has left, on the last batch alone."""
-    accelerator = trainer_of(tmp_path).accelerator
+    trainer = trainer_of(tmp_path)
+    accelerator, loaders = trainer.accelerator, trainer._runtime.loaders
 
     class Followed:
         end_of_dataloader = at_end
         remainder = 1
 
-    before = accelerator.watch_evaluation(Followed())
+    before = loaders.watch_evaluation(Followed())
     assert len(accelerator.gather_for_metrics(torch.ones(3, 2))) == (1 if at_end else 3)
-    accelerator.watch_evaluation(before)
+    loaders.watch_evaluation(before)
     assert len(accelerator.gather_for_metrics(torch.ones(3, 2))) == 3
 
 
