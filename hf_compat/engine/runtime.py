@@ -16,7 +16,6 @@ from torch import nn
 
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup
-from hf_compat.engine.environments import Placement, place_run
 from hf_compat.engine.host import EvaluationPass, Host
 from hf_compat.engine.internals.loops import (
     callback_states,
@@ -30,6 +29,7 @@ from hf_compat.engine.internals.loops import (
 )
 from hf_compat.engine.keywords import given_plugins, keyword_problems
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.placement import Placement, place_run
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts

@@ -7,8 +7,8 @@ from typing import Any
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
-from hf_compat.engine.environments import Placement
 from hf_compat.engine.internals.strategies import StayingStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 
 __all__ = ["OneDeviceStrategy", "one_device_strategy"]

@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.checkpoint.background import Writes
 from hf_compat.distributed.deepspeed import import_deepspeed
-from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.host import Host, Optimization
 from hf_compat.engine.internals.strategies import RawModelDeepSpeedStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.files import check_files

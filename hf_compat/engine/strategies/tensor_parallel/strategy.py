@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.environments import Placement
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.fsdp.sharding import shard_model, take_from_first
 from hf_compat.engine.strategies.fsdp.version2 import FSDP2Strategy, sharding_dtype
 from hf_compat.engine.strategies.tensor_parallel.splitting import is_split, split_model
