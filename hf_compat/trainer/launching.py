@@ -86,7 +86,7 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             "`train` is to fork, but this process uses CUDA, by an evaluation perhaps, and forked ones then cannot: "
             "train first, or choose the strategy 'ddp_spawn'."
         )
-    trainer._runtime.forget_runs()  # an evaluation's strategy holds the module that was evaluated
+    trainer._runtime.drop_last_run()  # an evaluation's strategy holds the module that was evaluated
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:

@@ -5,7 +5,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 
 from hf_compat import TrainingArguments
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.clusters import take_cluster_environment
+from hf_compat.engine.clusters import apply_cluster_environment
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.errors import TrainerSetupError
 
@@ -37,7 +37,7 @@ def test_cluster_environment_says_who_this_is(variables):
     """Without a launcher's variables a ``ClusterEnvironment`` among the plugins tells sizes, ranks and address."""
     args = arguments()
     assert args.world_size == 1
-    take_cluster_environment(args, {"plugins": [Given(Launch("x", 4, 3, 1, 2, "host", 1234))], "num_nodes": 2})
+    apply_cluster_environment(args, {"plugins": [Given(Launch("x", 4, 3, 1, 2, "host", 1234))], "num_nodes": 2})
     assert args.launch == Launch("torchrun", 4, 3, 1, 2, "host", 1234)
 
 
@@ -46,7 +46,7 @@ def test_cluster_environment_that_agrees(variables):
     variables(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
     args = arguments()
     for environment in (TorchElasticEnvironment(), Given(Launch("x", 2, 1, 1, 2, port=1234))):
-        take_cluster_environment(args, {"plugins": [environment]})
+        apply_cluster_environment(args, {"plugins": [environment]})
         assert args.launch == Launch("torchrun", 2, 1, 1, 2, port=1234)
 
 
@@ -63,4 +63,4 @@ def test_cluster_environment_that_contradicts(environments, told, variables):
     """One that says something else than the variables is named, with both answers."""
     variables(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
     with pytest.raises(TrainerSetupError, match=told):
-        take_cluster_environment(arguments(), {"plugins": environments})
+        apply_cluster_environment(arguments(), {"plugins": environments})

@@ -117,7 +117,7 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Give this rank's part of ``model`` the weights of a checkpoint, full or sharded."""
         wrapped, parts = self._wrapped(model), distributed_files.sharded_weights(Path(folder))
-        with self._states(wrapped.root, full=parts is None), wrapped.states_through_root():
+        with self._states(wrapped.root, full=parts is None), wrapped.state_dicts_through_wrapper():
             if parts is None:
                 return weights.load_weights(model, folder, trains_on=trains_on)
             return distributed_files.load_model(model, parts)
