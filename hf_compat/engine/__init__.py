@@ -1,1 +1,1 @@
-"""The only folder that imports lightning: the module, its callbacks and loops."""
+"""The only folder that imports Lightning: module, callbacks, loops, precision, placement and strategies."""

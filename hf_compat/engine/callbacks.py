@@ -1,4 +1,4 @@
-"""The callbacks of a run: Lightning's hooks, three more inside a window, and the group that Lightning sees as one."""
+"""``RunCallback``, a Lightning callback with hooks inside a window, and ``CallbackGroup``, several of them as one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from hf_compat.data.windows import Window
+from hf_compat.nested import Nested
 
 __all__ = ["HOOKS", "CallbackGroup", "RunCallback"]
 
 
 class RunCallback(pl.Callback):
-    """A Lightning callback with three hooks more, for what happens inside a window, and one end however a fit ends."""
+    """A Lightning callback with three more hooks inside a window, and ``end``, called however a fit ends."""
 
-    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Any) -> None:
-        """Called after forward and backward of each batch of a window.
+    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Nested) -> None:
+        """Called after the forward and backward pass of each batch of a window.
 
         Args:
             trainer: The Lightning trainer.
@@ -32,10 +33,10 @@ class RunCallback(pl.Callback):
         """Called after a batch that does not end an update step."""
 
     def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
-        """Called after ``optimizer.step()``, before the learning-rate schedule is stepped by a member of the run."""
+        """Called after ``optimizer.step()``; one of the run's callbacks steps the learning-rate schedule here."""
 
     def end(self) -> None:
-        """Undo what ``setup`` did. Called after a fit and after an error in it; a further call has no effect."""
+        """Undo ``setup``. Called after a fit and after an error in it; a second call has no effect."""
 
 
 HOOKS = (
@@ -52,36 +53,35 @@ HOOKS = (
     "on_train_epoch_end",
     "on_train_end",
 )
-"""The hooks that members of a group may define, in the order in which an update step comes to them."""
+"""The hooks that members of a group may define, in the order of an update step."""
 
 
 class CallbackGroup(Checkpoint):
-    """The members of a run, called in their order at each hook; the last callback of a ``lightning.Trainer``.
+    """The callbacks of a run, called in order at each hook; the last callback of a ``lightning.Trainer``.
 
-    A ``Checkpoint`` callback, so that Lightning runs it after all others and adds none of its own: a save holds what
-    the user's callbacks did on the same update step. One entry for Lightning, as each costs time at each hook. It
-    has no state of its own.
+    It is a ``Checkpoint`` callback, so that Lightning calls it after all others and adds no ``ModelCheckpoint``: a
+    checkpoint contains what the user's callbacks did in the same update step. Lightning sees one callback, since each
+    one costs time at each hook. It has no state.
 
     Args:
-        members: In the order in which they are called.
-        run: Kept alive as long as the group is: the module refers to its run weakly.
+        members: The callbacks, in call order.
+        run: The run; this reference keeps it alive, as the module holds only a weak one.
     """
 
     def __init__(self, members: Sequence[RunCallback] = (), run: object | None = None) -> None:
         self.members = tuple(members)
         self.run = run
-        # Each member is asked once which hooks it defines.
         self._calls = {hook: tuple(getattr(one, hook) for one in self.members if _defines(one, hook)) for hook in HOOKS}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """End every member."""
+        """Call ``end`` of every member."""
         self.end()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """End every member: Lightning calls no ``teardown`` after an error."""
+        """Call ``end`` of every member: Lightning does not call ``teardown`` after an error."""
         self.end()
 
-    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Any) -> None:
+    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Nested) -> None:
         """Call the members' hook."""
         for call in self._calls["on_batch_trained"]:
             call(trainer, pl_module, loss, batch)
@@ -97,7 +97,7 @@ class CallbackGroup(Checkpoint):
             call(trainer, pl_module, window)
 
     def end(self) -> None:
-        """End every member, the last one first; also those that come after one that raises."""
+        """Call ``end`` of every member, last one first, even if one of them raises."""
         with ExitStack() as stack:
             for member in self.members:
                 stack.callback(member.end)
@@ -117,5 +117,5 @@ def _forwarding(hook: str) -> Callable[..., None]:
 
 
 for _hook in HOOKS:
-    if hasattr(pl.Callback, _hook):  # Lightning's own; the three others are there
+    if hasattr(pl.Callback, _hook):  # the three others are defined above
         setattr(CallbackGroup, _hook, _forwarding(_hook))

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoint folders for any ``lightning.Trainer``: written when it saves, read when it resumes."""
+"""``HFCheckpointIO``: any ``lightning.Trainer`` saves Hugging Face checkpoint folders and resumes from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["HFCheckpointIO"]
 
 _HPARAMS = pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
 _LISTS = (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME))
-"""Lists in Lightning's checkpoints; one with a single state becomes a file as transformers names it."""
+"""Lists in Lightning's checkpoints; one with a single state is saved as transformers' file."""
 
 
 class Savable(Protocol):
@@ -42,27 +42,27 @@ class Savable(Protocol):
 
 
 class HFCheckpointIO(CheckpointIO):
-    """Makes a ``lightning.Trainer`` write Hugging Face checkpoint folders, and resume from them.
+    """Makes a ``lightning.Trainer`` save Hugging Face checkpoint folders and resume from them.
 
-    ``lightning.Trainer(plugins=[HFCheckpointIO()])`` is all: each path that ``ModelCheckpoint`` or
-    ``trainer.save_checkpoint`` names becomes a folder that ``from_pretrained`` reads, with the model's weights and
-    configuration, ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``trainer_state.json`` and, in
-    ``lightning.pt``, what only Lightning knows: loops, callbacks, hyperparameters, and the module's weights outside
-    the model. It appears complete or not at all. ``ckpt_path`` takes such a folder: ``fit`` resumes as if it had never
-    been interrupted, random numbers included; ``validate``, ``test`` and ``predict`` load the weights, also from
-    folders of transformers. Nothing is unpickled that could run code.
+    Pass ``lightning.Trainer(plugins=[HFCheckpointIO()])``: each path of ``ModelCheckpoint`` or
+    ``trainer.save_checkpoint`` becomes a folder that ``from_pretrained`` reads, with the model's weights and
+    configuration, ``optimizer.pt``, ``scheduler.pt``, ``scaler.pt``, ``rng_state.pth``, ``trainer_state.json`` and
+    ``lightning.pt``, which holds Lightning's states: loops, callbacks, hyperparameters, and the module's weights
+    outside the model. The folder appears only when it is complete. ``ckpt_path`` takes such a folder: ``fit`` resumes
+    as if it had not been interrupted, random states included; ``validate``, ``test`` and ``predict`` load the weights,
+    also from folders of transformers. Files cannot run code when they are loaded.
 
-    In the middle of an epoch, as with any Lightning checkpoint, the data resume at the right sample only if the train
-    loader has a ``state_dict``. Of several processes Lightning has only the main one call a plugin for checkpoints: its
-    random state is saved, and all ranks resume with it.
+    As with any Lightning checkpoint, a run that was interrupted within an epoch resumes at the right sample only if
+    the train loader has a ``state_dict``. Lightning calls a checkpoint plugin on rank 0 only: its random state is
+    saved, and all ranks resume with it.
 
     Args:
-        model: Which part of the LightningModule is the model: the attribute's name, dotted if it lies deeper, or a
+        model: The part of the LightningModule that is the model: an attribute's name, dotted if it is nested, or a
             function of the module that returns it. Default: the one attribute that has ``save_pretrained``; if none
             has, the whole module.
         processing_class: A tokenizer or processor, saved with the model.
-        max_shard_size: Bytes, or text such as ``"5GB"``, beyond which one of transformers' models is split into
-            several files. Default: the installed transformers'.
+        max_shard_size: Maximum size of a weight file of a transformers model, in bytes or as text such as ``"5GB"``.
+            Default: the installed transformers'.
     """
 
     def __init__(
@@ -80,26 +80,28 @@ class HFCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None
     ) -> None:
-        """Write Lightning's ``checkpoint`` as the folder ``path``.
+        """Save Lightning's ``checkpoint`` as the folder ``path``.
 
         Args:
-            checkpoint: What Lightning made.
-            path: The folder; one that exists is replaced.
-            storage_options: Not taken.
+            checkpoint: Lightning's checkpoint.
+            path: The folder; an existing one is replaced.
+            storage_options: Not supported.
 
         Raises:
-            CheckpointError: If the folder cannot be written, or would hold what cannot be read back safely.
-            TrainerSetupError: If it is not clear which part of the module is the model.
+            CheckpointError: If the folder cannot be written, or an entry could not be loaded safely.
+            TrainerSetupError: If the model cannot be found in the module.
         """
         if storage_options is not None:
-            raise TrainerSetupError(f"`storage_options={storage_options!r}`: HFCheckpointIO takes none; drop it.")
+            raise TrainerSetupError(
+                f"`storage_options={storage_options!r}` is not supported by HFCheckpointIO. Do not pass it."
+            )
         strategy = _strategy()
         parts = self._parts(checkpoint, strategy)
-        # Lightning has only the main process call a plugin for checkpoints.
+        # Lightning calls checkpoint plugins on rank 0 only.
         self._checkpoints.write_alone(Path(path), parts, step=checkpoint["global_step"])
 
     def _parts(self, checkpoint: Mapping[str, Any], strategy: Strategy) -> list[Part]:
-        """Return what the folder of ``checkpoint`` consists of; all that has no file of its own is in the last part."""
+        """Return the parts of the folder of ``checkpoint``; the last one holds what has no file of its own."""
         prefix, model = self._find_model(strategy)
         rest = dict(checkpoint)
         state = rest.pop("state_dict")
@@ -110,35 +112,35 @@ class HFCheckpointIO(CheckpointIO):
             parts.append(Part(self._processing_class.save_pretrained))
         scaler = type(strategy.precision_plugin).__qualname__
         if _has_scaler(strategy) and scaler in rest:
-            parts.append(_file(names.SCALER_NAME, rest.pop(scaler)))
+            parts.append(_state_file_part(names.SCALER_NAME, rest.pop(scaler)))
         for key, name in _LISTS:
             if len(rest.get(key, ())) == 1:
-                parts.append(_file(name, rest.pop(key)[0]))
-        if "optimizer_states" in checkpoint:  # else weights alone were asked for
+                parts.append(_state_file_part(name, rest.pop(key)[0]))
+        if "optimizer_states" in checkpoint:  # else only weights are saved
             parts.append(Part(rng.save_rng_state))
-        counts = _state_of(checkpoint, strategy)
+        counts = _trainer_state(checkpoint, strategy)
         parts.append(Part(lambda folder: counts.save_to_json(folder / names.TRAINER_STATE_NAME)))
         rest["state_dict"] = {name: value for name, value in state.items() if not name.startswith(prefix)}
-        parts.append(Part(lambda folder: _save_rest(rest, folder / names.LIGHTNING_STATE_NAME)))
+        parts.append(Part(lambda folder: _save_lightning_state(rest, folder / names.LIGHTNING_STATE_NAME)))
         return parts
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the checkpoint in the folder ``path`` as Lightning wants it; its weights are in the model already.
+        """Return the checkpoint in the folder ``path`` in Lightning's format; its weights are loaded already.
 
         Args:
-            path: A folder that this plugin wrote, or for anything but ``fit`` one of transformers'.
-            map_location: Not needed: states are moved where they belong as they are taken over.
-            weights_only: Without effect: nothing is ever unpickled that could run code.
+            path: A folder saved by this plugin or, except for ``fit``, by transformers.
+            map_location: Has no effect: states are moved to their device when they are loaded.
+            weights_only: Has no effect: files cannot run code when they are loaded.
 
         Raises:
-            CheckpointError: If the folder is incomplete, cannot be read, or does not fit.
+            CheckpointError: If the folder is incomplete, cannot be read, or does not fit the module.
         """
         folder = Path(path)
         reason = incomplete_reason(folder)
         if reason is not None:
-            raise CheckpointError(f"`ckpt_path={str(path)!r}` is no complete checkpoint folder: {reason}")
+            raise CheckpointError(f"`ckpt_path={str(path)!r}` is not a complete checkpoint folder: {reason}")
         strategy = _strategy()
         module = _module(strategy)
         fits = module.trainer.state.fn is TrainerFn.FITTING
@@ -146,8 +148,8 @@ class HFCheckpointIO(CheckpointIO):
         kept = point.lightning_state()
         if fits and "loops" not in kept:
             raise CheckpointError(
-                f"`ckpt_path={str(path)!r}` was not written by HFCheckpointIO, so `fit` cannot resume from it: load "
-                "the model with `from_pretrained` and start from the beginning, or resume with `hf_compat.Trainer`."
+                f"`ckpt_path={str(path)!r}` was not written by HFCheckpointIO, so `fit` cannot resume from it. Load "
+                "the model with `from_pretrained` and start from scratch, or resume with `hf_compat.Trainer`."
             )
         kept["state_dict"] = {**self._load_weights(strategy, folder, fits), **kept.get("state_dict", {})}
         kept.setdefault("pytorch-lightning_version", version("lightning"))
@@ -156,7 +158,7 @@ class HFCheckpointIO(CheckpointIO):
         return kept
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Delete the folder, or the link, ``path`` if it is there; a process killed meanwhile leaves no half of it."""
+        """Delete the folder or link ``path`` if it exists; a killed process leaves no incomplete folder."""
         folder = Path(path)
         if folder.is_symlink() or folder.is_file():
             folder.unlink()
@@ -170,25 +172,25 @@ class HFCheckpointIO(CheckpointIO):
         if (missing or unexpected) and module.strict_loading:
             raise CheckpointError(
                 f"The weights in `{folder}` do not fit {type(model).__name__}: missing {missing}, unexpected "
-                f"{unexpected}. Set the module's `strict_loading = False` to load the others."
+                f"{unexpected}. Set the module's `strict_loading = False` to load only the weights that fit."
             )
         state: dict[str, Any] = module.state_dict()
         return state
 
     def _find_model(self, strategy: Strategy) -> tuple[str, nn.Module]:
-        """Return the prefix of the model's weights among the module's, and the model."""
+        """Return the prefix of the model's names in the module's state dict, and the model."""
         module = _module(strategy)
-        wanted = self._choose(module)
-        wanted = getattr(wanted, "_orig_mod", wanted)  # torch.compile's wrapper would write its own name into the file
+        wanted = self._select_model(module)
+        wanted = getattr(wanted, "_orig_mod", wanted)  # torch.compile's wrapper adds a prefix to the names
         for name, part in module.named_modules(remove_duplicate=False):
             if part is wanted:
                 return f"{name}." if name else "", part
         raise TrainerSetupError(
-            f"`model={self._model!r}`: that is no module inside {type(module).__name__}; name the attribute that holds "
-            "the model."
+            f"`model={self._model!r}` is not a submodule of {type(module).__name__}. Pass the name of the attribute "
+            "that holds the model."
         )
 
-    def _choose(self, module: pl.LightningModule) -> Any:
+    def _select_model(self, module: pl.LightningModule) -> Any:
         if callable(self._model):
             return self._model(module)
         if self._model is not None:
@@ -199,8 +201,8 @@ class HFCheckpointIO(CheckpointIO):
         savable = {name: part for name, part in module.named_children() if hasattr(part, "save_pretrained")}
         if len(savable) > 1:
             raise TrainerSetupError(
-                f"{type(module).__name__} holds several models: {', '.join(savable)}. Say which one to save, such as "
-                f"`HFCheckpointIO(model={next(iter(savable))!r})`; the others are kept in `lightning.pt`."
+                f"{type(module).__name__} has several models: {', '.join(savable)}. Choose the one to save, for "
+                f"example `HFCheckpointIO(model={next(iter(savable))!r})`; the others are saved in `lightning.pt`."
             )
         return next(iter(savable.values()), module)
 
@@ -209,8 +211,8 @@ def _strategy() -> Strategy:
     strategy = calling_strategy()
     if strategy is None:
         raise TrainerSetupError(
-            "HFCheckpointIO has to be called by a strategy of Lightning's: pass it as it is in "
-            "`lightning.Trainer(plugins=[...])`, not inside another CheckpointIO."
+            "HFCheckpointIO has to be called by a Lightning strategy. Pass it as it is in "
+            "`lightning.Trainer(plugins=[...])`, not wrapped in another CheckpointIO."
         )
     return strategy
 
@@ -225,13 +227,13 @@ def _has_scaler(strategy: Strategy) -> bool:
     return getattr(strategy.precision_plugin, "scaler", None) is not None
 
 
-def _file(name: str, state: object) -> Part:
+def _state_file_part(name: str, state: object) -> Part:
     """Return the part that writes ``state`` to the file ``name``."""
     return Part(lambda folder: torch.save(state, folder / name))
 
 
-def _state_of(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState:
-    """Return the counts of the run as transformers writes them; epochs with the fraction of the one under way."""
+def _trainer_state(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState:
+    """Return the run's counts as transformers' ``TrainerState``; the epoch is fractional within an epoch."""
     trainer = _module(strategy).trainer
     batches, epochs = trainer.num_training_batches, trainer.max_epochs or 0
     is_sized = 0 < batches < math.inf
@@ -248,7 +250,7 @@ def _state_of(checkpoint: Mapping[str, Any], strategy: Strategy) -> TrainerState
 
 
 def _load_states(kept: dict[str, Any], point: ResumePoint, strategy: Strategy) -> None:
-    """Add the states that have files of their own to ``kept``, and set the random generators."""
+    """Add the states that have files of their own to ``kept``, and restore the random states."""
     for key, name in _LISTS:
         if key not in kept:
             state = point.read(name)
@@ -260,13 +262,13 @@ def _load_states(kept: dict[str, Any], point: ResumePoint, strategy: Strategy) -
             kept[type(strategy.precision_plugin).__qualname__] = state
     point.restore_rng(0, 1)
     if not kept["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
-        _module(strategy).trainer.callbacks.append(_RandomState(rng.rng_state()))  # type: ignore[attr-defined]
+        _module(strategy).trainer.callbacks.append(_RestoreRandomState(rng.rng_state()))  # type: ignore[attr-defined]
 
 
-class _RandomState(pl.Callback):
-    """Sets the random generators once more when training goes on in the middle of an epoch.
+class _RestoreRandomState(pl.Callback):
+    """Restores the random states a second time when training resumes within an epoch.
 
-    The train loader's iterator has drawn from them by then, as it did in the run before when the epoch began.
+    The train loader's iterator has drawn random numbers by then, as it did when the epoch began in the previous run.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -277,17 +279,17 @@ class _RandomState(pl.Callback):
         trainer.callbacks.remove(self)  # type: ignore[attr-defined]
 
 
-def _save_rest(content: dict[str, Any], path: Path) -> None:
-    """Write ``content`` after a check that it can be read back without running code.
+def _save_lightning_state(content: dict[str, Any], path: Path) -> None:
+    """Write ``content``, which has to be loadable without running code.
 
     Raises:
-        CheckpointError: If it cannot.
+        CheckpointError: If it is not.
     """
     params = content.get(_HPARAMS, {})
     unsafe = [name for name, value in params.items() if not is_trusted(value)]
     if unsafe:
         warnings.warn(
-            f"Hyperparameters that are no plain values are not saved: {', '.join(unsafe)}. Leave them out with "
+            f"Hyperparameters that are not plain values are not saved: {', '.join(unsafe)}. Exclude them with "
             "`save_hyperparameters(ignore=[...])`.",
             HFCompatWarning,
             stacklevel=2,
@@ -296,7 +298,7 @@ def _save_rest(content: dict[str, Any], path: Path) -> None:
     for name, value in content.items():
         if name != "state_dict" and not is_trusted(value):
             raise CheckpointError(
-                f"`{name}` of the checkpoint holds more than tensors and plain values, which could not be loaded "
-                "without running code: keep it out of the `state_dict` or `on_save_checkpoint` that adds it."
+                f"`{name}` of the checkpoint contains objects other than tensors and plain values, which cannot be "
+                "loaded without running code. Remove them from the `state_dict` or `on_save_checkpoint` that adds them."
             )
     torch.save(content, path)

@@ -1,10 +1,10 @@
-"""A Lightning ``ClusterEnvironment`` that the user hands in: who this process is, where the variables do not say it."""
+"""The user's Lightning ``ClusterEnvironment``: ranks and world size, if no launcher's variables are set."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
@@ -13,47 +13,49 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["take_cluster_environment"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["apply_cluster_environment"]
 
 
-def take_cluster_environment(args: Any, keywords: Mapping[str, Any]) -> None:
-    """Let ``args`` know what a ``ClusterEnvironment`` among the plugins says of this process.
+def apply_cluster_environment(args: TrainingArguments, keywords: Mapping[str, Any]) -> None:
+    """Take ranks and world size from a ``ClusterEnvironment`` among the plugins.
 
-    Without a launcher it is written into torchrun's variables, from which all else follows. The processes on each node
-    are all processes divided by the keyword ``num_nodes``.
+    Without a launcher they are written to torchrun's variables, which ``args.launch`` reads. The local world size is
+    the world size divided by the keyword ``num_nodes``.
 
     Raises:
-        TrainerSetupError: If it contradicts the launcher's variables, or there are several.
+        TrainerSetupError: If it contradicts the launcher's variables, or if there are several.
     """
     plugins = keywords.get("plugins")
-    given = plugins if isinstance(plugins, list | tuple) else [plugins]
-    environments = [plugin for plugin in given if isinstance(plugin, ClusterEnvironment)]
+    every = plugins if isinstance(plugins, list | tuple) else [plugins]
+    environments = [plugin for plugin in every if isinstance(plugin, ClusterEnvironment)]
     if not environments:
         return
     if len(environments) > 1:
         names = ", ".join(type(each).__name__ for each in environments)
-        raise TrainerSetupError(f"`lightning={{'plugins': [...]}}` holds several environments, {names}: keep one.")
+        raise TrainerSetupError(
+            f"`lightning={{'plugins': [...]}}` contains several cluster environments, {names}. Keep one of them."
+        )
     environment, launch = environments[0], args.launch
     if type(environment) is LightningEnvironment and launch.launcher in (None, "trainer"):
-        return  # says that no launcher is at work
+        return  # Lightning's default without a launcher
     if isinstance(environment, SLURMEnvironment) and launch.launcher is None:
-        return  # in a job, but not in one of its tasks: what it says of requeueing counts
+        return  # inside a job, but not started by srun: only its requeue settings are used
     shown = f"`lightning={{'plugins': [{type(environment).__name__}()]}}`"
     if type(environment) is LightningEnvironment or not environment.creates_processes_externally:
-        how = (
-            f"{launch.launcher} has started {launch.world_size}"
-            if launch.launcher
-            else "it is not the one that does so"
-        )
-        raise TrainerSetupError(f"{shown} leaves it to Lightning to start processes, but {how}: leave it out.")
-    told = _launch_of(environment, int(keywords.get("num_nodes", launch.num_nodes)))
+        reason = f"{launch.launcher} has started {launch.world_size}" if launch.launcher else "the Trainer does that"
+        raise TrainerSetupError(f"{shown} has Lightning start processes, but {reason}. Remove it from the plugins.")
+    given = _launch_of(environment, int(keywords.get("num_nodes", launch.num_nodes)))
     if launch.launcher is None:
-        if told.world_size > 1:
-            _write_variables(told)
+        if given.world_size > 1:
+            _write_variables(given)
             args.choose_device_again()
-    elif _facts(told) != _facts(launch):
+    elif _facts(given) != _facts(launch):
         raise TrainerSetupError(
-            f"{shown} says {_facts(told)}, but {launch.launcher} says {_facts(launch)}: leave it out, or mend it."
+            f"{shown} returns {_facts(given)}, but {launch.launcher} has set {_facts(launch)}. Remove it from the "
+            "plugins, or correct it."
         )
 
 

@@ -1,73 +1,80 @@
-"""What the engine asks of a run: a module and a strategy of their training, a loop of its evaluation."""
+"""The protocols that the engine calls: a run, its optimizer factory, an evaluation."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
+
+from hf_compat.nested import Nested
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = ["EvaluationPass", "Host", "Optimization"]
 
 
 class Optimization(Protocol):
-    """Makes the optimizer and the learning-rate schedule of one run, by the Trainer's own override points."""
+    """Creates optimizer and learning-rate schedule of a run, by the Trainer's overridable methods."""
 
     @property
     def num_training_steps(self) -> int:
-        """Update steps of the run, which a schedule goes by."""
+        """Update steps of the run, for the schedule."""
 
-    def create_optimizer(self) -> Any:
-        """Return a new optimizer of the model, which is wrapped or sharded by now."""
+    def create_optimizer(self) -> Optimizer:
+        """Return a new optimizer for the model, which is wrapped or sharded already."""
 
-    def create_scheduler(self, optimizer: Any) -> Any:
-        """Return a new schedule for ``optimizer``, the one that the strategy made of the host's."""
+    def create_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Return a new schedule for ``optimizer``, which the strategy has created from the run's."""
 
     def create_both(self) -> tuple[Any, Any]:
-        """Return optimizer and schedule, as Lightning's ``configure_optimizers`` asks for them."""
+        """Return optimizer and schedule, for Lightning's ``configure_optimizers``."""
 
 
 class Host(Protocol):
-    """A run, as a module and a strategy see it.
-
-    A module holds it weakly, and nobody keeps a reference of its own.
-    """
+    """A run, as module and strategy see it; the module holds a weak reference to it, the strategy none."""
 
     @property
     def optimization(self) -> Optimization:
-        """What makes the optimizer and the schedule."""
+        """Creates optimizer and schedule."""
 
     @property
     def model_wrapped(self) -> nn.Module:
-        """What is trained: the model in what the strategy put around it."""
+        """The model in the strategy's wrapper."""
 
-    def training_step(self, batch: Any, num_items: Any) -> Tensor:
-        """Run forward and backward on one batch; return its share of the window's loss, ``()``, detached.
+    def training_step(self, batch: Nested, num_items: Tensor | int | None) -> Tensor:
+        """Run forward and backward pass of one batch; return its share of the window's loss, ``()``, detached.
 
         Args:
-            batch: What this rank gets in one forward pass.
-            num_items: Scored items in the whole window; None if the model does not ask.
+            batch: The batch of this rank.
+            num_items: Scored items in the window; None if the model does not take their number.
         """
 
     def should_stop(self) -> bool:
-        """Return whether a callback asked to end the epoch or the training."""
+        """Return whether a callback has requested the end of the epoch or of training."""
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
-        """Train and evaluate ``wrapped``, the model in what the strategy put around it; every rank calls it.
+        """Train and evaluate ``wrapped``, the model in the strategy's wrapper; every rank calls it.
 
-        In a fit that is before there is an optimizer: a sharded model gets the weights of a resumed checkpoint here.
+        In a fit it is called before the optimizer is created: a sharded model loads the weights of a resumed
+        checkpoint here.
         """
 
-    def take_optimizers(self, optimizer: Any, scheduler: Any) -> None:
-        """Go on with ``optimizer`` and ``scheduler``, which an engine made of the host's; the scheduler may be None."""
+    def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
+        """Use ``optimizer`` and ``scheduler``, an engine's wrappers of the run's; the scheduler may be None."""
 
 
 class EvaluationPass(Protocol):
     """One pass over an evaluation loader."""
 
-    batches: Any
+    @property
+    def batches(self) -> Iterable[Any]:
+        """The loader, to be iterated over once."""
 
-    def step(self, inputs: Any) -> None:
-        """Predict and gather one batch."""
+    def step(self, inputs: dict[str, Any]) -> None:
+        """Predict one batch and gather the outputs."""
 
     def finish(self) -> dict[str, Any]:
-        """Return the metrics of all batches."""
+        """Return the metrics over all batches."""

@@ -1,4 +1,4 @@
-"""Which keywords of ``lightning.Trainer`` a user may pass, and which callbacks are Lightning's."""
+"""The user's keywords of ``lightning.Trainer`` and Lightning callbacks: which are allowed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-__all__ = ["OWNED_KEYWORDS", "given_plugins", "keyword_problems", "split_callbacks"]
+__all__ = ["OWNED_KEYWORDS", "keyword_problems", "split_callbacks", "user_plugins"]
 
 OWNED_KEYWORDS: dict[str, str] = {
     "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
-    "barebones": "nothing: it would switch off what evaluates and saves",
+    "barebones": "nothing: it would disable evaluation and checkpoints",
     "callbacks": "Trainer(callbacks=[...]), which takes Lightning callbacks too",
     "check_val_every_n_epoch": "TrainingArguments(eval_strategy=...)",
     "enable_checkpointing": "TrainingArguments(save_strategy=...)",
@@ -22,7 +22,7 @@ OWNED_KEYWORDS: dict[str, str] = {
     "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
     "gradient_clip_val": "TrainingArguments(max_grad_norm=...)",
     "inference_mode": "nothing: evaluation runs under torch.no_grad",
-    "limit_test_batches": "a smaller data set",
+    "limit_test_batches": "a smaller dataset",
     "limit_train_batches": "TrainingArguments(max_steps=...)",
     "limit_val_batches": "a smaller `eval_dataset`",
     "max_epochs": "TrainingArguments(num_train_epochs=...)",
@@ -32,15 +32,15 @@ OWNED_KEYWORDS: dict[str, str] = {
     "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
     "overfit_batches": "a smaller `train_dataset`",
     "precision": "TrainingArguments(bf16=True) or (fp16=True)",
-    "reload_dataloaders_every_n_epochs": "a data set with `set_epoch`",
-    "use_distributed_sampler": "nothing: batches are shared out as upstream does",
+    "reload_dataloaders_every_n_epochs": "a dataset with `set_epoch`",
+    "use_distributed_sampler": "nothing: batches are sharded over the ranks as in transformers",
     "val_check_interval": "TrainingArguments(eval_steps=...)",
 }
-"""Keywords of ``lightning.Trainer`` that follow from ``TrainingArguments``, and what to use in their place."""
+"""Keywords of ``lightning.Trainer`` that are set from ``TrainingArguments`` → what to use instead."""
 
 
 def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Callback]]:
-    """Return the user callbacks, classes or instances, and the Lightning callbacks in ``callbacks``."""
+    """Return the user callbacks, classes or instances, and the Lightning callbacks of ``callbacks``."""
     user: list[Any] = []
     lightning: list[Callback] = []
     for callback in callbacks or ():
@@ -49,7 +49,7 @@ def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Ca
 
 
 def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with keywords for ``lightning.Trainer``: unknown, or contradicting the arguments."""
+    """Return why keywords of ``lightning.Trainer`` are refused: unknown, or set from the training arguments."""
     known = inspect.signature(pl.Trainer.__init__).parameters
     problems = []
     unknown = sorted(set(keywords) - set(known))
@@ -57,20 +57,20 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
         names = ", ".join(f"`{name}`" for name in unknown)
         nearest = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
-        problems.append(f"`lightning` holds keywords that `lightning.Trainer` does not have: {names}.{hint}")
+        problems.append(f"`lightning` contains keywords that `lightning.Trainer` does not have: {names}.{hint}")
     owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
     if owned:
         advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
-        problems.append(f"`lightning` holds keywords that follow from TrainingArguments: {advice}.")
+        problems.append(f"`lightning` contains keywords that are set from TrainingArguments: {advice}.")
     if isinstance(keywords.get("logger"), bool):
         value = keywords["logger"]
         problems.append(
-            f"`lightning={{'logger': {value}}}`: pass loggers, or leave it out; `report_to` names simple ones."
+            f"`lightning={{'logger': {value}}}`: pass loggers, or use `report_to`; a bool is not supported."
         )
     return problems
 
 
-def given_plugins(keywords: Mapping[str, Any]) -> list[Any]:
-    """Return the plugins among the user's keywords for ``lightning.Trainer``, which also takes a single one."""
+def user_plugins(keywords: Mapping[str, Any]) -> list[Any]:
+    """Return the user's ``plugins`` as a list; ``lightning.Trainer`` also takes a single one."""
     plugins = keywords.get("plugins") or ()
     return list(plugins) if isinstance(plugins, list | tuple) else [plugins]

@@ -1,4 +1,4 @@
-"""``report_to``: which Lightning logger each name becomes, and what is written to it."""
+"""``report_to``: the Lightning logger of each name, and the callback that writes to loggers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
@@ -15,11 +15,17 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.metrics import rewrite_logs
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.state import TrainerControl, TrainerState
+
 __all__ = ["REPORTERS", "LoggingCallback", "build_loggers"]
 
 
-def _tensorboard(args: Any) -> Logger:
-    """Return a logger into ``logging_dir``, else where upstream's 5.x writes: a folder of its own under ``runs``."""
+def _tensorboard(args: TrainingArguments) -> Logger:
+    """Return a logger to ``logging_dir`` or, as transformers 5, to a new folder under ``runs``."""
     folder = getattr(args, "logging_dir", None) or os.environ.get("TENSORBOARD_LOGGING_DIR")
     if folder is None:
         stamp = datetime.now().strftime("%b%d_%H-%M-%S")
@@ -27,26 +33,33 @@ def _tensorboard(args: Any) -> Logger:
     return TensorBoardLogger(save_dir=folder, name="", version="")
 
 
-REPORTERS: dict[str, Callable[[Any], Logger]] = {"tensorboard": _tensorboard}
-"""Name in ``report_to`` to the Lightning logger it becomes; any other is handed in as ``lightning={"logger": ...}``."""
+REPORTERS: dict[str, Callable[[TrainingArguments], Logger]] = {"tensorboard": _tensorboard}
+"""Name in ``report_to`` → its Lightning logger; any other logger is passed as ``lightning={"logger": ...}``."""
 
 
-def build_loggers(args: Any) -> list[Logger]:
+def build_loggers(args: TrainingArguments) -> list[Logger]:
     """Return the Lightning loggers that ``args.report_to`` names."""
     return [REPORTERS[name](args) for name in args.report_to]
 
 
 class LoggingCallback(TrainerCallback):
-    """Writes what the Trainer logs to Lightning loggers, at the update step it belongs to.
+    """Writes the Trainer's logs to Lightning loggers, by update step.
 
-    Scalars keep upstream's names: ``train/loss``, ``eval/loss``. The TensorBoard text tabs ``args`` and
-    ``model_config`` are written at the start of training, as upstream's.
+    Scalars have transformers' names: ``train/loss``, ``eval/loss``. The TensorBoard texts ``args`` and
+    ``model_config`` are written at the start of training, as in transformers.
     """
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self.loggers = loggers
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Write the arguments and the model's configuration."""
         if not state.is_world_process_zero:
             return
@@ -59,11 +72,18 @@ class LoggingCallback(TrainerCallback):
             else:
                 logger.log_hyperparams(args.to_sanitized_dict())
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Write ``logs``; text goes to TensorBoard's text tab, other values that are no numbers are left out."""
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write ``logs``: numbers to every logger, text to TensorBoard; other values are dropped."""
         if not state.is_world_process_zero:
             return
-        renamed = rewrite_logs(logs)
+        renamed = rewrite_logs(logs or {})
         numbers = {key: _number(value) for key, value in renamed.items()}
         scalars = {key: value for key, value in numbers.items() if value is not None}
         texts = {key: value for key, value in renamed.items() if isinstance(value, str)}
@@ -74,13 +94,15 @@ class LoggingCallback(TrainerCallback):
                     logger.experiment.add_text(key, text, state.global_step)
             logger.save()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Flush every logger; Lightning closes them."""
         for logger in self.loggers:
             logger.save()
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, int | float):

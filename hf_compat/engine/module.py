@@ -1,4 +1,4 @@
-"""The LightningModule around a model."""
+"""``HFModule``, the LightningModule around a model."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from hf_compat.engine.strategies.base import ModelStrategy
 __all__ = ["HFModule"]
 
 _PLAIN = ("_current_fx_name", "made_update")
-"""What is set at every step: nn.Module's bookkeeping would cost 2 µs each time, some 45 times for the first."""
+"""Attributes set at every step, the first some 45 times: ``nn.Module.__setattr__`` would add 2 µs each time."""
 
 
 class HFModule(pl.LightningModule):
-    """A model as Lightning trains it: one training step is one window, that is, one update step.
+    """Wraps a model for Lightning: one training step is one window, that is, one update step.
 
-    ``training_step`` runs forward and backward of each batch of the window through its host, then makes the optimizer
-    step. All else that happens in a step is done by callbacks: see :class:`~hf_compat.engine.callbacks.RunCallback`.
-    Validation and test steps go to the evaluation session under way.
+    ``training_step`` runs forward and backward pass of each batch of the window through its host, then the optimizer
+    step. Callbacks do everything else; see :class:`~hf_compat.engine.callbacks.RunCallback`. Validation and test steps
+    call the current evaluation session.
 
     Args:
-        model: The model, unchanged; ``self.model`` is the same object.
+        model: The model; ``self.model`` is the same object.
         host: The run.
 
     Attributes:
-        made_update: Whether the last window ended in an update step.
-        session: The evaluation under way, None without one.
+        made_update: Whether the last window ended with an update step.
+        session: The current evaluation, None outside one.
     """
 
     def __init__(self, model: nn.Module, host: Host) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
-        # Weakly held: a Lightning callback that copies the module must not copy the Trainer and its data sets.
+        # A weak reference: a Lightning callback that copies the module must not copy the Trainer and its datasets.
         self._host = weakref.ref(host)
         self.made_update = False
         self.session: EvaluationPass | None = None
 
     @property
     def host(self) -> Host:
-        """The run that this module belongs to."""
+        """The run of this module."""
         host = self._host()
         assert host is not None, "a fit's callbacks keep its run alive"
         return host
@@ -60,25 +60,25 @@ class HFModule(pl.LightningModule):
         assert isinstance(group, CallbackGroup), "the last callback of a run"
         return group
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in _PLAIN:
             object.__setattr__(self, name, value)
         else:
-            super().__setattr__(name, value)
+            super().__setattr__(name, value)  # type: ignore[arg-type]
 
     def configure_optimizers(self) -> Any:
-        """Return the run's optimizer, with its schedule so that Lightning callbacks see it."""
+        """Return the run's optimizer and its schedule, which Lightning callbacks can read."""
         optimizer, scheduler = self.host.optimization.create_both()
         if isinstance(scheduler, LRScheduler | ReduceLROnPlateau) and scheduler.optimizer is optimizer:
             return {"optimizer": optimizer, "lr_scheduler": scheduler}
         return optimizer
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Return ``batch`` as it is: the Trainer's loader and ``_prepare_inputs`` move batches."""
+    def transfer_batch_to_device(self, batch: object, device: torch.device, dataloader_idx: int) -> object:
+        """Return ``batch`` unchanged: the Trainer's loader and ``_prepare_inputs`` move batches."""
         return batch
 
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
-        """Make one update step of ``window`` and return the loss summed over its batches, ``()``."""
+        """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
         host, group = self.host, self._group
         strategy: ModelStrategy = self.trainer.strategy  # type: ignore[assignment]
         last = len(window.batches) - 1
@@ -101,14 +101,14 @@ class HFModule(pl.LightningModule):
         assert total is not None, "a window has at least one batch"
         return {"loss": total}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Hand ``batch`` to the evaluation session under way."""
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        """Pass ``batch`` to the current evaluation session."""
         assert self.session is not None, "an evaluation has a session"
-        with torch.enable_grad():  # upstream leaves gradients on for a prediction_step that wants them
+        with torch.enable_grad():  # as in transformers, a prediction_step may compute gradients
             self.session.step(batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Finish the session: metrics are computed here, so that Lightning's monitors see them."""
+        """Compute the session's metrics and log them for Lightning callbacks with a monitor."""
         assert self.session is not None, "an evaluation has a session"
         metrics = self.session.finish()
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
@@ -118,13 +118,13 @@ class HFModule(pl.LightningModule):
     on_test_epoch_end = on_validation_epoch_end
 
     def on_validation_model_train(self) -> None:
-        """Leave the model in evaluation mode, as upstream does; ``training_step`` switches back."""
+        """Keep the model in evaluation mode, as transformers does; the next training step changes it."""
 
     on_test_model_train = on_validation_model_train
 
-    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Do nothing: the run steps its schedule after each update."""
+    def lr_scheduler_step(self, scheduler: object, metric: object) -> None:
+        """Do nothing: the run steps its schedule after each update step."""
 
     def cpu(self) -> HFModule:
-        """Return the module where it is: Lightning would move the model off its device after every run."""
+        """Return the module without moving it: Lightning would move the model to the CPU after every run."""
         return self

@@ -1,7 +1,7 @@
-"""How a run computes: full or mixed precision, with autocast around the model's forward pass alone.
+"""Full and mixed precision, with autocast around the model's forward pass only.
 
-transformers runs the forward pass under autocast and hands its outputs on in float32; the loss, the backward pass and
-whatever a subclass adds run outside. Lightning's own mixed-precision plugin covers the whole step; these do not.
+As in transformers, the forward pass runs under autocast and returns float32; the loss, the backward pass and a
+subclass's additions run without it. Lightning's own plugin runs the whole training step under autocast.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ __all__ = [
 
 
 class FullPrecision(Precision):
-    """Full precision whose gradient hooks run before ``optimizer.step``, which is called without a closure.
+    """Full precision; calls ``optimizer.step`` without a closure.
 
-    Lightning passes the hooks to the optimizer as a closure; optimizers that take none would refuse it.
+    Lightning calls its gradient hooks in a closure, which some optimizers do not accept. Here the hooks run before the
+    step.
     """
 
     def optimizer_step(  # type: ignore[override]
@@ -48,18 +49,18 @@ class FullPrecision(Precision):
 
 
 class ForwardMixedPrecision(MixedPrecision):
-    """Mixed precision without autocast around the step: :func:`autocast_forward` puts it around the model's forward."""
+    """Mixed precision without autocast around the training step; see :func:`autocast_forward`."""
 
     step_was_skipped = False
-    """Whether the gradient scaler found an infinite gradient and left the last optimizer step out."""
+    """Whether the gradient scaler skipped the last optimizer step, because of an infinite gradient."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Do nothing: the model's forward opens its own autocast."""
+        """Do nothing: the model's forward enters autocast itself."""
         yield
 
     def autocast_context_manager(self) -> torch.autocast:
-        """Return the autocast of one forward pass, with the weight cache on as in transformers."""
+        """Return the autocast of one forward pass, with the weight cache enabled as in transformers."""
         dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
         return torch.autocast(self.device, dtype=dtype)
 
@@ -74,7 +75,7 @@ class ForwardMixedPrecision(MixedPrecision):
         self.scaler.unscale_(optimizer)
         self._after_closure(model, optimizer)
         self.step_was_skipped = True
-        made = optimizer.register_step_post_hook(self._note_step)
+        made = optimizer.register_step_post_hook(self._record_step)
         try:
             output = self.scaler.step(optimizer, **kwargs)
         finally:
@@ -82,28 +83,28 @@ class ForwardMixedPrecision(MixedPrecision):
         self.scaler.update()
         return output
 
-    def _note_step(self, *_: Any) -> None:
+    def _record_step(self, *_: Any) -> None:
         self.step_was_skipped = False
 
 
 def precision_plugin(
     mixed_precision: str, device: torch.device, plugins: Iterable[Any] = (), *, flat_shards: bool = False
 ) -> Precision:
-    """Return the Lightning plugin that says how a run computes.
+    """Return the Lightning precision plugin of a run.
 
     Args:
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
-        device: Where the model is.
-        plugins: The user's. One for precision among them is taken, Lightning's ``MixedPrecision`` with its scaler but
-            with autocast around the forward pass alone.
-        flat_shards: Whether FSDP version 1 shards gradients, so that a scaler has to ask all processes whether one of
-            them is infinite.
+        device: Device of the model.
+        plugins: The user's plugins. A precision plugin among them is used; of Lightning's ``MixedPrecision`` the dtype
+            and the scaler, with autocast around the forward pass only.
+        flat_shards: Whether FSDP version 1 shards the gradients, so that the scaler has to check for infinite
+            gradients on all ranks.
     """
-    given = _given(plugins)
-    if type(given) is MixedPrecision:
-        return ForwardMixedPrecision(given.precision, given.device, given.scaler)  # type: ignore[arg-type]
-    if given is not None:
-        return given
+    plugin = _precision_plugin_in(plugins)
+    if type(plugin) is MixedPrecision:
+        return ForwardMixedPrecision(plugin.precision, plugin.device, plugin.scaler)  # type: ignore[arg-type]
+    if plugin is not None:
+        return plugin
     if mixed_precision == "no":
         return FullPrecision()
     if mixed_precision == "fp16" and flat_shards:
@@ -112,37 +113,37 @@ def precision_plugin(
 
 
 def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str]:
-    """Return what is wrong where both ``mixed_precision`` and the user's ``plugins`` say how to compute."""
-    given = _given(plugins)
-    if given is None or mixed_precision == "no":
+    """Return a problem if both ``mixed_precision`` and the user's ``plugins`` set the precision."""
+    plugin = _precision_plugin_in(plugins)
+    if plugin is None or mixed_precision == "no":
         return []
     return [
-        f"`{mixed_precision}=True` and `lightning={{'plugins': [{type(given).__name__}]}}` both say how to compute: "
+        f"`{mixed_precision}=True` and `lightning={{'plugins': [{type(plugin).__name__}]}}` both set the precision: "
         "choose one."
     ]
 
 
-def _given(plugins: Iterable[Any]) -> Precision | None:
+def _precision_plugin_in(plugins: Iterable[Any]) -> Precision | None:
     return next((plugin for plugin in plugins if isinstance(plugin, Precision)), None)
 
 
-def forward_precision(plugin: Any) -> str:
-    """Return what the forward pass is computed in under ``plugin``: ``"no"``, ``"bf16"`` or ``"fp16"``."""
+def forward_precision(plugin: Precision) -> str:
+    """Return the mixed precision of the forward pass under ``plugin``: ``"no"``, ``"bf16"`` or ``"fp16"``."""
     if not isinstance(plugin, ForwardMixedPrecision):
         return "no"
     return "bf16" if plugin.precision == "bf16-mixed" else "fp16"
 
 
 def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Make ``model.forward`` run inside ``context()`` and return float32; once, however often it is called.
+    """Replace ``model.forward`` by one that runs inside ``context()`` and returns float32; a second call does nothing.
 
     References:
-        As accelerate's ``prepare_model`` under mixed precision: the model keeps the new forward.
+        As accelerate's ``prepare_model`` with mixed precision; the model keeps the new forward.
     """
     if hasattr(model.forward, "_hf_compat_autocast"):
         return
     forward: Any = model.forward
-    # Bound anew, so that a deep copy of the model runs its own weights and not those of this one.
+    # Bound to the model, so that a deep copy of the model uses its own weights.
     owner = getattr(forward, "__self__", None)
     function = forward.__func__ if owner is model else forward
 
@@ -157,7 +158,7 @@ def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMana
 
 
 def without_autocast(model: nn.Module) -> nn.Module:
-    """Return ``model``, its forward again as it was before :func:`autocast_forward`."""
+    """Undo :func:`autocast_forward` and return ``model``."""
     if hasattr(model.forward, "_hf_compat_autocast"):
         forward: Any = model.__dict__.pop("forward")
         original = forward.__wrapped__
@@ -168,7 +169,7 @@ def without_autocast(model: nn.Module) -> nn.Module:
     return model
 
 
-def _to_float32(leaf: Any) -> Any:
+def _to_float32(leaf: object) -> object:
     if isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16):
         return leaf.float()
     return leaf

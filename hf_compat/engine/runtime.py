@@ -1,4 +1,4 @@
-"""Where and how a Trainer's runs take place: from placement and precision to ``lightning.Trainer``."""
+"""``Runtime``: placement, precision and ``lightning.Trainer`` of a Trainer's runs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch import nn
 
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup
-from hf_compat.engine.environments import Placement, place_run
 from hf_compat.engine.host import EvaluationPass, Host
 from hf_compat.engine.internals.loops import (
     callback_states,
+    disable_signal_handlers,
+    disable_sigterm_broadcast,
     fast_forward,
     is_fitting,
-    leave_signals_alone,
+    quiet_lightning,
     restore_callback_states,
     validate_in_fit,
-    without_notices,
-    without_signal_broadcast,
 )
-from hf_compat.engine.keywords import given_plugins, keyword_problems
+from hf_compat.engine.keywords import keyword_problems, user_plugins
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.placement import Placement, place_run
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
@@ -39,37 +39,38 @@ from hf_compat.model_facts import unwrap_model
 
 if TYPE_CHECKING:
     import torch
+    from torch.amp import GradScaler
 
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["EVALUATION_LIMITS", "Loaders", "Runtime", "move_model"]
 
 EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
-"""Limits of a ``lightning.Trainer`` that never fits."""
+"""Limits of a ``lightning.Trainer`` that only evaluates."""
 
 
 @dataclass(slots=True)
 class Loaders:
-    """The loaders under way, by whose last batch ``gather_for_metrics`` trims."""
+    """The current loaders; ``gather_for_metrics`` drops the duplicates in their last batch."""
 
-    train: Any = None
-    evaluation: Any = None
+    train: object = None
+    evaluation: object = None
 
     @property
-    def current(self) -> Any:
-        """The evaluation's if one is under way, else the train loader; None outside a run."""
+    def current(self) -> object:
+        """The evaluation loader inside an evaluation, else the train loader; None outside a run."""
         return self.train if self.evaluation is None else self.evaluation
 
-    def watch_evaluation(self, loader: Any) -> Any:
-        """Trim by ``loader`` from now on, by the train loader if None; return the one before."""
+    def watch_evaluation(self, loader: object) -> object:
+        """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
         before, self.evaluation = self.evaluation, loader
         return before
 
 
 class Runtime:
-    """Lives as long as its Trainer, in this process: the placement, the precision, the last ``lightning.Trainer``.
+    """Placement, precision and the last ``lightning.Trainer`` of a Trainer; as long-lived as the Trainer.
 
-    It pickles without what a past run has left: the Lightning trainer, the module and the strategy.
+    A pickled runtime does not contain the Lightning trainer, module and strategy of a past run.
 
     Args:
         args: The training arguments.
@@ -77,15 +78,15 @@ class Runtime:
 
     Attributes:
         keywords: The user's keywords, without the loggers.
-        placement: Where runs take place.
-        precision: The Lightning plugin of every run: its gradient scaler goes on from one training to the next.
+        placement: Ranks and strategy.
+        precision: The precision plugin of every run; its gradient scaler is kept from one training to the next.
         callbacks: The user's Lightning callbacks.
         loggers: The Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
-        trainer: The Lightning trainer of the run under way or the last one; None before.
+        trainer: The Lightning trainer of the current or last run; None before the first.
         module: Its module.
-        loaders: The loaders under way.
-        trains: Whether a fit is under way, whose module backward passes go through.
-        model_is_prepared: Whether a run or an evaluation has readied the model.
+        loaders: The current loaders.
+        trains: Whether a fit is running; backward passes then go through its module.
+        model_is_prepared: Whether a run or an evaluation has prepared the model.
 
     Raises:
         TrainerSetupError: If keywords, arguments and launcher contradict each other.
@@ -94,10 +95,10 @@ class Runtime:
     def __init__(self, args: TrainingArguments, lightning: Mapping[str, Any] | None) -> None:
         self.keywords: dict[str, Any] = dict(lightning or {})
         self.problems = keyword_problems(self.keywords)
-        # Processes are started only if Lightning takes the keywords; what is wrong is told with all else.
+        # Processes are started only if the keywords are valid; all problems are reported in one error later.
         self.placement = Placement(args.launch, "one device") if self.problems else place_run(args, self.keywords)
-        given = self.keywords.pop("logger", ())
-        self.given_loggers: list[Logger] = [*given] if isinstance(given, list | tuple) else [given]
+        loggers = self.keywords.pop("logger", ())
+        self.user_loggers: list[Logger] = [*loggers] if isinstance(loggers, list | tuple) else [loggers]
         self.precision: Precision = precision_plugin(
             "no" if self.facts.own_precision else args.mixed_precision,
             args.device,
@@ -112,7 +113,7 @@ class Runtime:
         self.trains = False
         self.model_is_prepared = False
         self._placed_model: nn.Module | None = None
-        self._idle_strategy = ModelStrategy()
+        self._default_strategy = ModelStrategy()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "trainer": None, "module": None, "trains": False, "loaders": Loaders()}
@@ -122,32 +123,32 @@ class Runtime:
     @property
     def plugins(self) -> list[Any]:
         """The user's plugins."""
-        return given_plugins(self.keywords)
+        return user_plugins(self.keywords)
 
     @property
     def facts(self) -> StrategyFacts:
-        """What is known of the strategy by its name."""
+        """The properties of the strategy that are known by its name."""
         return self.placement.facts
 
     @property
     def strategy(self) -> ModelStrategy:
-        """What the strategy of the run under way, or of the last one, does with the model."""
-        return self._idle_strategy if self.trainer is None else self.trainer.strategy  # type: ignore[return-value]
+        """The strategy of the current or last run; before the first, that of a single device."""
+        return self._default_strategy if self.trainer is None else self.trainer.strategy  # type: ignore[return-value]
 
     @property
-    def scaler(self) -> Any:
-        """The gradient scaler of an fp16 run under way, None otherwise."""
+    def scaler(self) -> GradScaler | None:
+        """The gradient scaler of the current run, None without fp16."""
         return getattr(self.precision, "scaler", None) if self.trains else None
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last optimizer step was left out, because a scaled gradient was infinite."""
+        """Whether the last optimizer step was skipped, because of an infinite gradient."""
         return bool(getattr(self.precision, "step_was_skipped", False)) or self.strategy.step_was_skipped
 
     # ---- the model ----
 
     def place(self, model: nn.Module, device: torch.device) -> bool:
-        """Put ``model`` on its device, under autocast if the precision is mixed; return whether that is new."""
+        """Move ``model`` to its device and enable autocast for it; return whether it was not prepared before."""
         if self._placed_model is model:
             return False
         self._placed_model = model
@@ -157,14 +158,14 @@ class Runtime:
             autocast_forward(model, self.precision.autocast_context_manager)
         return True
 
-    def forget_runs(self) -> None:
-        """Let go of the last run: of its Lightning trainer, module and strategy."""
+    def drop_last_run(self) -> None:
+        """Drop the Lightning trainer, module and strategy of the last run."""
         self.trainer = self.module = None
 
     def release(self) -> None:
-        """Let go of the model and of the last run around it."""
+        """Drop the model and the last run, to free their memory."""
         self.strategy.close()
-        self.forget_runs()
+        self.drop_last_run()
         self._placed_model = None
 
     # ---- Lightning ----
@@ -172,72 +173,71 @@ class Runtime:
     def build(
         self, args: TrainingArguments, model: nn.Module, *, limits: Mapping[str, int], group: CallbackGroup
     ) -> pl.Trainer:
-        """Set and return ``trainer``, a fresh ``lightning.Trainer``.
+        """Create a ``lightning.Trainer``, set it as ``trainer`` and return it.
 
         Args:
             args: The training arguments.
             model: The model, unwrapped.
             limits: ``max_epochs`` and ``max_steps``.
-            group: The run's own callbacks; an empty one for evaluations alone.
+            group: The run's callbacks; an empty group for an evaluation outside a fit.
         """
-        # The precision is there, and the strategy has a cluster environment that says what the user's does.
+        # Precision and cluster environment of the user are in `self.precision` and in the placement already.
         plugins = [plugin for plugin in self.plugins if not isinstance(plugin, Precision | ClusterEnvironment)]
         settings: dict[str, Any] = {
             "default_root_dir": args.output_dir,
             "enable_model_summary": False,
-            # The user callbacks bring upstream's.
+            # The default callbacks include transformers' progress bar.
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in self.callbacks),
             "logger": self.loggers or False,
             **self.keywords,
             **device_keywords(self.placement, args, model),
             **limits,
             "callbacks": [*self.callbacks, group],
-            # Says that evaluations go by update steps: callbacks with a monitor then wait for one, not for the epoch.
+            # Evaluations are by update step: callbacks with a monitor then wait for one, not for the epoch's end.
             "check_val_every_n_epoch": None,
             "val_check_interval": 1,
-            "inference_mode": False,  # tensors cached by a model during evaluation must remain usable in training
+            "inference_mode": False,  # tensors that a model caches in an evaluation must be usable in training
             "num_sanity_val_steps": 0,
             "plugins": [*plugins, self.precision],
             "use_distributed_sampler": False,
         }
         self.strategy.close()
-        with without_notices():
+        with quiet_lightning():
             trainer = pl.Trainer(**settings)
-        leave_signals_alone(trainer)
-        without_signal_broadcast(trainer)
+        disable_signal_handlers(trainer)
+        disable_sigterm_broadcast(trainer)
         self.trainer = trainer
         return trainer
 
     def prepare_evaluation(self, args: TrainingArguments, model: nn.Module) -> nn.Module | None:
-        """Build what evaluations run on unless a run has; return what the strategy puts around ``model`` for them.
+        """Create a Lightning trainer for evaluation if there is none; return the strategy's new wrapper of ``model``.
 
         Returns:
-            A wrapper to be called instead of the model; None if there is none to take.
+            The wrapper to call instead of the model; None if there is no new one.
         """
         if self.trainer is None:
             self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, group=CallbackGroup())
         return self.strategy.prepare_evaluation(model)
 
-    def begin_fit(self, loader: Any) -> None:
-        """Let backward passes go through the fit that is about to begin, over ``loader``."""
+    def begin_fit(self, loader: object) -> None:
+        """Run backward passes through the fit that begins now, over ``loader``."""
         self.trains, self.loaders.train = True, loader
         self.model_is_prepared = True
 
     def end_fit(self) -> None:
-        """Let backward passes be plain ones again."""
+        """Run backward passes without Lightning again."""
         self.trains, self.loaders.train = False, None
 
     def fit(self, module: HFModule, windows: WindowLoader, *, start: tuple[int, int, int] | None = None) -> None:
-        """Train ``module`` on ``windows`` with the trainer that was built last.
+        """Train ``module`` on ``windows`` with the current Lightning trainer.
 
         Args:
             module: The model's module.
-            windows: One pass an epoch. No ``LightningDataModule``: Lightning would ask three times a step which of
-                the two moves batches, for some 30 µs.
-            start: Where a resumed run goes on: whole epochs, windows of the next one, and update steps done.
+            windows: One pass per epoch. Not a ``LightningDataModule``, which would add 30 µs per step.
+            start: Where a resumed run starts: completed epochs, windows of the next epoch, and update steps.
 
         Raises:
-            KeyboardInterrupt: If the user interrupts; Lightning alone would exit the process.
+            KeyboardInterrupt: If the user interrupts; Lightning itself would exit the process.
         """
         trainer = self.trainer
         assert trainer is not None, "built before"
@@ -247,7 +247,7 @@ class Runtime:
             fast_forward(trainer, epochs=epochs, windows=windows_done, update_steps=update_steps)
         module.train()
         handler = signal.getsignal(signal.SIGINT)
-        with without_notices():
+        with quiet_lightning():
             try:
                 trainer.fit(module, train_dataloaders=windows)
             except SystemExit as stop:
@@ -257,16 +257,16 @@ class Runtime:
                 raise
 
     def evaluate(self, model: nn.Module, session: EvaluationPass, host: Host, *, test: bool) -> None:
-        """Run ``session`` over its batches in one of Lightning's evaluation loops, so that its callbacks take part.
+        """Run ``session`` over its batches in a Lightning evaluation loop, so that Lightning callbacks are called.
 
-        Inside a fit that is the validation loop, and the fit goes on undisturbed; outside, ``Trainer.validate`` or, for
-        ``test``, ``Trainer.test``. An evaluation called from within another (by ``compute_metrics``, say) runs alone.
+        Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``. A
+        nested evaluation, for example in ``compute_metrics``, runs without Lightning.
 
         Args:
             model: The model.
-            session: What is done with each batch.
-            host: The run that the model is evaluated for, where no fit has made a module.
-            test: Whether predictions are what is wanted.
+            session: The evaluation.
+            host: The run, for a new module if there is none of ``model``.
+            test: Whether it is a prediction.
         """
         trainer = self.trainer
         assert trainer is not None, "evaluations are prepared before"
@@ -280,7 +280,7 @@ class Runtime:
             return
         module.session = session
         try:
-            with without_notices():
+            with quiet_lightning():
                 if is_fitting(trainer):
                     validate_in_fit(trainer, session.batches)
                 elif test:
@@ -293,26 +293,26 @@ class Runtime:
     # ---- the states of the user's Lightning callbacks ----
 
     def callback_states(self) -> dict[str, Any]:
-        """Return the state of each Lightning callback by its key; empty before there is a Lightning trainer."""
+        """Return the state of each Lightning callback by its key; empty before the first run."""
         return {} if self.trainer is None else callback_states(self.trainer)
 
     def restore_callback_states(self, states: dict[str, Any]) -> None:
-        """Give each Lightning callback its state back."""
+        """Restore the state of each Lightning callback."""
         assert self.trainer is not None, "built before"
         restore_callback_states(self.trainer, states)
 
 
 def move_model(model: nn.Module, device: torch.device) -> None:
-    """Move ``model`` to ``device``, unless it was loaded into its place.
+    """Move ``model`` to ``device``, unless it is quantized or was loaded with a ``device_map``.
 
     Raises:
-        ModelError: If it is spread over several devices.
+        ModelError: If its ``device_map`` has several devices.
     """
     spread = set((getattr(model, "hf_device_map", None) or {}).values())
     if len(spread) > 1:
         raise ModelError(
-            f"`model` is spread over {sorted(map(str, spread))} by its `device_map`; a run trains on one device. Load "
-            "it without `device_map`."
+            f"`model`: its `device_map` places it on {sorted(map(str, spread))}, but each rank trains on one device. "
+            "Load it without `device_map`."
         )
     if not spread and getattr(model, "quantization_method", None) is None:
         model.to(device)

@@ -1,4 +1,4 @@
-"""Which signal SLURM sends before a job's time is up."""
+"""The signal that SLURM sends before a job's time limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["slurm_signal"]
 
 
 def slurm_signal(plugins: Iterable[Any]) -> int | None:
-    """Return the signal upon which a SLURM job is to be requeued, None for none.
+    """Return the signal on which a SLURM job is requeued, None if it is not.
 
     Args:
-        plugins: Those for ``lightning.Trainer``. A ``SLURMEnvironment`` among them says which signal it is, or with
-            ``auto_requeue=False`` that there is none. Default inside a SLURM job: SIGUSR1.
+        plugins: Plugins of ``lightning.Trainer``. A ``SLURMEnvironment`` among them sets the signal, or with
+            ``auto_requeue=False`` disables requeueing. Default inside a SLURM job: SIGUSR1.
     """
     if "SLURM_JOB_ID" not in os.environ:
         return None

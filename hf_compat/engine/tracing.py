@@ -1,4 +1,4 @@
-"""A model traced by ``torch.jit`` for evaluation."""
+"""Tracing a model with ``torch.jit`` for evaluation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hf_compat.engine.precision import without_autocast
 
 __all__ = ["trace_model"]
 
-_WARM_UP_PASSES = 2  # the executor optimises on the first passes; measured times start after them
+_WARM_UP_PASSES = 2  # torch.jit optimises in the first passes; evaluation is timed without them
 
 
 def trace_model(model: nn.Module, example: Mapping[str, Any], *, mixed_precision: str, device: torch.device) -> Any:
-    """Return ``model`` as a frozen program: what its forward did with ``example``, recorded, in evaluation mode.
+    """Return ``model`` traced with ``example`` in evaluation mode, and frozen.
 
     Args:
-        model: The model; it stays as it is, and the program does not follow its later weights.
-        example: One batch, keyword arguments of the forward; the program takes the same names.
-        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``; what the program computes in.
-        device: Where the model is.
+        model: The model; it is not changed, and later changes of its weights do not affect the trace.
+        example: One batch: keyword arguments of the forward, of which the trace takes the same.
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``: autocast of the trace.
+        device: Device of the model.
 
     Raises:
         RuntimeError: If the model cannot be traced; torch may also raise IndexError, NameError, TypeError, ValueError.
@@ -36,7 +36,7 @@ def trace_model(model: nn.Module, example: Mapping[str, Any], *, mixed_precision
     traced.eval()
     context: AbstractContextManager[Any] = nullcontext()
     if mixed_precision != "no":
-        # Without the cache: casts of weights would be recorded as constants.
+        # The weight cache would make casted weights constants of the trace.
         dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float16
         context = torch.autocast(device.type, dtype=dtype, cache_enabled=False)
     with context, torch.no_grad():

@@ -155,7 +155,7 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
     """Tell user callbacks from Lightning's, build the loggers, and make the handler."""
     runtime = trainer._runtime
     users, runtime.callbacks = split_callbacks(callbacks)
-    runtime.loggers = [*build_loggers(trainer.args), *runtime.given_loggers]
+    runtime.loggers = [*build_loggers(trainer.args), *runtime.user_loggers]
     reporting = [LoggingCallback(runtime.loggers)] if runtime.loggers else []
     trainer.callback_handler = CallbackHandler(
         [DefaultFlowCallback, *reporting, *users],

@@ -32,7 +32,7 @@ from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
 from hf_compat.distributed.devices import cuda_is_initialized
 from hf_compat.distributed.launch import OWN_MARK
-from hf_compat.engine.environments import Start, place_started
+from hf_compat.engine.placement import ProcessStart, place_started
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.run.preemption import SignalWatch, exit_status
@@ -63,7 +63,7 @@ class _Job:
     port: int
 
 
-def train_in_processes(trainer: Trainer, start: Start, run: Callable[[Any], TrainOutput]) -> TrainOutput:
+def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any], TrainOutput]) -> TrainOutput:
     """Start processes, ``run`` the trainer in each, wait for all and return the main process's result.
 
     The caller's trainer has then the trained weights in ``model``, the main process's ``state`` (the history, the best
@@ -86,7 +86,7 @@ def train_in_processes(trainer: Trainer, start: Start, run: Callable[[Any], Trai
             "`train` is to fork, but this process uses CUDA, by an evaluation perhaps, and forked ones then cannot: "
             "train first, or choose the strategy 'ddp_spawn'."
         )
-    trainer._runtime.forget_runs()  # an evaluation's strategy holds the module that was evaluated
+    trainer._runtime.drop_last_run()  # an evaluation's strategy holds the module that was evaluated
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:

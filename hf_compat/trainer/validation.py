@@ -50,7 +50,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
     problems += facts.limits(
         args,
         model=trainer.model,
-        gives_optimizers=_gives_optimizers(trainer),
+        has_optimizers=_has_optimizers(trainer),
         precision=runtime.precision,
         settings=placement.fsdp,
     )
@@ -71,7 +71,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
     return problems + _given_optimizer_problems(trainer)
 
 
-def _gives_optimizers(trainer: Trainer) -> bool:
+def _has_optimizers(trainer: Trainer) -> bool:
     return trainer.optimizer is not None or trainer.lr_scheduler is not None
 
 
@@ -134,7 +134,7 @@ def _optimization_problems(trainer: Trainer) -> list[str]:
 def _given_optimizer_problems(trainer: Trainer) -> list[str]:
     """Return why an optimizer or a schedule that was passed in cannot be used."""
     problems: list[str] = []
-    if trainer.model_init is not None and _gives_optimizers(trainer):
+    if trainer.model_init is not None and _has_optimizers(trainer):
         problems.append(
             "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
             "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."

@@ -6,7 +6,7 @@ from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
-from hf_compat.engine.environments import place_run
+from hf_compat.engine.placement import place_run
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ArgumentsError, ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script

@@ -55,7 +55,7 @@ def test_signal_handlers_come_from_the_connector():
     """Lightning installs handlers in one method of its signal connector; ours installs none."""
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
     assert "_signal_connector.register_signal_handlers()" in inspect.getsource(pl.Trainer._run)
-    loops.leave_signals_alone(trainer)
+    loops.disable_signal_handlers(trainer)
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1)}
     trainer._signal_connector.register_signal_handlers()
     assert {signum: signal.getsignal(signum) for signum in before} == before
@@ -77,7 +77,7 @@ def test_ddp_is_set_up_through_what_we_override():
     assert "self.configure_ddp()" in source
     assert "launcher" in inspect.getsource(DDPStrategy._configure_launcher)
     assert hasattr(DDPStrategy, "_register_ddp_hooks")
-    assert strategies.ddp_choices(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
+    assert strategies.parse_ddp_strategy(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
 
 
 def test_processes_are_started_by_the_launcher_of_scripts():
@@ -92,7 +92,7 @@ def test_the_epoch_loop_asks_for_signals_in_one_method():
     """Each batch of a run on several processes asks process 0 whether to stop, in the method that is switched off."""
     assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    loops.without_signal_broadcast(trainer)
+    loops.disable_sigterm_broadcast(trainer)
     assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
 
 
@@ -143,7 +143,7 @@ def test_fsdp_is_set_up_through_what_we_override():
 )
 def test_choices_for_fsdp_are_read(chosen, expected):
     """What a user told ``FSDPStrategy`` is found where it keeps it."""
-    assert fsdp.fsdp_choices(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
+    assert fsdp.parse_fsdp_strategy(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_choices_for_fsdp_are_read(chosen, expected):
 )
 def test_choices_for_fsdp_that_cannot_be_kept(chosen, named):
     """Each is named."""
-    [problem] = fsdp.fsdp_choices(FSDPStrategy(**chosen))[1]
+    [problem] = fsdp.parse_fsdp_strategy(FSDPStrategy(**chosen))[1]
     assert named in problem
 
 

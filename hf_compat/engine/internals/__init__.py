@@ -1,1 +1,1 @@
-"""Every private name of Lightning that hf_compat touches, each with the contract it relies on."""
+"""All private names of Lightning that hf_compat uses, each with the contract it relies on."""

@@ -1,7 +1,4 @@
-"""The private names of Lightning's ``FSDPStrategy`` that hf_compat touches, with the contract it relies on.
-
-Beside ``internals``, which would be too long with it.
-"""
+"""The private names of Lightning's ``FSDPStrategy`` that hf_compat uses, with the contract it relies on."""
 
 from __future__ import annotations
 
@@ -11,32 +8,33 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import FSDPStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.engine.internals.strategies import RawModelStrategy
 
-__all__ = ["RawModelFSDPStrategy", "fsdp_choices"]
+__all__ = ["RawModelFSDPStrategy", "parse_fsdp_strategy"]
 
 
 class RawModelFSDPStrategy(RawModelStrategy, FSDPStrategy):
-    """Lightning's FSDP with the wrapper around the model inside the LightningModule, in processes that run already.
+    """Lightning's FSDP with the wrapper around the model, not the LightningModule, in processes started already.
 
-    Contract: only the exact class is refused on a CPU; ``kwargs``, ``sharding_strategy``, ``cpu_offload`` and
-    ``mixed_precision`` are what the wrapper is made with, in ``_setup_model``, which only ``setup`` calls;
-    ``setup_optimizers`` asks the module for its optimizer.
+    Contract: only the exact class is refused on a CPU; the wrapper is created from ``kwargs``, ``sharding_strategy``,
+    ``cpu_offload`` and ``mixed_precision`` in ``_setup_model``, which only ``setup`` calls; ``setup_optimizers`` calls
+    the module's ``configure_optimizers``.
     """
 
-    # Lightning's own takes its FSDPPrecision alone, which brings what the wrapper is told here anyway.
+    # Lightning's accepts only FSDPPrecision, whose settings the wrapper has already.
     precision_plugin = Strategy.precision_plugin  # type: ignore[assignment]
 
-    def wrapped(self, model: Any) -> Any:
-        """Return what gathers the parameters of ``model``: the model itself, unless a strategy wraps it."""
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """Return ``model`` in its FSDP wrapper; a strategy overrides this."""
         return model
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Wrap the model, for evaluations alone too, and hand the wrapper to the run; a fit needs an optimizer."""
-        assert self.accelerator is not None, "a trainer has given it"
+        """Wrap the model, in evaluations too, and pass the wrapper to the run; in a fit, create the optimizer."""
+        assert self.accelerator is not None, "set by the trainer"
         module: Any = self.lightning_module
         self.accelerator.setup(trainer)
         self.model = self.wrapped(module.model)
@@ -46,26 +44,26 @@ class RawModelFSDPStrategy(RawModelStrategy, FSDPStrategy):
         self.setup_precision_plugin()
 
 
-def fsdp_choices(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:
-    """Return what a user chose for ``strategy``, and what of it cannot be kept.
+def parse_fsdp_strategy(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:
+    """Return the settings of the user's ``strategy``, and which of its arguments are not supported.
 
-    Contract: Lightning's ``FSDPStrategy`` keeps ``sharding_strategy`` and ``cpu_offload`` as torch's, the size of what
-    checkpoints hold in ``_state_dict_type``, the layers to compute again in ``_activation_checkpointing_kwargs``, and
-    other keywords of the wrapper in ``kwargs``, a set of layers as a ``ModuleWrapPolicy``.
+    Contract: Lightning's ``FSDPStrategy`` stores ``sharding_strategy`` and ``cpu_offload`` as torch's objects, full or
+    sharded state dicts in ``_state_dict_type``, activation checkpointing in ``_activation_checkpointing_kwargs``, and
+    the wrapper's other keywords in ``kwargs``, with a set of layers as ``ModuleWrapPolicy``.
     """
     given = dict(strategy.kwargs)
     policy, prefetch = given.pop("auto_wrap_policy", None), given.pop("backward_prefetch", None)
-    again = dict(strategy._activation_checkpointing_kwargs)
+    checkpointing = dict(strategy._activation_checkpointing_kwargs)
     layers = _layers_of(policy)
     flags = ("forward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states")
     values = {name: bool(given.pop(name)) for name in flags if name in given}
     by_size = isinstance(policy, partial) and policy.func is size_based_auto_wrap_policy
     least = policy.keywords.get("min_num_params", 10**8) if by_size else 0
-    problems = [f"leave its `{name}` out" for name in (*given, *_unknown_choices(strategy))]
+    problems = [f"`{name}` is not supported, do not pass it" for name in (*given, *_unsupported_arguments(strategy))]
     if policy is not None and layers is None and not by_size:
-        problems.append("its `auto_wrap_policy` has to be a set of layer classes, or torch's policy by size")
-    if again and (layers is None or _layers_of(again.get("auto_wrap_policy")) != layers):
-        problems.append("its `activation_checkpointing_policy` has to name the layers of its `auto_wrap_policy`")
+        problems.append("`auto_wrap_policy` has to be a set of layer classes, or torch's policy by size")
+    if checkpointing and (layers is None or _layers_of(checkpointing.get("auto_wrap_policy")) != layers):
+        problems.append("`activation_checkpointing_policy` has to be the layers of `auto_wrap_policy`")
     return FsdpSettings(
         version=1,
         sharding=strategy.sharding_strategy.name.lower().removeprefix("_"),  # type: ignore[arg-type]
@@ -74,20 +72,20 @@ def fsdp_choices(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:
         min_num_params=least,
         cpu_offload=strategy.cpu_offload is not None and strategy.cpu_offload.offload_params,
         state_dict_type=strategy._state_dict_type,
-        activation_checkpointing=bool(again),
+        activation_checkpointing=bool(checkpointing),
         backward_prefetch=None if prefetch is None else prefetch.name.lower(),
         **values,
     ), problems
 
 
-def _layers_of(policy: Any) -> tuple[str, ...] | None:
+def _layers_of(policy: object) -> tuple[str, ...] | None:
     if not isinstance(policy, ModuleWrapPolicy):
         return None
     return tuple(sorted(layer.__name__ for layer in policy._module_classes))
 
 
-def _unknown_choices(strategy: FSDPStrategy) -> list[str]:
-    """Return the arguments, by their names, that say what is said elsewhere or cannot be kept."""
+def _unsupported_arguments(strategy: FSDPStrategy) -> list[str]:
+    """Return the names of arguments that were passed but are set elsewhere or not supported."""
     plain = FSDPStrategy()
     names = ("process_group_backend", "timeout", "parallel_devices", "checkpoint_io", "precision_plugin")
     found = [name for name in names if vars(strategy).get(f"_{name}") != vars(plain).get(f"_{name}")]

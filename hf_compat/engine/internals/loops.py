@@ -1,4 +1,4 @@
-"""The private names of Lightning's loops, signals and notices that hf_compat touches, each with its contract."""
+"""The private names of Lightning's loops, signal handlers and messages that hf_compat uses, with their contracts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 __all__ = [
     "callback_states",
+    "disable_signal_handlers",
+    "disable_sigterm_broadcast",
     "fast_forward",
     "is_fitting",
-    "leave_signals_alone",
+    "quiet_lightning",
     "restore_callback_states",
     "validate_in_fit",
-    "without_notices",
-    "without_signal_broadcast",
 ]
 
-# Each says something that does not hold for a Trainer whose evaluations are called, not scheduled, and gathered from
-# all processes before they are logged, and whose checkpoints come after the update step; the last is Lightning using a
-# deprecated name of torch.
+# Warnings that are wrong here: evaluations are called, not scheduled; their metrics are gathered from all ranks before
+# they are logged; checkpoints are saved after the update step. The last is Lightning's use of a deprecated torch name.
 _MISLEADING = (
     r".*defined a `validation_step` but have no `val_dataloader`.*",
     r".*`train_dataloader` does not have many workers.*",
@@ -44,13 +43,13 @@ def is_fitting(trainer: pl.Trainer) -> bool:
     return trainer.state.fn is TrainerFn.FITTING and trainer.state.stage is not None
 
 
-def validate_in_fit(trainer: pl.Trainer, loader: Any) -> None:
-    """Run ``trainer``'s validation loop once over ``loader`` in the middle of ``fit``.
+def validate_in_fit(trainer: pl.Trainer, loader: object) -> None:
+    """Run ``trainer``'s validation loop once over ``loader`` within ``fit``.
 
-    ``Trainer.validate`` cannot be called there: it tears the strategy down. Contract: hooks and ``self.log`` use
+    ``Trainer.validate`` cannot be called there: it tears down the strategy. Contract: hooks and ``self.log`` use
     ``fit_loop.epoch_loop.val_loop`` while ``trainer.validating``; an evaluation loop reads its loader from
-    ``_data_source.instance``; the connector's ``_first_loop_iter`` and the module's ``_current_fx_name`` are all that a
-    validation leaves changed for the training hook it interrupts.
+    ``_data_source.instance``; of the state of the interrupted training hook, a validation changes only the connector's
+    ``_first_loop_iter`` and the module's ``_current_fx_name``.
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     connector = trainer._logger_connector
@@ -71,9 +70,9 @@ def validate_in_fit(trainer: pl.Trainer, loader: Any) -> None:
 
 
 def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps: int) -> None:
-    """Set ``trainer``'s progress to a position in the run, before its fit loop starts.
+    """Set ``trainer``'s progress counters to a position in the run, before its fit loop starts.
 
-    Contract: the fit loop counts epochs in ``epoch_progress``, an epoch's batches in ``epoch_loop.batch_progress``, and
+    Contract: the fit loop counts epochs in ``epoch_progress`` and batches in ``epoch_loop.batch_progress``;
     ``global_step`` is ``manual_optimization.optim_step_progress.total.completed``.
     """
     loop = trainer.fit_loop
@@ -85,54 +84,54 @@ def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps
         (steps.current, update_steps),
         (steps.total, update_steps),
     ):
-        for stage in vars(tracker):  # ready, completed and, where they are told apart, started and processed
+        for stage in vars(tracker):  # ready, completed and, for some, started and processed
             setattr(tracker, stage, count)
     loop.epoch_loop._batches_that_stepped = update_steps
 
 
 def callback_states(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return the state of each Lightning callback, by its state key; what a Lightning checkpoint keeps of them."""
+    """Return the state of each Lightning callback by its state key, as in a Lightning checkpoint."""
     return _call_callbacks_state_dict(trainer)
 
 
 def restore_callback_states(trainer: pl.Trainer, states: dict[str, Any]) -> None:
-    """Give each Lightning callback its state back."""
+    """Restore the state of each Lightning callback."""
     _call_callbacks_load_state_dict(trainer, {"callbacks": states})
 
 
-class _QuietSignals(_SignalConnector):
-    """Takes no signal: Lightning would exit with 0 on SIGTERM, and under SLURM save inside a handler."""
+class _NoSignalHandlers(_SignalConnector):
+    """Installs no handlers: Lightning would exit with status 0 on SIGTERM, and in SLURM jobs save inside a handler."""
 
     def register_signal_handlers(self) -> None:
         self.received_sigterm = False
 
 
-def leave_signals_alone(trainer: pl.Trainer) -> None:
-    """Keep ``trainer`` from installing signal handlers.
+def disable_signal_handlers(trainer: pl.Trainer) -> None:
+    """Prevent ``trainer`` from installing signal handlers.
 
-    Contract: a run's handlers come from ``_signal_connector.register_signal_handlers`` alone.
+    Contract: only ``_signal_connector.register_signal_handlers`` installs handlers.
     """
-    trainer._signal_connector = _QuietSignals(trainer)
+    trainer._signal_connector = _NoSignalHandlers(trainer)
 
 
-def without_signal_broadcast(trainer: pl.Trainer) -> None:
-    """Keep ``trainer`` from asking process 0 before every window whether it was told to stop.
+def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
+    """Prevent ``trainer`` from broadcasting from rank 0 before every window whether SIGTERM was received.
 
-    That waits for the device each time. A launcher sends SIGTERM to every process itself. Contract: the epoch loop
-    asks in ``_broadcast_sigterm_tensor``.
+    The broadcast synchronises with the device, and launchers send SIGTERM to every process. Contract: the epoch loop
+    calls ``_broadcast_sigterm_tensor``.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 @contextmanager
-def without_notices() -> Iterator[None]:
-    """Leave out Lightning's start-up notices and the warnings that do not hold here.
+def quiet_lightning() -> Iterator[None]:
+    """Suppress Lightning's start-up messages and the warnings that are wrong here.
 
-    Errors and all other warnings pass. Contract: notices go through the logger of Lightning's ``rank_zero`` module.
+    Errors and all other warnings are shown. Contract: the messages use the logger of Lightning's ``rank_zero`` module.
     """
-    notices = [logging.getLogger(f"lightning.{part}.utilities.rank_zero") for part in ("pytorch", "fabric")]
-    levels = [logger.level for logger in notices]
-    for logger in notices:
+    loggers = [logging.getLogger(f"lightning.{part}.utilities.rank_zero") for part in ("pytorch", "fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -140,5 +139,5 @@ def without_notices() -> Iterator[None]:
                 warnings.filterwarnings("ignore", message=message)
             yield
     finally:
-        for logger, level in zip(notices, levels, strict=True):
+        for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -1,33 +1,34 @@
-"""The private names of Lightning's ``ModelParallelStrategy`` that hf_compat touches, with the contract it relies on."""
+"""The private names of Lightning's ``ModelParallelStrategy`` that hf_compat uses, with the contract it relies on."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hf_compat.engine.internals.strategies import RawModelStrategy
 
-__all__ = ["RawModelParallelStrategy", "grid_of", "parallel_choices"]
+__all__ = ["RawModelParallelStrategy", "create_device_mesh", "parse_model_parallel_strategy"]
 
 
 class RawModelParallelStrategy(RawModelStrategy, ModelParallelStrategy):
-    """Lightning's strategy for DTensor models, applied to the model inside the LightningModule, in running processes.
+    """Lightning's DTensor strategy for the model, not the LightningModule, in processes started already.
 
-    Contract: ``setup_environment`` makes ``device_mesh``, of ``data_parallel`` and ``tensor_parallel``, in the process
-    group that is there; ``setup_optimizers`` asks the module for its optimizer.
+    Contract: ``setup_environment`` creates ``device_mesh``, ``data_parallel`` by ``tensor_parallel``, in the existing
+    process group; ``setup_optimizers`` calls the module's ``configure_optimizers``.
     """
 
-    def shard(self, model: Any) -> None:
-        """Shard ``model`` in place, unless it is already; nothing here, a strategy says how."""
+    def shard(self, model: nn.Module) -> None:
+        """Shard ``model`` in place, unless it is already; a strategy overrides this."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Shard the model, for evaluations alone too; when fitting, hand it to the run and make the optimizer."""
-        assert self.accelerator is not None, "a trainer has given it"
+        """Shard the model, in evaluations too; in a fit, pass it to the run and create the optimizer."""
+        assert self.accelerator is not None, "set by the trainer"
         module: Any = self.lightning_module
         self.accelerator.setup(trainer)
         self.shard(module.model)
@@ -38,23 +39,25 @@ class RawModelParallelStrategy(RawModelStrategy, ModelParallelStrategy):
         self.setup_precision_plugin()
 
 
-def grid_of(data: int, tensor: int, device: torch.device) -> DeviceMesh:
-    """Return the processes of a run as Lightning's strategy orders them, before there is a strategy.
+def create_device_mesh(data: int, tensor: int, device: torch.device) -> DeviceMesh:
+    """Return the device mesh that Lightning's strategy will create, before there is a strategy.
 
-    Contract: its ``device_mesh`` is ``data_parallel`` by ``tensor_parallel``, the last of which are neighbours.
+    Contract: it is ``data_parallel`` by ``tensor_parallel``; the ranks of a tensor-parallel group are consecutive.
     """
     return init_device_mesh(device.type, (data, tensor), mesh_dim_names=("data_parallel", "tensor_parallel"))
 
 
-def parallel_choices(strategy: ModelParallelStrategy) -> tuple[Any, Any, list[str]]:
-    """Return the two sizes that a user chose, each a number or ``"auto"``, and what cannot be kept.
+def parse_model_parallel_strategy(
+    strategy: ModelParallelStrategy,
+) -> tuple[int | Literal["auto"], int | Literal["auto"], list[str]]:
+    """Return data- and tensor-parallel size of the user's ``strategy``, and which arguments are not supported.
 
-    Contract: Lightning's ``ModelParallelStrategy`` keeps its arguments under their names with an underscore.
+    Contract: Lightning's ``ModelParallelStrategy`` stores each argument as an attribute with an underscore.
     """
     plain = ModelParallelStrategy()
     instead = {
-        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of its `process_group_backend`",
-        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of its `timeout`",
+        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of `process_group_backend`",
+        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of `timeout`",
     }
     problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
     return strategy._data_parallel_size, strategy._tensor_parallel_size, problems

@@ -1,4 +1,4 @@
-"""The private names of Lightning's strategies that hf_compat touches, each with its contract."""
+"""The private names of Lightning's strategies that hf_compat uses, each with its contract."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
 
 __all__ = [
+    "KeepOnDeviceStrategy",
     "RawModelDDPStrategy",
     "RawModelDeepSpeedStrategy",
     "RawModelStrategy",
-    "StayingStrategy",
     "calling_strategy",
-    "ddp_choices",
+    "parse_ddp_strategy",
 ]
 
 
 def calling_strategy() -> Strategy | None:
-    """Return the strategy whose method is calling, None if there is none.
+    """Return the strategy in the call stack, None if there is none.
 
-    Contract: Lightning hands checkpoints to a ``CheckpointIO`` in ``Strategy.save_checkpoint`` and
-    ``Strategy.load_checkpoint``, and never tells it for which trainer.
+    Contract: ``Strategy.save_checkpoint`` and ``Strategy.load_checkpoint`` call a ``CheckpointIO``, without a reference
+    to the trainer.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -34,25 +35,25 @@ def calling_strategy() -> Strategy | None:
     return None
 
 
-class StayingStrategy(Strategy):
-    """Mixed into a strategy whose optimizers' state stays on the device when a run ends.
+class KeepOnDeviceStrategy(Strategy):
+    """Base class of strategies that keep the optimizers' state on the device when a run ends.
 
-    Lightning's own move it to the host, away from the parameters that the Trainer leaves where they are. Contract:
-    ``teardown`` moves what is in ``optimizers``.
+    Lightning moves it to the CPU, while the Trainer keeps the parameters on their device. Contract: ``teardown`` moves
+    the state of ``optimizers``.
     """
 
     def teardown(self) -> None:
-        """End the run without touching the optimizers."""
+        """Tear down without moving the optimizers' state."""
         kept, self.optimizers = self.optimizers, []
         super().teardown()
         self.optimizers = kept
 
 
-class RawModelStrategy(StayingStrategy):
-    """Mixed into a strategy for the model inside the LightningModule, in processes that run already.
+class RawModelStrategy(KeepOnDeviceStrategy):
+    """Base class of strategies that wrap the model, not the LightningModule, in processes started already.
 
-    Contract: where ``self.model`` is not the module, Lightning's steps are called through it; ``_configure_launcher``
-    makes what starts processes.
+    Contract: if ``self.model`` is not the module, Lightning calls the steps through it; ``_configure_launcher`` creates
+    the launcher that starts processes.
     """
 
     _device: torch.device
@@ -62,11 +63,11 @@ class RawModelStrategy(StayingStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        """The device of this process, as the arguments chose it."""
+        """The device of this process, from the training arguments."""
         return self._device
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself: what wraps the model, or is done to it, is inside."""
+        """Call the module itself: the wrapper is around the model inside it."""
         assert self.lightning_module is not None, "called during a fit"
         with self.precision_plugin.train_step_context():
             return self.lightning_module.training_step(*args, **kwargs)
@@ -85,59 +86,59 @@ class RawModelStrategy(StayingStrategy):
 
 
 class RawModelDDPStrategy(RawModelStrategy, DDPStrategy):
-    """Lightning's DDP with the wrapper around the model inside the LightningModule, in processes that run already.
+    """Lightning's DDP with the wrapper around the model, not the LightningModule, in processes started already.
 
-    Contract: ``setup`` calls ``model_to_device`` and ``configure_ddp`` when fitting; ``self.model`` is what hooks on
-    gradients are registered on and what ``teardown`` unwraps.
+    Contract: in a fit, ``setup`` calls ``model_to_device`` and ``configure_ddp``; communication hooks are registered on
+    ``self.model``, which ``teardown`` unwraps.
     """
 
-    def wrap(self, model: Any) -> Any:
-        """Return what is called in place of ``model`` to train it: the model itself, unless a strategy wraps it."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return ``model`` in its wrapper for training; a strategy overrides this."""
         return model
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Set up a fit; for an evaluation alone there is nothing to wrap, and weights are left as they are."""
+        """Set up a fit; an evaluation outside a fit does not wrap the model."""
         if trainer.state.fn is TrainerFn.FITTING:
             super().setup(trainer)
         else:
-            assert self.accelerator is not None, "a trainer has given it"
+            assert self.accelerator is not None, "set by the trainer"
             self.accelerator.setup(trainer)
             self.setup_precision_plugin()
 
     def model_to_device(self) -> None:
-        """Do nothing: the Trainer has put the model where it belongs."""
+        """Do nothing: the Trainer has moved the model to its device."""
 
     def configure_ddp(self) -> None:
-        """Wrap the model and hand the wrapper to the run."""
+        """Wrap the model and pass the wrapper to the run."""
         module: Any = self.lightning_module
         self.model = self.wrap(module.model)
         self._register_ddp_hooks()
         module.host.take_wrapper(self.model)
 
-    def pre_backward(self, closure_loss: Any) -> None:
-        """Do nothing: the forward pass went through the wrapper, which has prepared for the backward pass."""
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Do nothing: the wrapper has prepared the backward pass in its forward."""
 
-    def post_backward(self, closure_loss: Any) -> None:
+    def post_backward(self, closure_loss: Tensor) -> None:
         """Do nothing, for the same reason."""
 
 
 class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):
-    """Lightning's DeepSpeed with the engine around the model inside the LightningModule, on any device.
+    """Lightning's DeepSpeed with the engine around the model, not the LightningModule, on any device.
 
-    Contract: Lightning's own changes ``config`` in ``_init_config_if_needed`` alone, which its ``setup`` calls; what
-    else differs from DDP while a model trains is in the methods here, and in ``setup_optimizers``, which Lightning
-    leaves empty and a strategy derived from this fills.
+    Contract: Lightning changes ``config`` only in ``_init_config_if_needed``, which its ``setup`` calls. Other
+    differences from DDP in training are the methods here and ``setup_optimizers``, which is empty in Lightning; a
+    subclass creates the engine in it.
     """
 
     def setup_environment(self) -> None:
-        """Take the device; the processes know each other already."""
-        assert self.accelerator is not None, "a trainer has given it"
+        """Set the device; the process group is initialised already."""
+        assert self.accelerator is not None, "set by the trainer"
         self.accelerator.setup_device(self.root_device)
         self.set_world_ranks()
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Build the optimizer, with the engine around the model, if this is a fit."""
-        assert self.accelerator is not None, "a trainer has given it"
+        """In a fit, create the optimizer and the engine around the model."""
+        assert self.accelerator is not None, "set by the trainer"
         self.accelerator.setup(trainer)
         if trainer.state.fn is TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -145,24 +146,24 @@ class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):
 
     @property
     def handles_gradient_accumulation(self) -> bool:
-        """False: a window's batches are counted by the module."""
+        """False: the module accumulates the batches of a window."""
         return False
 
 
-def ddp_choices(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return what a user chose for ``strategy``: keywords for torch, keywords for Lightning, and what cannot be kept.
+def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Return the user's keywords for torch's DDP and for Lightning's, and which arguments are not supported.
 
-    Contract: Lightning's ``DDPStrategy`` keeps its arguments under their names with an underscore.
+    Contract: Lightning's ``DDPStrategy`` stores each argument as an attribute with an underscore.
     """
     hooks = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
     plain = DDPStrategy()
     instead = {
-        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of its `process_group_backend`",
-        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of its `timeout`",
-        "parallel_devices": "leave its `parallel_devices` out",
-        "checkpoint_io": "leave its `checkpoint_io` out",
+        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of `process_group_backend`",
+        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of `timeout`",
+        "parallel_devices": "`parallel_devices` is not supported, do not pass it",
+        "checkpoint_io": "`checkpoint_io` is not supported, do not pass it",
     }
     problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
     if strategy.cluster_environment is not None:
-        problems.append("leave its `cluster_environment` out, the launcher's variables decide")
+        problems.append("`cluster_environment` is not supported, do not pass it: the launcher's variables are used")
     return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems

@@ -1,4 +1,4 @@
-"""The private names of Lightning's launcher that hf_compat touches, each with its contract."""
+"""The private names of Lightning's launcher that hf_compat uses, each with its contract."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["start_method", "start_processes"]
 
 
 def start_method(strategy: DDPStrategy) -> str:
-    """Return how ``strategy`` would start processes: ``"popen"``, the script anew, or a method of multiprocessing.
+    """Return how ``strategy`` starts processes: ``"popen"`` (runs the script again) or a multiprocessing method.
 
-    Contract: Lightning's ``DDPStrategy`` keeps it as ``_start_method``, None where nothing was chosen.
+    Contract: Lightning's ``DDPStrategy`` stores it as ``_start_method``, by default None.
     """
     return strategy._start_method or "popen"
 
 
 def start_processes(count: int, num_nodes: int, *, mark: str) -> None:
-    """Start this script ``count - 1`` times more and make this the main process of them; end all if one fails.
+    """Run this script ``count - 1`` more times, with this process as local rank 0; all are killed if one fails.
 
-    Contract: the launcher of Lightning's DDP starts ``sys.argv`` anew with LOCAL_RANK, NODE_RANK, WORLD_SIZE,
-    MASTER_ADDR and MASTER_PORT set, and sets them here too; its observer kills all processes once one has failed.
+    Contract: the launcher of Lightning's DDP runs ``sys.argv`` again with LOCAL_RANK, NODE_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT set, and sets them here too; its observer kills all processes when one has failed.
 
     Args:
-        count: Processes on this node.
-        num_nodes: Nodes, on each of which the user starts the script.
-        mark: An environment variable that tells the processes who started them.
+        count: Number of processes on this node.
+        num_nodes: Number of nodes; the user starts the script on each.
+        mark: Environment variable that marks processes started by the Trainer.
     """
     environment = LightningEnvironment()
     launcher = _SubprocessScriptLauncher(environment, count, num_nodes)

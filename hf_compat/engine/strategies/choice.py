@@ -10,13 +10,13 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.internals.fsdp import fsdp_choices
-from hf_compat.engine.internals.parallel import parallel_choices
-from hf_compat.engine.internals.strategies import ddp_choices
+from hf_compat.engine.internals.fsdp import parse_fsdp_strategy
+from hf_compat.engine.internals.parallel import parse_model_parallel_strategy
+from hf_compat.engine.internals.strategies import parse_ddp_strategy
 from hf_compat.engine.internals.subprocesses import start_method
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["Choice", "read_choice", "read_grid", "shown_strategy"]
+__all__ = ["StrategyChoice", "choose_strategy", "format_strategy", "read_parallel_sizes"]
 
 _START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
 """Lightning's name of DDP to how processes are started: the script anew, or by a method of multiprocessing."""
@@ -37,7 +37,7 @@ _FSDP_NAMES = {"fsdp": False, "fsdp_cpu_offload": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StrategyChoice:
     """What a run is asked to do with several processes, before it is known how many there are."""
 
     start_method: str = "popen"
@@ -50,13 +50,13 @@ class Choice:
     """How FSDP shards the model; None without it."""
 
 
-def shown_strategy(strategy: Any) -> str:
+def format_strategy(strategy: Any) -> str:
     """Return the user's ``strategy`` as an error shows it."""
     shown = repr(strategy) if isinstance(strategy, str) else f"{type(strategy).__name__}(...)"
     return f"`lightning={{'strategy': {shown}}}`"
 
 
-def read_choice(args: Any, strategy: Any) -> Choice:
+def choose_strategy(args: Any, strategy: Any) -> StrategyChoice:
     """Return what ``args`` and ``strategy``, the user's keyword or ``"auto"``, say together.
 
     Raises:
@@ -68,25 +68,25 @@ def read_choice(args: Any, strategy: Any) -> Choice:
     fields = [name for name, value in asked.items() if value is not None]
     if "deepspeed" in fields and len(fields) > 1:
         raise TrainerSetupError(f"`{fields[1]}` and `deepspeed` exclude each other: drop one of them.")
-    beside, choice = _read_keyword(strategy, args, fsdp)
+    beside, choice = _parse_keyword(strategy, args, fsdp)
     contradicted = [f"`{name}`" for name in fields if name not in beside]
     if contradicted:
         names = " and ".join(contradicted)
-        raise TrainerSetupError(f"{shown_strategy(strategy)} contradicts {names}: drop one of them.")
+        raise TrainerSetupError(f"{format_strategy(strategy)} contradicts {names}: drop one of them.")
     _check_fsdp(choice.fsdp, args)
     return choice
 
 
-def _read_keyword(strategy: Any, args: Any, fsdp: FsdpSettings | None) -> tuple[tuple[str, ...], Choice]:
+def _parse_keyword(strategy: Any, args: Any, fsdp: FsdpSettings | None) -> tuple[tuple[str, ...], StrategyChoice]:
     """Return the fields that may ask for something beside ``strategy``, and the choice."""
     if isinstance(strategy, str) and strategy == "auto":
-        return ("deepspeed", "fsdp", "parallelism_config"), Choice(fsdp=fsdp)
+        return ("deepspeed", "fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
     if type(strategy) is ModelParallelStrategy:
-        return ("fsdp", "parallelism_config"), Choice(fsdp=fsdp)
+        return ("fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
     if isinstance(strategy, str) and strategy in _FSDP_NAMES:
-        return ("fsdp",), Choice(fsdp=_fsdp_by_name(strategy, fsdp))
+        return ("fsdp",), StrategyChoice(fsdp=_fsdp_of_name(strategy, fsdp))
     if type(strategy) is FSDPStrategy:
-        return ("fsdp",), Choice(fsdp=_fsdp_by_instance(strategy, fsdp))
+        return ("fsdp",), StrategyChoice(fsdp=_fsdp_of_instance(strategy, fsdp))
     return (), _ddp(strategy, args)
 
 
@@ -95,24 +95,24 @@ def _refuse_deepspeed(strategy: Any) -> None:
     if name.lower().startswith("deepspeed"):
         stage = next((digit for digit in "123" if f"stage_{digit}" in name), "2")
         raise TrainerSetupError(
-            f"{shown_strategy(strategy)}: leave it out and say what DeepSpeed is to do in "
+            f"{format_strategy(strategy)}: leave it out and say what DeepSpeed is to do in "
             f"`TrainingArguments(deepspeed={{'zero_optimization': {{'stage': {stage}}}}})`, as its config or its path."
         )
 
 
-def _fsdp_by_name(strategy: str, fsdp: FsdpSettings | None) -> FsdpSettings:
+def _fsdp_of_name(strategy: str, fsdp: FsdpSettings | None) -> FsdpSettings:
     offloads = _FSDP_NAMES[strategy]
     if fsdp is not None and (fsdp.version == 2 or (offloads and not fsdp.cpu_offload)):
-        raise TrainerSetupError(f"{shown_strategy(strategy)} contradicts `fsdp_config`: leave one of them out.")
+        raise TrainerSetupError(f"{format_strategy(strategy)} contradicts `fsdp_config`: leave one of them out.")
     return fsdp or FsdpSettings(cpu_offload=offloads)
 
 
-def _fsdp_by_instance(strategy: FSDPStrategy, fsdp: FsdpSettings | None) -> FsdpSettings:
-    settings, problems = fsdp_choices(strategy)
+def _fsdp_of_instance(strategy: FSDPStrategy, fsdp: FsdpSettings | None) -> FsdpSettings:
+    settings, problems = parse_fsdp_strategy(strategy)
     if fsdp is not None:
         problems.append("it and `fsdp` both say how to shard, leave one of them out")
     if problems:
-        raise TrainerSetupError(f"{shown_strategy(strategy)}: {'; '.join(problems)}.")
+        raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
     return settings
 
 
@@ -133,19 +133,19 @@ def _check_fsdp(fsdp: FsdpSettings | None, args: Any) -> None:
         raise TrainerSetupError("\n  ".join(problems))
 
 
-def _ddp(strategy: Any, args: Any) -> Choice:
+def _ddp(strategy: Any, args: Any) -> StrategyChoice:
     """Return what ``strategy`` says of DDP."""
     if isinstance(strategy, str) and strategy in _DDP_NAMES:
-        choice = Choice(*_DDP_NAMES[strategy])
+        choice = StrategyChoice(*_DDP_NAMES[strategy])
     elif type(strategy) is DDPStrategy:
-        settings, hooks, problems = ddp_choices(strategy)
+        settings, hooks, problems = parse_ddp_strategy(strategy)
         if problems:
-            raise TrainerSetupError(f"{shown_strategy(strategy)}: {'; '.join(problems)}.")
-        choice = Choice(start_method(strategy), settings, hooks)
+            raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
+        choice = StrategyChoice(start_method(strategy), settings, hooks)
     else:
         kind = "" if isinstance(strategy, str | Strategy) else " It is neither a name nor a strategy."
         raise TrainerSetupError(
-            f"{shown_strategy(strategy)} is not supported yet.{kind} Choose one of "
+            f"{format_strategy(strategy)} is not supported yet.{kind} Choose one of "
             f"{', '.join(map(repr, ('auto', *_DDP_NAMES, *_FSDP_NAMES)))}, or pass Lightning's `DDPStrategy`, "
             "`FSDPStrategy` or `ModelParallelStrategy`."
         )
@@ -158,7 +158,7 @@ def _ddp(strategy: Any, args: Any) -> Choice:
     return choice
 
 
-def read_grid(args: Any, strategy: Any, fsdp: FsdpSettings | None, launch: Launch) -> ParallelSizes | None:
+def read_parallel_sizes(args: Any, strategy: Any, fsdp: FsdpSettings | None, launch: Launch) -> ParallelSizes | None:
     """Return how the processes of ``launch`` split each matrix of the model; None if matrices stay whole.
 
     Raises:
@@ -166,7 +166,7 @@ def read_grid(args: Any, strategy: Any, fsdp: FsdpSettings | None, launch: Launc
     """
     sizes = read_parallelism(args)
     if type(strategy) is ModelParallelStrategy:
-        sizes = _grid_by_instance(strategy, args, launch)
+        sizes = _sizes_of_instance(strategy, args, launch)
     if sizes is None:
         return None
     if sizes.total != launch.world_size:
@@ -184,8 +184,8 @@ def read_grid(args: Any, strategy: Any, fsdp: FsdpSettings | None, launch: Launc
     return sizes
 
 
-def _grid_by_instance(strategy: ModelParallelStrategy, args: Any, launch: Launch) -> ParallelSizes:
-    data, tensor, problems = parallel_choices(strategy)
+def _sizes_of_instance(strategy: ModelParallelStrategy, args: Any, launch: Launch) -> ParallelSizes:
+    data, tensor, problems = parse_model_parallel_strategy(strategy)
     sizes = ParallelSizes(
         launch.num_nodes if data == "auto" else data, launch.local_world_size if tensor == "auto" else tensor
     )
@@ -194,5 +194,5 @@ def _grid_by_instance(strategy: ModelParallelStrategy, args: Any, launch: Launch
     if read_parallelism(args) not in (None, sizes):
         problems.append(f"`parallelism_config={args.parallelism_config!r}` says otherwise: set only one of them")
     if problems:
-        raise TrainerSetupError(f"{shown_strategy(strategy)}: {'; '.join(problems)}.")
+        raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
     return sizes

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import RawModelDDPStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.model_facts import is_pretrained_model
 

@@ -17,19 +17,19 @@ __all__ = ["STRATEGY_FACTS", "Limits", "StrategyFacts", "no_limits"]
 class Limits(Protocol):
     """Tells what is wrong with a Trainer under one strategy, a sentence each; nothing if it can be trained."""
 
-    def __call__(self, args: Any, *, model: Any, gives_optimizers: bool, precision: Any, settings: Any) -> list[str]:
+    def __call__(self, args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: Any) -> list[str]:
         """Return them, from what the Trainer was constructed with.
 
         Args:
             args: The training arguments.
             model: The model; None if it is yet to be made.
-            gives_optimizers: Whether an optimizer or a schedule was passed in.
+            has_optimizers: Whether an optimizer or a schedule was passed in.
             precision: Lightning's precision plugin.
             settings: How FSDP shards the model; None without it.
         """
 
 
-def no_limits(args: Any, *, model: Any, gives_optimizers: bool, precision: Any, settings: Any) -> list[str]:
+def no_limits(args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: Any) -> list[str]:
     """Return nothing: the strategy can do all that a Trainer can."""
     return []
 

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from hf_compat.engine.environments import Placement
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.ddp import ddp_strategy
 from hf_compat.engine.strategies.deepspeed.strategy import deepspeed_strategy
 from hf_compat.engine.strategies.fsdp.version1 import fsdp1_strategy

@@ -7,14 +7,14 @@ from typing import Any
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
-from hf_compat.engine.environments import Placement
-from hf_compat.engine.internals.strategies import StayingStrategy
+from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 
 __all__ = ["OneDeviceStrategy", "one_device_strategy"]
 
 
-class OneDeviceStrategy(ModelStrategy, StayingStrategy, SingleDeviceStrategy):
+class OneDeviceStrategy(ModelStrategy, KeepOnDeviceStrategy, SingleDeviceStrategy):
     """One device, on which the optimizer's state stays when a run ends."""
 
 

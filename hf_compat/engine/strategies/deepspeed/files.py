@@ -55,7 +55,7 @@ def _check(checkpoint: str, launch: Launch, universal: bool) -> None:
     if not files:
         raise CheckpointError(f"`{folder}` holds no files of DeepSpeed's.")
     for path in files[launch.local_rank :: launch.local_world_size]:
-        load_trusted(path, allowed=_plain_classes())
+        load_trusted(path, allowed=_allowed_classes())
 
 
 def _states_folder(checkpoint: str, universal: bool) -> Path:
@@ -71,12 +71,12 @@ def _states_folder(checkpoint: str, universal: bool) -> Path:
     return folder
 
 
-def _plain_classes() -> list[Any]:
+def _allowed_classes() -> list[Any]:
     """Return the classes in DeepSpeed's files that hold values and do nothing when they are made."""
-    return list(_find_classes())
+    return list(_value_classes())
 
 
-def _find_classes() -> Iterator[Any]:
+def _value_classes() -> Iterator[Any]:
     from deepspeed.runtime.fp16 import loss_scaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

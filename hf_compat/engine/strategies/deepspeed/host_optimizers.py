@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["optimizer_on_host", "ready_optimizer"]
+__all__ = ["cpu_optimizer", "optimizer_for_config"]
 
-_ON_HOST: dict[str, tuple[str, str, dict[str, Any]]] = {
+_CPU_OPTIMIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "AdamW": ("adam", "DeepSpeedCPUAdam", {"adamw_mode": True}),
     "Adam": ("adam", "DeepSpeedCPUAdam", {"adamw_mode": False}),
     "Adagrad": ("adagrad", "DeepSpeedCPUAdagrad", {}),
@@ -20,7 +20,7 @@ _ON_HOST: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Optimizer by the name of its class to the module and class of DeepSpeed's for offloaded parameters, and keywords."""
 
 
-def optimizer_on_host(optimizer: Optimizer) -> Optimizer:
+def cpu_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return what updates offloaded parameters in place of ``optimizer``, in the same parameter groups.
 
     Raises:
@@ -29,11 +29,11 @@ def optimizer_on_host(optimizer: Optimizer) -> Optimizer:
     classes = [kind.__name__ for kind in type(optimizer).__mro__]
     if any(name.startswith("DeepSpeedCPU") for name in classes):
         return optimizer
-    found = next((_ON_HOST[name] for name in classes if name in _ON_HOST), None)
+    found = next((_CPU_OPTIMIZERS[name] for name in classes if name in _CPU_OPTIMIZERS), None)
     if found is None:
         raise TrainerSetupError(
             f"`zero_optimization.offload_optimizer`: DeepSpeed has no optimizer in host memory like {classes[0]}, only "
-            f"like {', '.join(_ON_HOST)}: choose one of these by `optim`, drop the section, or set "
+            f"like {', '.join(_CPU_OPTIMIZERS)}: choose one of these by `optim`, drop the section, or set "
             "`zero_force_ds_cpu_optimizer` to false."
         )
     module, name, keywords = found
@@ -42,8 +42,8 @@ def optimizer_on_host(optimizer: Optimizer) -> Optimizer:
     return made
 
 
-def ready_optimizer(optimizer: Optimizer, config: dict[str, Any]) -> Optimizer:
+def optimizer_for_config(optimizer: Optimizer, config: dict[str, Any]) -> Optimizer:
     """Return ``optimizer``, or DeepSpeed's in host memory where ``config`` keeps its state there."""
     offload = config.get("zero_optimization", {}).get("offload_optimizer") or {}
     offloads = offload.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True)
-    return optimizer_on_host(optimizer) if offloads else optimizer
+    return cpu_optimizer(optimizer) if offloads else optimizer

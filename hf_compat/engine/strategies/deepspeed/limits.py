@@ -10,18 +10,18 @@ from hf_compat.optim.settings import plain_name
 __all__ = ["deepspeed_limits"]
 
 
-def deepspeed_limits(args: Any, *, model: Any, gives_optimizers: bool, precision: Any, settings: Any) -> list[str]:
+def deepspeed_limits(args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: Any) -> list[str]:
     """Return what is wrong for a run under DeepSpeed.
 
     Args:
         args: The training arguments, which hold DeepSpeed's config.
         model: The model, any of which will do.
-        gives_optimizers: Whether an optimizer or a schedule was passed in.
+        has_optimizers: Whether an optimizer or a schedule was passed in.
         precision: Lightning's precision plugin; one that computes in less than full precision is the user's.
         settings: FSDP's, which excludes DeepSpeed.
     """
     problems = []
-    if gives_optimizers:
+    if has_optimizers:
         problems.append(
             "`optimizers` cannot be passed with `deepspeed`, where transformers drops them without a word: override "
             "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."

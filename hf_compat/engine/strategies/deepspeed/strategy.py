@@ -20,13 +20,14 @@ from torch.optim import Optimizer
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.checkpoint.background import Writes
 from hf_compat.distributed.deepspeed import import_deepspeed
-from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.host import Host, Optimization
 from hf_compat.engine.internals.strategies import RawModelDeepSpeedStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.files import check_files
-from hf_compat.engine.strategies.deepspeed.host_optimizers import ready_optimizer
+from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
 
@@ -96,7 +97,7 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         optimizer = scheduler = None
         factory: Callable[[Optimizer], Any] | None = None
         if "optimizer" not in config:
-            optimizer = ready_optimizer(optimization.create_optimizer(), config)
+            optimizer = optimizer_for_config(optimization.create_optimizer(), config)
             config["zero_allow_untested_optimizer"] = True
             if "scheduler" not in config:
                 scheduler = optimization.create_scheduler(optimizer)

@@ -11,14 +11,14 @@ __all__ = ["fsdp_limits"]
 
 
 def fsdp_limits(
-    args: Any, *, model: Any, gives_optimizers: bool, precision: Any, settings: FsdpSettings | None
+    args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: FsdpSettings | None
 ) -> list[str]:
     """Return what is wrong for a run under FSDP.
 
     Args:
         args: The training arguments.
         model: The model; None if it is yet to be made.
-        gives_optimizers: Whether an optimizer or a schedule was passed in.
+        has_optimizers: Whether an optimizer or a schedule was passed in.
         precision: Lightning's precision plugin, any of which will do.
         settings: How the model is sharded; None if tensor parallelism alone splits it.
     """
@@ -41,7 +41,7 @@ def fsdp_limits(
             "`model`: the adapters of a peft model are saved as a full state dict only. Set "
             "`fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`."
         )
-    if gives_optimizers:
+    if has_optimizers:
         problems.append(
             "`optimizers` is not supported with FSDP: they hold the full parameters, which FSDP shards. Override "
             "`create_optimizer`, or pass `optimizer_cls_and_kwargs`."

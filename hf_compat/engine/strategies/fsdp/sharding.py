@@ -1,4 +1,4 @@
-"""From a model and the FSDP settings to parameters that are sharded in place by torch's ``fully_shard``."""
+"""Sharding a model's parameters in place with torch's ``fully_shard``; FSDP units and activation checkpointing."""
 
 from __future__ import annotations
 
@@ -18,78 +18,83 @@ from torch.utils.checkpoint import checkpoint
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["reshard", "shard_model", "take_from_first", "units_of"]
+__all__ = ["broadcast_from_rank0", "fsdp_units", "reshard", "shard_model"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-"""Modules that are never called, so nothing could gather their parameters in time."""
+"""Modules that are never called, so that FSDP would never gather their parameters."""
 
 
 def shard_model(
     model: nn.Module, settings: FsdpSettings, *, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype | None
 ) -> None:
-    """Make ``model``'s parameters DTensors of which each process holds a part; its weights are those of process 0.
+    """Shard ``model``'s parameters over ``mesh`` as DTensors, with the values of rank 0; every rank calls it.
 
-    Unit by unit, so that a rank holds at most one unit beyond its part on ``device``. Every rank calls it.
+    It shards unit by unit, so that ``device`` holds at most one full unit besides the shards.
 
     Args:
-        model: The model. On ranks other than 0 only shapes and dtypes matter; it may be on any device, meta too.
-        settings: What a unit is, when it is gathered and where it is kept.
+        model: The model, on any device, meta included. On ranks other than 0 only shapes and dtypes matter.
+        settings: FSDP units, resharding and CPU offload.
         mesh: The ranks to shard over.
-        device: Where this rank computes.
-        dtype: Of mixed precision: what units are gathered and gradients reduced in. Weights in training become
-            float32 then. None: everything in the parameters' own.
+        device: The device of this rank.
+        dtype: Dtype of mixed precision, for gathered parameters and reduced gradients; trainable parameters are kept
+            in float32 then. None: the parameters' own dtype.
 
     Raises:
-        TrainerSetupError: If a class of layers that the settings name is not in the model.
+        TrainerSetupError: If a layer class in the settings is not in the model.
     """
     if settings.activation_checkpointing:
-        checkpoint_activations(model, layers_of(model, settings.layer_classes))
+        checkpoint_activations(model, find_layers(model, settings.layer_classes))
     policy: Any = {
         "mesh": mesh,
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
-        # Pages that cannot be swapped make copies to a GPU quick; without one there is nobody to pin them.
+        # Pinned memory speeds up copies to a GPU, and can only be allocated if there is one.
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda")
         if settings.cpu_offload
         else OffloadPolicy(),
     }
-    for unit in units_of(model, settings):
-        take_from_first(unit, device, upcast=dtype is not None)
+    for unit in fsdp_units(model, settings):
+        broadcast_from_rank0(unit, device, upcast=dtype is not None)
         fully_shard(unit, reshard_after_forward=settings.reshards_after_forward, **policy)
-    take_from_first(model, device, upcast=dtype is not None)
-    # The root's own parameters are needed last in the forward pass and first in the backward pass.
+    broadcast_from_rank0(model, device, upcast=dtype is not None)
+    # The root's parameters are used last in the forward pass and first in the backward pass.
     fully_shard(model, reshard_after_forward=False, **policy)
 
 
 def reshard(model: nn.Module) -> None:
-    """Free what is gathered of ``model``, so that ``parameters()`` are each process's part again."""
+    """Free ``model``'s gathered parameters, so that ``parameters()`` are sharded again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
-def units_of(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
-    """Return the FSDP units of ``model``, submodules that are gathered on their own, inner ones first.
+def fsdp_units(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
+    """Return the FSDP units of ``model``, inner modules first.
 
-    A module that shares a parameter with the rest of the model is none.
+    A module that shares a parameter with the rest of the model cannot be a unit.
 
     Raises:
-        TrainerSetupError: If a class of layers that the settings name is not in the model.
+        TrainerSetupError: If a layer class in the settings is not in the model.
     """
     if settings.wrapping == "none":
         return []
     if settings.wrapping == "transformer":
-        chosen = layers_of(model, settings.layer_classes)
+        chosen = find_layers(model, settings.layer_classes)
     else:
         chosen = list(_modules_by_size(model, settings.min_num_params, Counter()))
-    holders = _holders(model)
-    return [unit for unit in chosen if unit is not model and _is_closed(unit, holders)]
+    holders = _count_registrations(model)
+    return [unit for unit in chosen if unit is not model and _shares_no_parameter(unit, holders)]
 
 
-def layers_of(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
+def find_layers(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
+    """Return ``model``'s modules of the classes ``names``, by default its ``_no_split_modules``, inner ones first.
+
+    Raises:
+        TrainerSetupError: If a class is not in the model.
+    """
     found = dict.fromkeys(names, False)
     wanted = set(names) or set(getattr(model, "_no_split_modules", None) or ())
     layers = []
-    for module in reversed(list(model.modules())):  # the last first, so inner ones before those around them
+    for module in reversed(list(model.modules())):  # reversed: inner modules before outer ones
         matching = wanted & {cls.__name__ for cls in type(module).__mro__}
         if matching:
             layers.append(module)
@@ -97,15 +102,15 @@ def layers_of(model: nn.Module, names: Collection[str]) -> list[nn.Module]:
     missing = [name for name in names if not found[name]]
     if missing:
         raise TrainerSetupError(
-            f"`fsdp_config`: `transformer_layer_cls_to_wrap` names {', '.join(missing)}, but {type(model).__name__} "
-            "has no such module. Name classes of its layers, or leave it out."
+            f"`fsdp_config`: `transformer_layer_cls_to_wrap` contains {', '.join(missing)}, but {type(model).__name__} "
+            "has no such module. Set it to the classes of its layers, or remove it."
         )
     return layers
 
 
 def _modules_by_size(module: nn.Module, least: int, taken: Counter[int]) -> Iterator[nn.Module]:
-    """Yield modules with ``least`` parameters or more that are in no module yielded before, inner ones first."""
-    # Of this one the inner modules are not called, their weights are used.
+    """Yield modules with at least ``least`` parameters that no module yielded before contains, inner ones first."""
+    # nn.MultiheadAttention uses the weights of its submodules without calling them.
     children = () if isinstance(module, nn.MultiheadAttention) else module.children()
     for child in children:
         yield from _modules_by_size(child, least, taken)
@@ -115,31 +120,32 @@ def _modules_by_size(module: nn.Module, least: int, taken: Counter[int]) -> Iter
         yield module
 
 
-def _holders(module: nn.Module) -> Counter[int]:
+def _count_registrations(module: nn.Module) -> Counter[int]:
     """Return how often each parameter, by its id, is registered in ``module``."""
     parts = (part._parameters.values() for part in module.modules())
     return Counter(id(parameter) for held in parts for parameter in held if parameter is not None)
 
 
-def _is_closed(unit: nn.Module, holders: Counter[int]) -> bool:
-    return all(holders[name] == count for name, count in _holders(unit).items())
+def _shares_no_parameter(unit: nn.Module, holders: Counter[int]) -> bool:
+    return all(holders[name] == count for name, count in _count_registrations(unit).items())
 
 
-def take_from_first(unit: nn.Module, device: torch.device, *, upcast: bool) -> None:
-    """Give ``unit``'s parameters and buffers that are whole the values of process 0, on ``device``."""
-    taken: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor itself, so that its id is not given away
+def broadcast_from_rank0(unit: nn.Module, device: torch.device, *, upcast: bool) -> None:
+    """Move ``unit``'s parameters and buffers that are not sharded yet to ``device``, with the values of rank 0."""
+    done: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor itself, whose id must not be reused meanwhile
     for module in unit.modules():
         held: Any
         for held in (module._parameters, module._buffers):
             for name, tensor in held.items():
                 if tensor is None or isinstance(tensor, DTensor):
                     continue
-                if id(tensor) not in taken:
-                    taken[id(tensor)] = (tensor, _from_first(tensor, device, upcast=upcast and tensor.requires_grad))
-                held[name] = taken[id(tensor)][1]
+                if id(tensor) not in done:
+                    values = _broadcast_tensor(tensor, device, upcast=upcast and tensor.requires_grad)
+                    done[id(tensor)] = (tensor, values)
+                held[name] = done[id(tensor)][1]
 
 
-def _from_first(tensor: Tensor, device: torch.device, *, upcast: bool) -> Tensor:
+def _broadcast_tensor(tensor: Tensor, device: torch.device, *, upcast: bool) -> Tensor:
     if distributed.get_rank() == 0:
         values = tensor.detach().to(device).contiguous()
     else:
@@ -153,30 +159,32 @@ def _from_first(tensor: Tensor, device: torch.device, *, upcast: bool) -> Tensor
 
 
 def checkpoint_activations(model: nn.Module, layers: list[nn.Module]) -> None:
-    """Have ``layers`` compute their activations again in the backward pass; names in the model stay as they are."""
+    """Enable activation checkpointing of ``layers``, without changing names in the model."""
     if not layers:
         raise TrainerSetupError(
-            f"`fsdp_config`: `activation_checkpointing` finds no layers in {type(model).__name__}; name their classes "
-            "in `transformer_layer_cls_to_wrap`."
+            f"`fsdp_config`: `activation_checkpointing` finds no layers in {type(model).__name__}. Set "
+            "`transformer_layer_cls_to_wrap` to their classes."
         )
     for layer in layers:
-        _compute_again(layer)
+        _checkpoint_forward(layer)
     if "use_cache" in inspect.signature(model.forward).parameters:
-        model.register_forward_pre_hook(_leave_cache_out, with_kwargs=True)
+        model.register_forward_pre_hook(_disable_cache, with_kwargs=True)
 
 
-def _compute_again(layer: Any) -> None:
+def _checkpoint_forward(layer: nn.Module) -> None:
     forward = layer.forward
 
     @functools.wraps(forward)
-    def in_two_passes(*args: Any, **kwargs: Any) -> Any:
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
-    layer.forward = in_two_passes
+    layer.forward = checkpointed
 
 
-def _leave_cache_out(model: nn.Module, given: Any, named: dict[str, Any]) -> Any:
-    """Leave keys and values of a training step uncached: the second pass would append them once more."""
-    return (given, {**named, "use_cache": False}) if model.training else None
+def _disable_cache(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Disable the key-value cache in training: recomputing the forward pass would append to it again."""
+    return (args, {**kwargs, "use_cache": False}) if model.training else None

@@ -21,8 +21,9 @@ from torch.distributed.fsdp import (
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, names, optimizer_states, weights
 from hf_compat.checkpoint.background import Writes
-from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.fsdp import RawModelFSDPStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.wrapping import Wrapped, sharding_strategy, wrap_model
 from hf_compat.model_facts import unwrap_model
@@ -116,7 +117,7 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Give this rank's part of ``model`` the weights of a checkpoint, full or sharded."""
         wrapped, parts = self._wrapped(model), distributed_files.sharded_weights(Path(folder))
-        with self._states(wrapped.root, full=parts is None), wrapped.states_through_root():
+        with self._states(wrapped.root, full=parts is None), wrapped.state_dicts_through_wrapper():
             if parts is None:
                 return weights.load_weights(model, folder, trains_on=trains_on)
             return distributed_files.load_model(model, parts)

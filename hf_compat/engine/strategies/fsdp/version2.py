@@ -16,8 +16,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, dtensors, names, optimizer_states, weights
 from hf_compat.checkpoint.background import Writes
-from hf_compat.engine.environments import LaunchedEnvironment, Placement
+from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.parallel import RawModelParallelStrategy
+from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.sharding import reshard, shard_model
 from hf_compat.errors import TrainerSetupError

@@ -22,12 +22,17 @@ from torch.distributed.fsdp.wrap import lambda_auto_wrap_policy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.strategies.fsdp.sharding import checkpoint_activations, layers_of, take_from_first, units_of
+from hf_compat.engine.strategies.fsdp.sharding import (
+    broadcast_from_rank0,
+    checkpoint_activations,
+    find_layers,
+    fsdp_units,
+)
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["Wrapped", "sharding_strategy", "wrap_model"]
 
-_MARK = "_hf_compat_wrapped"
+_WRAPPER_ATTRIBUTE = "_hf_compat_wrapped"
 """Attribute of a model that holds its :class:`Wrapped`: the wrapper has to live as long as the model in it."""
 
 
@@ -46,7 +51,7 @@ class Wrapped:
         return {name: state[self.first_names.get(name, name)] for name in state}
 
     @contextmanager
-    def states_through_root(self) -> Iterator[None]:
+    def state_dicts_through_wrapper(self) -> Iterator[None]:
         """Have ``state_dict`` and ``load_state_dict`` of the model be those of the wrapper, by the model's names."""
         model, root = self.root.module, self.root
 
@@ -89,10 +94,10 @@ def wrap_model(
     Raises:
         TrainerSetupError: If the model is wrapped otherwise, or cannot be wrapped like that.
     """
-    before: Wrapped | None = vars(model).get(_MARK)
+    before: Wrapped | None = vars(model).get(_WRAPPER_ATTRIBUTE)
     if before is None:
         before = _wrap(model, settings, launch, device, dtype)
-        vars(model)[_MARK] = before
+        vars(model)[_WRAPPER_ATTRIBUTE] = before
     elif (before.settings, before.dtype) != (settings, dtype):
         raise TrainerSetupError(
             f"`model`: this {type(model).__name__} is sharded already, as another Trainer's arguments asked for "
@@ -109,13 +114,13 @@ def _wrap(
     _check_frozen(model, settings)
     first_names = _first_names(model)
     if settings.activation_checkpointing:
-        checkpoint_activations(model, layers_of(model, settings.layer_classes))
-    units = set(units_of(model, settings))
+        checkpoint_activations(model, find_layers(model, settings.layer_classes))
+    units = set(fsdp_units(model, settings))
     on_cpu = device.type == "cpu"
     if on_cpu and settings.sync_module_states:  # torch sends nothing from CPU to CPU by itself
-        take_from_first(model, device, upcast=False)
+        broadcast_from_rank0(model, device, upcast=False)
     else:
-        _materialise(model, launch)
+        _materialize(model, launch)
     if dtype is not None:
         _upcast(model)
     root = FullyShardedDataParallel(
@@ -162,7 +167,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     }
 
 
-def _materialise(model: nn.Module, launch: Launch) -> None:
+def _materialize(model: nn.Module, launch: Launch) -> None:
     """Give ``model``'s parameters and buffers that have none memory, not filled: process 0's values will be."""
     made: dict[int, Tensor] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""From a model's plan of tensor parallelism to matrices that are split over processes, by torch's styles."""
+"""Splitting a model's matrices over ranks by its tensor-parallel plan, with torch's parallel styles."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from hf_compat.errors import ModelError
 __all__ = ["STYLES", "check_plan", "is_split", "split_model"]
 
 
-def _of_heads() -> ParallelStyle:
-    """Return the style of a module that each process calls with its heads: its gradient is the sum over all."""
-    # Which axis the ranks' states are parts of does not matter but for the last, along which norms are taken.
+def _replicated_with_grad_allreduce() -> ParallelStyle:
+    """Return the style of a module that each rank calls with its own heads: gradients are summed over the ranks."""
+    # The sharded dimension does not matter, as long as it is not the last, over which norms are computed.
     return SequenceParallel(sequence_dim=0, use_local_output=True)
 
 
@@ -38,62 +38,63 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
     "embedding_colwise": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "replicated_with_grad_allreduce": _of_heads,
+    "replicated_with_grad_allreduce": _replicated_with_grad_allreduce,
 }
-"""Style by its name in a plan to torch's class; each leaves inputs and outputs plain tensors."""
-_WHOLE = ("replicate",)
-"""Styles of modules that every process holds whole, and calls with the same values."""
+"""A style's name in a plan → torch's class; inputs and outputs of each are plain tensors."""
+_REPLICATED = ("replicate",)
+"""Styles of modules that are replicated and called with the same inputs on every rank."""
 _SPLIT_AXIS = {ColwiseParallel: Shard(0), RowwiseParallel: Shard(1)}
-"""Torch's class to the axis of a linear layer's weight that it splits; of an embedding's it is the other one."""
+"""Torch's class → the dimension of a linear layer's weight that it splits; of an embedding, the other one."""
 
 
 def is_split(model: nn.Module) -> bool:
-    """Return whether processes hold parts of ``model``'s parameters already."""
+    """Return whether ``model``'s parameters are split or sharded already."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters()) or (
         (getattr(model, "_tp_size", None) or 1) > 1
     )
 
 
 def check_plan(model: nn.Module, size: int) -> None:
-    """Refuse a ``model`` that cannot be split over ``size`` processes; one that a Trainer has split so is right.
+    """Check that ``model`` can be split over ``size`` ranks, or has been split so by a Trainer.
 
     Raises:
-        ModelError: If it has no plan, one that names what it has not or what is not supported, or odd sizes; or if it
-            is split already by anyone else.
+        ModelError: If it has no plan, a style is not supported, a size is not a multiple of ``size``, or something
+            other than a Trainer has split it.
     """
     name = type(model).__name__
     if (getattr(model, "_tp_size", None) or 1) > 1 or (size > 1 and is_split(model) and not _is_ours(model, size)):
         raise ModelError(
-            f"`model`: {name} is split or sharded already, by `from_pretrained(tp_plan=...)` perhaps. Load it without: "
-            "the Trainer splits it by the same plan if `parallelism_config={'tp_size': ...}` is set."
+            f"`model`: {name} is split or sharded already, perhaps by `from_pretrained(tp_plan=...)`. Load it without "
+            "`tp_plan`: with `parallelism_config={'tp_size': ...}` the Trainer splits it by the same plan."
         )
     if size == 1 or is_split(model):
         return
-    chosen = _chosen(model)
-    if not chosen:
+    planned = _planned_modules(model)
+    if not planned:
         raise ModelError(
-            f"`model`: {name} has no plan of tensor parallelism for any of its modules. Give it one, "
-            "`model.tp_plan = {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}`, or train it without `tp_size`."
+            f"`model`: {name} has no tensor-parallel plan for any of its modules. Set one, such as "
+            "`model.tp_plan = {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}`, or train without `tp_size`."
         )
-    problems = [*_heads_that_do_not_divide(model, size), *_unsplittable(chosen, size), *_undecided(model, chosen)]
+    problems = [*_indivisible_heads(model, size), *_unsplittable_modules(planned, size)]
+    problems += _unplanned_parameters(model, planned)
     if problems:
-        raise ModelError(f"`model`: {name} cannot be split over {size} processes: {'; '.join(problems)}.")
+        raise ModelError(f"`model`: {name} cannot be split over {size} ranks: {'; '.join(problems)}.")
 
 
 def split_model(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Make the matrices that ``model``'s plan names DTensors over ``mesh``, in place; nothing is exchanged.
+    """Make the matrices in ``model``'s plan DTensors over ``mesh``, in place and without communication.
 
-    A matrix that two modules share, such as tied embeddings, stays whole on every rank.
+    A matrix that two modules share, such as tied embeddings, is replicated.
 
     Args:
-        model: Whole, and the same on every rank.
-        mesh: The ranks that see the same batches.
+        model: The full model, with the same weights on every rank.
+        mesh: The tensor-parallel ranks.
 
     Raises:
         ModelError: If it cannot be split.
     """
     check_plan(model, mesh.size())
-    plan: dict[str, Any] = {name: STYLES[style]() for name, (_, style) in _chosen(model).items()}
+    plan: dict[str, Any] = {name: STYLES[style]() for name, (_, style) in _planned_modules(model).items()}
     parallelize_module(model, mesh, plan, src_data_rank=None)
 
 
@@ -103,56 +104,56 @@ def _is_ours(model: nn.Module, size: int) -> bool:
     return any(grid.get("tensor_parallel") == size for grid in grids)
 
 
-def _plan_of(model: Any) -> dict[str, str]:
+def _plan_of(model: nn.Module) -> dict[str, str]:
     plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None) or {}
     if not isinstance(plan, Mapping):
-        raise ModelError(f"`model.tp_plan={plan!r}`: has to be a dict of name patterns to styles.")
+        raise ModelError(f"`model.tp_plan={plan!r}` is not a dict. Set a dict from name patterns to styles.")
     return dict(plan)
 
 
-def _chosen(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Return the modules that are split by their names, with their styles; those that share a matrix are not."""
+def _planned_modules(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Return name → module and style of the modules to split; modules that share a matrix are not split."""
     rows = [(re.compile(re.escape(name).replace(r"\*", r"[^.]+")), style) for name, style in _plan_of(model).items()]
     found: dict[str, tuple[nn.Module, str]] = {}
     for name, module in model.named_modules():
         style = next((style for pattern, style in rows if pattern.fullmatch(name)), None)
-        if style is not None and style not in _WHOLE:
+        if style is not None and style not in _REPLICATED:
             found[name] = (module, style)
     held = Counter(id(parameter) for part in model.modules() for parameter in part._parameters.values())
     shared = {name for name, (module, _) in found.items() if any(held[id(item)] > 1 for item in module.parameters())}
     return {name: row for name, row in found.items() if name not in shared}
 
 
-def _heads_that_do_not_divide(model: Any, size: int) -> Iterator[str]:
+def _indivisible_heads(model: nn.Module, size: int) -> Iterator[str]:
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for name in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, name, None)
         if isinstance(count, int) and count % size:
-            yield f"`config.{name}={count}` is not a multiple of it"
+            yield f"`config.{name}={count}` is not a multiple of {size}"
 
 
-def _unsplittable(chosen: Mapping[str, tuple[nn.Module, str]], size: int) -> Iterator[str]:
-    for name, (module, style) in chosen.items():
+def _unsplittable_modules(planned: Mapping[str, tuple[nn.Module, str]], size: int) -> Iterator[str]:
+    for name, (module, style) in planned.items():
         if style not in STYLES:
-            yield f"the style {style!r} of `{name}` is not supported, only {', '.join((*STYLES, *_WHOLE))}"
+            yield f"the style {style!r} of `{name}` is not supported, only {', '.join((*STYLES, *_REPLICATED))}"
             continue
         placement = _SPLIT_AXIS.get(type(STYLES[style]()))
         if placement is None:
             continue
         if not isinstance(module, nn.Linear | nn.Embedding):
-            yield f"`{name}` is a {type(module).__name__}, and only `Linear` and `Embedding` can be split"
+            yield f"`{name}` is a {type(module).__name__}, but only `Linear` and `Embedding` can be split"
             continue
         axis = placement.dim if isinstance(module, nn.Linear) else 1 - placement.dim
         length = module.weight.shape[axis]
         if length % size:
-            yield f"`{name}.weight` has {length} {'columns' if axis else 'rows'}, which is not a multiple of it"
+            yield f"`{name}.weight` has {length} {'columns' if axis else 'rows'}, which is not a multiple of {size}"
 
 
-def _undecided(model: nn.Module, chosen: Mapping[str, tuple[nn.Module, str]]) -> Iterator[str]:
-    """Tell of parameters beside split matrices: their gradients are sums or not, as only a plan can say."""
+def _unplanned_parameters(model: nn.Module, planned: Mapping[str, tuple[nn.Module, str]]) -> Iterator[str]:
+    """Yield a problem for each parameter between split matrices without a style: is its gradient summed over ranks?"""
     styles: dict[str, set[str]] = {}
-    for name, (_, style) in chosen.items():
+    for name, (_, style) in planned.items():
         styles.setdefault(name.rpartition(".")[0], set()).add(style)
     for parent, found in styles.items():
         if not {"colwise", "rowwise"} <= found:
@@ -160,8 +161,8 @@ def _undecided(model: nn.Module, chosen: Mapping[str, tuple[nn.Module, str]]) ->
         block = model.get_submodule(parent)
         for name, _ in block.named_parameters():
             path = f"{parent}.{name}" if parent else name
-            if not any(path.startswith(f"{split}.") for split in chosen):
+            if not any(path.startswith(f"{split}.") for split in planned):
                 yield (
-                    f"`{path}` is used between matrices that are split, and the plan does not say how; add a row, such "
-                    "as 'replicated_with_grad_allreduce' for a norm of each head"
+                    f"`{path}` is used between split matrices, but has no style in the plan; add one, such as "
+                    "'replicated_with_grad_allreduce' for a norm of each head"
                 )

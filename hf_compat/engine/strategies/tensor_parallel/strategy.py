@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.environments import Placement
-from hf_compat.engine.strategies.fsdp.sharding import shard_model, take_from_first
+from hf_compat.engine.placement import Placement
+from hf_compat.engine.strategies.fsdp.sharding import broadcast_from_rank0, shard_model
 from hf_compat.engine.strategies.fsdp.version2 import FSDP2Strategy, sharding_dtype
 from hf_compat.engine.strategies.tensor_parallel.splitting import is_split, split_model
 
@@ -27,7 +27,7 @@ class TensorParallelStrategy(FSDP2Strategy):
         if is_split(model):
             return
         upcast = self._dtype is not None
-        take_from_first(model, self._device, upcast=upcast)
+        broadcast_from_rank0(model, self._device, upcast=upcast)
         split_model(model, self.device_mesh["tensor_parallel"])
         if self._shards:
             mesh = self.device_mesh["data_parallel"]
@@ -45,12 +45,12 @@ class TensorParallelStrategy(FSDP2Strategy):
         """Make the optimizer, which updates one parameter after the other."""
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
-            _update_singly(optimizer)
+            _disable_fused_updates(optimizer)
 
     def load_optimizer(self, optimizer: Any, folder: str) -> None:
         """Give the optimizer its part of the state in ``folder``."""
         super().load_optimizer(optimizer, folder)
-        _update_singly(optimizer)
+        _disable_fused_updates(optimizer)
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
@@ -66,7 +66,7 @@ class TensorParallelStrategy(FSDP2Strategy):
         return norm
 
 
-def _update_singly(optimizer: Any) -> None:
+def _disable_fused_updates(optimizer: Any) -> None:
     """Have torch's optimizers call no kernel for all parameters at once: those take no mix of kinds of tensors."""
     for group in optimizer.param_groups:
         group.update({switch: False for switch in ("foreach", "fused") if switch in group})

@@ -1,0 +1,197 @@
+"""Placement: the launcher's ranks and the user's keywords to where a run takes place and under which strategy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.distributed.devices import cuda_is_initialized
+from hf_compat.distributed.launch import OWN_MARK, Launch
+from hf_compat.engine.clusters import apply_cluster_environment
+from hf_compat.engine.internals.parallel import create_device_mesh
+from hf_compat.engine.internals.subprocesses import start_processes
+from hf_compat.engine.strategies.choice import choose_strategy, format_strategy, read_parallel_sizes
+from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
+from hf_compat.errors import TrainerSetupError
+
+if TYPE_CHECKING:
+    from lightning.pytorch.strategies import Strategy
+    from torch.distributed import ProcessGroup
+
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["Placement", "ProcessStart", "place_run", "place_started"]
+
+_UNSUPPORTED_ACCELERATE_VARIABLES = ("ACCELERATE_USE_MEGATRON_LM",)
+"""Variables that ``accelerate launch`` sets for strategies that are not supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStart:
+    """How ``train`` starts its processes by multiprocessing."""
+
+    method: str
+    """``"spawn"``, ``"fork"`` or ``"forkserver"``."""
+    processes: int
+    """Number of processes to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Ranks, strategy and its settings: where a run takes place."""
+
+    launch: Launch
+    strategy: str
+    """A name in ``engine.strategies.facts.STRATEGY_FACTS``."""
+    fsdp: FsdpSettings | None = None
+    """How FSDP shards the model; None without FSDP."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Keywords of ``DistributedDataParallel`` that the user chose."""
+    hooks: dict[str, Any] = field(default_factory=dict)
+    """Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging."""
+    start: ProcessStart | None = None
+    """How ``train`` starts its processes; None if it runs in this process."""
+    tensor_parallel: int = 1
+    """Tensor-parallel size: consecutive ranks that see the same batches, each with a shard of every matrix."""
+    data_parallel_group: ProcessGroup | None = None
+    """The process group of the data-parallel ranks; None for all ranks."""
+
+    @property
+    def facts(self) -> StrategyFacts:
+        """The properties of the strategy that are known by its name."""
+        return STRATEGY_FACTS[self.strategy]
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Data-parallel size: number of ranks that see different batches."""
+        return self.launch.world_size // self.tensor_parallel
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Data-parallel rank of this process."""
+        return self.launch.rank // self.tensor_parallel
+
+
+def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement:
+    """Return the placement of a run; start the processes that ``devices`` requests if no launcher has started any.
+
+    The process group is initialised afterwards.
+
+    Args:
+        args: The training arguments.
+        keywords: The user's keywords of ``lightning.Trainer``.
+
+    Raises:
+        TrainerSetupError: If keywords, arguments and launcher contradict each other, or the strategy is not supported.
+            A ``ClusterEnvironment`` among the plugins counts as a launcher.
+    """
+    apply_cluster_environment(args, keywords)
+    strategy = keywords.get("strategy", "auto")
+    choice = choose_strategy(args, strategy)
+    _check_accelerate_variables()
+    _check_accelerator(args, keywords.get("accelerator", "auto"))
+    launch = args.launch
+    wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
+    wanted = _device_count(keywords.get("devices", "auto"), args, launch)
+    if choice.start_method != "popen":
+        _check_process_start(choice.start_method, strategy, launch, wanted_nodes, args)
+        if wanted > 1:
+            start = ProcessStart(choice.start_method, wanted)
+            return Placement(launch, "one device", settings=choice.settings, hooks=choice.hooks, start=start)
+    if launch.launcher is None and wanted * wanted_nodes > 1:
+        start_processes(wanted, wanted_nodes, mark=OWN_MARK)
+        launch = args.launch
+    if (wanted, wanted_nodes) != (launch.local_world_size, launch.num_nodes):
+        raise TrainerSetupError(
+            f"`lightning` requests {wanted} devices on each of {wanted_nodes} nodes, but {launch.launcher} started "
+            f"{launch.local_world_size} processes on each of {launch.num_nodes} (LOCAL_WORLD_SIZE, WORLD_SIZE). Do not "
+            "pass `devices` and `num_nodes`, or start that many processes."
+        )
+    args.join_processes(args.device)
+    sizes = read_parallel_sizes(args, strategy, choice.fsdp, launch)
+    if sizes is not None:
+        group = create_device_mesh(sizes.data, sizes.tensor, args.device)["data_parallel"].get_group()
+        return Placement(
+            launch, "tensor parallel", choice.fsdp, tensor_parallel=sizes.tensor, data_parallel_group=group
+        )
+    return Placement(launch, _strategy_name(args, choice.fsdp, launch), choice.fsdp, choice.settings, choice.hooks)
+
+
+def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: Launch) -> str:
+    if args.hf_deepspeed_config is not None:
+        return "deepspeed"
+    if fsdp is None:
+        return "one device" if launch.world_size == 1 else "ddp"
+    if launch.world_size == 1:
+        raise TrainerSetupError(
+            "`fsdp` shards a model over several processes, but the world size is only 1. Start more with `torchrun` or "
+            "`lightning={'devices': ...}`, or do not set `fsdp`."
+        )
+    return f"fsdp{fsdp.version}"
+
+
+def place_started(args: TrainingArguments, placement: Placement) -> Placement:
+    """Return the placement in a process that ``train`` started, and initialise the process group."""
+    args.choose_device_again()
+    args.join_processes(args.device)
+    return replace(placement, launch=args.launch, strategy="ddp", start=None)
+
+
+def _check_process_start(
+    method: str, strategy: str | Strategy, launch: Launch, nodes: int, args: TrainingArguments
+) -> None:
+    """Refuse to start processes inside a launcher, on several nodes, or by fork once CUDA is initialised."""
+    shown = f"{format_strategy(strategy)} starts processes by {method!r}"
+    if launch.launcher is not None:
+        raise TrainerSetupError(
+            f"{shown}, but {launch.launcher} has started {launch.world_size}. Do not pass `strategy`, or start the "
+            "script with plain `python`."
+        )
+    if nodes > 1:
+        raise TrainerSetupError(f"{shown} on a single node, not on {nodes}: start the script with `torchrun`.")
+    if method == "fork" and args.device.type == "cuda" and cuda_is_initialized():
+        raise TrainerSetupError(
+            f"{shown}, but CUDA is initialised in this process, and a forked process cannot use it then. Create CUDA "
+            "tensors and models only after `train`, or use 'ddp_spawn'."
+        )
+
+
+def _check_accelerate_variables() -> None:
+    found = [name for name in _UNSUPPORTED_ACCELERATE_VARIABLES if os.environ.get(name, "").lower() in ("1", "true")]
+    if found:
+        raise TrainerSetupError(
+            f"{', '.join(found)} is set, probably by `accelerate launch`, but is not supported. Launch with "
+            "`--multi_gpu` or `--use_fsdp`, or with `torchrun`."
+        )
+
+
+def _check_accelerator(args: TrainingArguments, accelerator: object) -> None:
+    kinds = {"auto": args.device.type, "gpu": "cuda"}
+    if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != args.device.type:
+        raise TrainerSetupError(
+            f"`lightning={{'accelerator': {accelerator!r}}}`: the run is on {args.device.type}, by `use_cpu="
+            f"{args.use_cpu}` and the devices of this machine. Do not pass it, or set `use_cpu`."
+        )
+
+
+def _device_count(devices: object, args: TrainingArguments, launch: Launch) -> int:
+    """Return the number of devices per node that ``devices`` requests.
+
+    Raises:
+        TrainerSetupError: If it is a list of devices, or not a number.
+    """
+    if devices == "auto":
+        return launch.local_world_size
+    if devices in (-1, "-1"):
+        return torch.cuda.device_count() if args.device.type == "cuda" else launch.local_world_size
+    if isinstance(devices, int | str) and not isinstance(devices, bool) and str(devices).isdigit() and int(devices):
+        return int(devices)
+    raise TrainerSetupError(
+        f"`lightning={{'devices': {devices!r}}}`: pass the number of devices per node; select GPUs with "
+        "CUDA_VISIBLE_DEVICES."
+    )
