@@ -15,11 +15,13 @@ from lightning.pytorch.strategies import Strategy
 
 import hf_compat
 from hf_compat import Seq2SeqTrainer, Trainer, TrainingArguments
+from hf_compat.arguments import FIELD_RULES
 from hf_compat.engine.callbacks import HOOKS, RunCallback
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS
 from hf_compat.engine.strategies.kinds import STRATEGIES
 from hf_compat.run.assembly import Members
 from hf_compat.run.host import RunHost
+from tests.support.field_reads import fields_read
 from tests.support.helpers import PlainModel
 from tests.support.paths import FACTS_FOLDER
 
@@ -225,6 +227,31 @@ def test_no_private_name_crosses_packages():
         if name in defined and module.parts[0] not in defined[name] and name not in UPSTREAM
     ]
     assert crossing == []
+
+
+# Who reads what
+
+READERS = defaultdict(set)
+"""Field of ``TrainingArguments`` to the files outside ``arguments/`` that read it."""
+for _module, _tree in TREES.items():
+    for _field in fields_read(_tree) if _module.parts[0] != "arguments" else ():
+        READERS[_field].add(_module.as_posix())
+
+
+@pytest.mark.parametrize("rule", FIELD_RULES, ids=lambda rule: rule.field)
+def test_a_field_is_read_where_its_rule_says(rule):
+    """The files that a rule names are those that read the field off the arguments, all of them and no others."""
+    assert rule.read_in == tuple(sorted(READERS[rule.field]))
+    assert rule.also_in == tuple(sorted({*rule.also_in} - {rule.target}))
+
+
+@pytest.mark.parametrize("rule", [rule for rule in FIELD_RULES if rule.fate == "plan"], ids=lambda rule: rule.field)
+def test_the_main_file_of_a_field_reads_it(rule):
+    """The file that does a field's main work reads the field; in ``arguments/`` it may also set it."""
+    tree = TREES[Path(rule.target)]
+    sets = {attribute for _, attribute in stores(tree, {"self", "args"})}
+    in_arguments = rule.target.startswith("arguments/")
+    assert rule.field in (fields_read(tree, "self") | sets if in_arguments else fields_read(tree))
 
 
 # The engine

@@ -49,6 +49,8 @@ class Explanation:
     """Its effect, or the reason and the remedy if it is not supported."""
     problems: tuple[str, ...] = ()
     """Why this value is invalid or not supported; empty if it is accepted."""
+    read_in: tuple[str, ...] = ()
+    """Every module of ours that reads it off the arguments, besides those that check and complete them."""
 
 
 def explain_all() -> list[Explanation]:
@@ -133,7 +135,8 @@ def _explain(name: str, value: object) -> Explanation:
         near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_MIN_SIMILARITY)
         hint = f" Did you mean `{near[0]}`?" if near else ""
         return Explanation(name, shown, "unknown", "the script", f"Not a field of TrainingArguments.{hint}")
-    return Explanation(name, shown, rule.fate, _place(rule), rule.account)
+    modules = tuple(f"hf_compat/{file}" for file in rule.read_in)
+    return Explanation(name, shown, rule.fate, _place(rule), rule.account, read_in=modules)
 
 
 def _place(rule: FieldRule) -> str:
@@ -145,15 +148,22 @@ def _plain(value: object) -> object:
 
 
 def as_table(explained: Sequence[Explanation]) -> str:
-    """Return an aligned table of ``explained``, one line each and one more for each problem."""
+    """Return an aligned table of ``explained``: a line each, one for further readers and one for each problem."""
     rows = [_HEADINGS, *((item.field, _short(item.value), item.where, item.account) for item in explained)]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     lines = []
     for row, item in zip(rows, [None, *explained], strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]))
-        lines.extend(f"  error: {problem}" for problem in (item.problems if item else ()))
+        lines.extend(_notes(item) if item else ())
     return "\n".join(lines)
+
+
+def _notes(item: Explanation) -> Iterator[str]:
+    others = [module for module in item.read_in if module != item.where]
+    if others:
+        yield f"  {'also ' if item.fate == 'plan' else ''}read in: {', '.join(others)}"
+    yield from (f"  error: {problem}" for problem in item.problems)
 
 
 def _short(value: object) -> str:

@@ -128,7 +128,8 @@ class Seq2SeqTrainer(Trainer):
 
     def _start_generating(self, gen_kwargs: dict[str, Any]) -> None:
         chosen = dict(gen_kwargs)
-        longest, beams = (getattr(self.args, f"generation_{name}", None) for name in ("max_length", "num_beams"))
+        longest = getattr(self.args, "generation_max_length", None)
+        beams = getattr(self.args, "generation_num_beams", None)
         if longest is not None and chosen.get("max_length") is None and chosen.get("max_new_tokens") is None:
             chosen["max_length"] = longest
         if beams is not None and chosen.get("num_beams") is None:

@@ -73,7 +73,7 @@ def test_a_command_line(script, capsys):
     assert {name: (row["value"], row["fate"], row["where"]) for name, row in rows.items()} == {
         "output_dir": ("out", "trainer", "lightning.Trainer(default_root_dir=...)"),
         "evaluation_strategy": ("epoch", "alias", "eval_strategy=..."),
-        "dataloader_pin_memory": (False, "plan", "hf_compat/trainer/data.py"),
+        "dataloader_pin_memory": (False, "plan", "hf_compat/trainer/loaders.py"),
         "bf16": (True, "trainer", "lightning.Trainer(plugins=...)"),
         "use_cpu": (True, "trainer", "lightning.Trainer(accelerator=...)"),
         "lr": ("1", "unknown", "the script"),
@@ -97,6 +97,30 @@ def test_refusals_exit_with_1(script, capsys):
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:3] == ["field", "value", "where"]
     assert "  error: `seed=-1`: must be between 0 and 4294967295." in table
+
+
+def test_every_reader_is_told(script, capsys):
+    """JSON lists all modules that read a field; the table names the main one, and the others below it."""
+    line = "--data_seed 1 --use_cpu --seed 1 --eval_on_start --run_name x --task_name mrpc"
+    rows = explained([script, *line.split()], capsys)
+    assert {name: row["read_in"] for name, row in rows.items()} == {
+        "data_seed": ["hf_compat/trainer/construction.py", "hf_compat/trainer/loaders.py"],
+        "use_cpu": ["hf_compat/engine/environments.py"],
+        "seed": [
+            "hf_compat/model_card/eval_results.py",
+            "hf_compat/run/preparing.py",
+            "hf_compat/trainer/loaders.py",
+            "hf_compat/trainer/trainer.py",
+        ],
+        "eval_on_start": ["hf_compat/run/evaluation.py"],
+        "run_name": [],
+        "task_name": [],
+    }
+    main(["explain", script, "--data_seed", "1", "--use_cpu", "--eval_on_start"])
+    _, *table = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in table] == ["data_seed", "also", "use_cpu", "read", "eval_on_start"]
+    assert table[1] == "  also read in: hf_compat/trainer/construction.py"
+    assert table[3] == "  read in: hf_compat/engine/environments.py"
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
