@@ -81,6 +81,7 @@ class Flow(RunCallback):
         self._finish(host._finalize_training(host._trial, plan.num_train_samples, self._progress.start_time))
 
     def _call_override_point(self, trainer: pl.Trainer) -> None:
+        self._saving.begin_step()
         call_as_defined(
             self._host._maybe_log_save_evaluate,
             ("tr_loss", self._counts.tr_loss),

@@ -46,6 +46,10 @@ class CheckpointSaving(RunCallback):
         self._lightning_state = lightning_state
         self._best_before: str | None = None
 
+    def begin_step(self) -> None:
+        """Note that what follows, an evaluation perhaps, is in no checkpoint yet."""
+        self._writer.last_step = None
+
     @property
     def has_saved(self) -> bool:
         """Whether the update step under way is saved."""
@@ -70,6 +74,7 @@ class CheckpointSaving(RunCallback):
         except CheckpointWriteError as error:
             self._give_up(error)
             return
+        self._writer.last_step = host.state.global_step  # an override may have saved by itself
         fire(host, "on_save")
 
     def finish(self) -> None:

@@ -251,7 +251,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         also_in=("model_card/eval_results.py", "run/preparing.py", "trainer/loaders.py"),
     ),
     FieldRule("data_seed", "plan", "trainer/loaders.py", also_in=("trainer/construction.py",)),
-    FieldRule("use_cpu", "trainer", "accelerator", also_in=("engine/environments.py",)),
+    FieldRule("use_cpu", "trainer", "accelerator", also_in=("engine/placement.py",)),
     FieldRule(
         "accelerator_config",
         "plan",
