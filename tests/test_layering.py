@@ -14,7 +14,6 @@ ROOT = Path(hf_compat.__file__).parent
 MODULES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 TESTS = Path(__file__).parent
 PREFIX = "hf_compat."
-MOST_LINES = 400
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
@@ -86,12 +85,6 @@ def test_lightning_is_imported_by_the_engine_alone(module):
     roots = {name.partition(".")[0] for name in imports(module, top_level_only=True)}
     assert not roots & {"accelerate", "peft", "pytorch_lightning", "transformers"}
     assert part_of(module) == "engine" or "lightning" not in roots
-
-
-@pytest.mark.parametrize("module", MODULES, ids=str)
-def test_modules_are_short(module):
-    """A module past 400 lines holds more than one idea."""
-    assert len((ROOT / module).read_text().splitlines()) <= MOST_LINES
 
 
 @pytest.mark.parametrize(
