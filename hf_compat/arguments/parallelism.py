@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.checking.problems import Problem, raise_all
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.fields.older import AllFields
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["ParallelSizes", "parallelism_problems", "read_parallelism"]
 
@@ -49,7 +49,7 @@ class ParallelSizes:
         return self.data * self.tensor
 
 
-def read_parallelism(args: AllFields) -> ParallelSizes | None:
+def read_parallelism(args: TrainingArguments) -> ParallelSizes | None:
     """Return the mesh that ``args`` or the launcher's variables request; None without tensor parallelism.
 
     Raises:
@@ -60,7 +60,7 @@ def read_parallelism(args: AllFields) -> ParallelSizes | None:
     return None if sizes["tp_size"] == 1 else ParallelSizes(data=sizes["dp_shard_size"], tensor=sizes["tp_size"])
 
 
-def parallelism_problems(args: AllFields) -> Iterator[Problem]:
+def parallelism_problems(args: TrainingArguments) -> Iterator[Problem]:
     """Yield the problems of ``parallelism_config``, or of the variables used in its place."""
     given = args.parallelism_config
     if isinstance(given, Mapping):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.process_facts import ProcessFacts
 
-__all__ = ["Serialising"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["as_text", "plain_fields", "sanitized_fields"]
 
 _PLAIN_TYPES = (bool, int, float, str)
 
@@ -49,26 +50,22 @@ def _with_named_dtypes(settings: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
-class Serialising(ProcessFacts):
-    """Serialization of the arguments; tokens are masked."""
+def plain_fields(args: TrainingArguments) -> dict[str, Any]:
+    """Return the fields as JSON-serializable values; tokens are masked."""
+    given = {item.name: getattr(args, item.name) for item in fields(args) if item.init}
+    return _with_named_dtypes({name: _masked(name, _plain(name, value)) for name, value in given.items()})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON-serializable values."""
-        given = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
-        return _with_named_dtypes({name: _masked(name, _plain(name, value)) for name, value in given.items()})
 
-    def to_json_string(self) -> str:
-        """Return ``to_dict`` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+def sanitized_fields(args: TrainingArguments) -> dict[str, Any]:
+    """Return ``args.to_dict()`` with the batch sizes; all but numbers, strings and tensors as strings."""
+    torch = sys.modules.get("torch")
+    kept = (*_PLAIN_TYPES, torch.Tensor) if torch is not None else _PLAIN_TYPES
+    sizes = {"train_batch_size": args.train_batch_size, "eval_batch_size": args.eval_batch_size}
+    merged = {**args.to_dict(), **sizes}
+    return {name: value if type(value) in kept else str(value) for name, value in merged.items()}
 
-    def to_sanitized_dict(self) -> dict[str, Any]:
-        """Return ``to_dict`` with the batch sizes; all but numbers, strings and tensors as strings."""
-        torch = sys.modules.get("torch")
-        kept = (*_PLAIN_TYPES, torch.Tensor) if torch is not None else _PLAIN_TYPES
-        sizes = {"train_batch_size": self.train_batch_size, "eval_batch_size": self.eval_batch_size}
-        merged = {**self.to_dict(), **sizes}
-        return {name: value if type(value) in kept else str(value) for name, value in merged.items()}
 
-    def __str__(self) -> str:
-        lines = "".join(f"{name}={_masked(name, value)},\n" for name, value in sorted(asdict(self).items()))
-        return f"{type(self).__name__}(\n{lines})"
+def as_text(args: TrainingArguments) -> str:
+    """Return a line for each field, sorted by name; tokens are masked."""
+    lines = "".join(f"{name}={_masked(name, value)},\n" for name, value in sorted(asdict(args).items()))
+    return f"{type(args).__name__}(\n{lines})"

@@ -18,9 +18,6 @@ from hf_compat.engine.strategies.base import ModelStrategy
 
 __all__ = ["HFModule"]
 
-_PLAIN = ("_current_fx_name", "made_update")
-"""Attributes set at every step, the first some 45 times: ``nn.Module.__setattr__`` would add 2 µs each time."""
-
 
 class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
@@ -54,14 +51,9 @@ class HFModule(pl.LightningModule):
         assert host is not None, "a fit's callbacks keep its run alive"
         return host
 
-    @property
-    def _group(self) -> CallbackGroup:
-        group = self.trainer.callbacks[-1]  # type: ignore[attr-defined]
-        assert isinstance(group, CallbackGroup), "the last callback of a run"
-        return group
-
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _PLAIN:
+        # Lightning sets this one some 45 times per update step; nn.Module's bookkeeping would cost 2 µs each time.
+        if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)  # type: ignore[arg-type]
@@ -79,23 +71,24 @@ class HFModule(pl.LightningModule):
 
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
-        host, group = self.host, self._group
-        strategy: ModelStrategy = self.trainer.strategy  # type: ignore[assignment]
+        host, trainer = self.host, self.trainer
+        group: CallbackGroup = trainer.callbacks[-1]  # type: ignore[attr-defined]
+        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
         last = len(window.batches) - 1
-        self.made_update = False
+        object.__setattr__(self, "made_update", False)
         total: Tensor | None = None
         for index, batch in enumerate(window.batches):
             ends_update = index == last and window.is_complete
             with strategy.accumulating(host.model_wrapped, ends_update=ends_update, syncs=index == last):
                 loss = host.training_step(batch, window.num_items)
             total = loss if total is None else total + loss
-            group.on_batch_trained(self.trainer, self, loss, batch)
+            group.on_batch_trained(trainer, self, loss, batch)
             if ends_update:
                 self.optimizers().step()  # type: ignore[union-attr]
-                self.made_update = True
-                group.on_optimizer_step_end(self.trainer, self, window)
+                object.__setattr__(self, "made_update", True)
+                group.on_optimizer_step_end(trainer, self, window)
             else:
-                group.on_substep_end(self.trainer, self)
+                group.on_substep_end(trainer, self)
             if host.should_stop():
                 break
         assert total is not None, "a window has at least one batch"

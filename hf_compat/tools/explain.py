@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2SeqTrainingArguments
-from hf_compat.arguments.fields.rules import DEFAULTS
+from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
 
@@ -55,7 +55,7 @@ class Explanation:
 
 def explain_all() -> list[Explanation]:
     """Return the effect of every field with its default, in the order of declaration."""
-    return [_explain(rule.field, DEFAULTS.get(rule.field)) for rule in FIELD_RULES]
+    return [_explain(rule.field, defaults().get(rule.field)) for rule in FIELD_RULES]
 
 
 def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
@@ -66,7 +66,7 @@ def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
     """
     explained = {name: _explain(name, value) for name, value in given.items()}
     for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
-        row = explained.get(name) or _explain(name, DEFAULTS[name])
+        row = explained.get(name) or _explain(name, defaults()[name])
         explained[name] = replace(row, problems=(*row.problems, problem))
     return list(explained.values())
 

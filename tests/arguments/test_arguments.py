@@ -16,7 +16,7 @@ import pytest
 from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.arguments.checking import checks
 from hf_compat.arguments.fields.aliases import ALIASES
-from hf_compat.arguments.fields.rules import DEFAULTS
+from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.paths import FACTS_FOLDER
 
@@ -113,7 +113,7 @@ def test_every_field_has_help():
 
 def off_default(name):
     """Return a value that asks for something."""
-    default = DEFAULTS[name]
+    default = defaults()[name]
     special = {"hub_strategy": "end", "debug": "underflow_overflow", "half_precision_backend": "apex", "tp_size": 2}
     if name in special:
         return special[name]
@@ -129,7 +129,7 @@ def test_unsupported_fields(rule):
     (problem,) = caught.value.problems
     assert problem.startswith(f"`{rule.field}=")
     assert problem.endswith(f"{rule.target}.")
-    for harmless in (DEFAULTS[rule.field], *rule.harmless):
+    for harmless in (defaults()[rule.field], *rule.harmless):
         TrainingArguments("out", **{rule.field: harmless})
 
 
@@ -285,6 +285,15 @@ def test_subclass():
     assert "base_learning_rate" not in inspect.signature(TrainingArguments).parameters
     with pytest.raises(UnknownArgumentError, match="base_learning_rate"):
         ScriptArguments("out", base_learning_rat=1)
+
+
+@pytest.mark.parametrize("name", [name for name in dir(TrainingArguments) if name.startswith("set_")])
+def test_setters_set_fields(name):
+    """Each parameter of a method that sets the fields of a topic is a field, by its own name or by the table's."""
+    args = TrainingArguments("out")
+    before = vars(args).keys() - {"_setup_devices"}
+    getattr(args, name)(**({"model_id": "m"} if name == "set_push_to_hub" else {}))
+    assert vars(args).keys() - {"_setup_devices"} == before
 
 
 def test_mutable_copyable_picklable():

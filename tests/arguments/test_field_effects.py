@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments import FIELD_RULES, training_arguments
+from hf_compat.arguments import FIELD_RULES, precision
 from hf_compat.arguments.checking import checks
 from tests.support import field_effects as see
 from tests.support.paths import ROOT
@@ -272,7 +272,7 @@ def test_the_field_changes_what_it_should(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("wanted", [True, False])
 def test_tf32(wanted, monkeypatch):
     """On a GPU that has it, TF32 is switched on or off for the process."""
-    for module in (training_arguments, checks):
+    for module in (precision, checks):
         monkeypatch.setattr(module, "gpu_lacks_tf32", lambda: False)  # stands in for such a GPU
     before = torch.backends.fp32_precision
     try:

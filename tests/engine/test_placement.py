@@ -6,6 +6,7 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
 from hf_compat import TrainingArguments
+from hf_compat.arguments.process_facts import choose_device
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.placement import Placement, ProcessStart, place_run
 from hf_compat.engine.strategies.ddp import ddp_settings
@@ -115,7 +116,7 @@ def test_start_that_cannot_be(variables, keywords, told, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     args = arguments()
-    args._setup_devices = args._choose_device()  # the other process will never come
+    args._setup_devices = choose_device(args)  # the other process will never come
     with pytest.raises(TrainerSetupError, match=told):
         place_run(args, {"strategy": "ddp_spawn", "devices": 2, **keywords})
 
@@ -147,7 +148,7 @@ def test_devices_that_the_launcher_did_not_start(wish, monkeypatch):
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     args = arguments()
-    args._setup_devices = args._choose_device()  # the other process will never come
+    args._setup_devices = choose_device(args)  # the other process will never come
     with pytest.raises(TrainerSetupError, match=r"torchrun started 2 processes on each of 1.*LOCAL_WORLD_SIZE"):
         place_run(args, wish)
 

@@ -105,7 +105,7 @@ def test_every_reader_is_told(script, capsys):
     rows = explained([script, *line.split()], capsys)
     assert {name: row["read_in"] for name, row in rows.items()} == {
         "data_seed": ["hf_compat/trainer/construction.py", "hf_compat/trainer/loaders.py"],
-        "use_cpu": ["hf_compat/engine/environments.py"],
+        "use_cpu": ["hf_compat/engine/placement.py"],
         "seed": [
             "hf_compat/model_card/eval_results.py",
             "hf_compat/run/preparing.py",
@@ -120,7 +120,7 @@ def test_every_reader_is_told(script, capsys):
     _, *table = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in table] == ["data_seed", "also", "use_cpu", "read", "eval_on_start"]
     assert table[1] == "  also read in: hf_compat/trainer/construction.py"
-    assert table[3] == "  read in: hf_compat/engine/environments.py"
+    assert table[3] == "  read in: hf_compat/engine/placement.py"
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])

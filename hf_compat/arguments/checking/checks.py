@@ -6,15 +6,16 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.asked import deepspeed_problems
-from hf_compat.arguments.fields.reporting import LOG_LEVELS
-from hf_compat.arguments.fields.rules import DEFAULTS, unsupported_problems
-from hf_compat.arguments.fields.running import SAMPLING_STRATEGIES
+from hf_compat.arguments.fields.choices import LOG_LEVELS, SAMPLING_STRATEGIES
+from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems
-from hf_compat.arguments.process_facts import ProcessFacts
+from hf_compat.arguments.precision import PRECISION_VARIABLE
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.distributed.devices import (
     cuda_is_available,
@@ -24,10 +25,11 @@ from hf_compat.distributed.devices import (
     wants_cpu,
 )
 
-__all__ = ["PRECISION_VARIABLE", "find_problems"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
-PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
-"""Set by ``accelerate launch --mixed_precision``; used if neither ``fp16`` nor ``bf16`` is set."""
+
+__all__ = ["find_problems"]
 
 Problems = Iterator[Problem]
 
@@ -81,14 +83,14 @@ _RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the roun
 _ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
 
 
-def _numbers(args: ProcessFacts) -> Problems:
+def _numbers(args: TrainingArguments) -> Problems:
     for name in NUMBERS:
         value = getattr(args, name)
         if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
             yield Problem(name, value, "must be a number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
 
 
-def _bounds(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _bounds(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name)
         if value is not None and not smallest <= value <= largest:
@@ -96,14 +98,14 @@ def _bounds(args: ProcessFacts, semantics: Semantics) -> Problems:
             yield Problem(name, value, f"must be {allowed}.")
 
 
-def _counts(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, least in MINIMUMS.items():
         value = getattr(args, name)
         if value is not None and (not isinstance(value, Integral) or int(value) < least):
             yield Problem(name, value, f"must be an integer, {least} or more.")
 
 
-def _choices(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, allowed in CHOICES.items():
         value = getattr(args, name)
         if value not in allowed:
@@ -115,7 +117,7 @@ def _choices(args: ProcessFacts, semantics: Semantics) -> Problems:
         yield Problem("train_sampling_strategy", args.train_sampling_strategy, text, unsupported=True)
 
 
-def _length(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.max_steps <= 0 and args.num_train_epochs < 0:
         yield Problem("num_train_epochs", args.num_train_epochs, "must be 0 or more; or set `max_steps`.")
     if not 0 <= args.seed <= _LARGEST_SEED:
@@ -130,7 +132,7 @@ def _length(args: ProcessFacts, semantics: Semantics) -> Problems:
         )
 
 
-def _steps(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _steps(args: TrainingArguments, semantics: Semantics) -> Problems:
     """Check the intervals in update steps of every strategy that is ``"steps"``."""
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
@@ -146,7 +148,7 @@ def _steps(args: ProcessFacts, semantics: Semantics) -> Problems:
             yield Problem(name, value, "must be an integer number of update steps, or below 1 a fraction of all.")
 
 
-def _best_model(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _best_model(args: TrainingArguments, semantics: Semantics) -> Problems:
     if not args.load_best_model_at_end or args.save_strategy == "best":
         return
     if args.eval_strategy != args.save_strategy:
@@ -171,14 +173,14 @@ def _is_multiple(whole: float, part: float) -> bool:
     return whole < 1 and part < 1 and (whole * _RATIO_DIGITS) % (part * _RATIO_DIGITS) == 0
 
 
-def _schedule(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _schedule(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
         yield Problem(
             "lr_scheduler_type", args.lr_scheduler_type, "needs evaluations; set `eval_strategy` to 'steps' or 'epoch'."
         )
 
 
-def _loaders(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _loaders(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.dataloader_num_workers != 0:
         return
     for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context"):
@@ -187,7 +189,7 @@ def _loaders(args: ProcessFacts, semantics: Semantics) -> Problems:
             yield Problem(name, value, "needs data loader workers; set `dataloader_num_workers`, or remove it.")
 
 
-def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Problems:
     """Check ``accelerator_config``."""
     config = args.accelerator_config
     if config.use_configured_state:
@@ -204,7 +206,7 @@ def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
         yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
 
 
-def _precision(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.fp16 and args.bf16:
         yield Problem("fp16", True, "cannot be combined with `bf16=True`; set one of them.")
     if args.fp16_full_eval and args.bf16_full_eval:
@@ -224,15 +226,15 @@ def _precision(args: ProcessFacts, semantics: Semantics) -> Problems:
         yield Problem("bf16", args.bf16, text, unsupported=True)
 
 
-def _fsdp(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _fsdp(args: TrainingArguments, semantics: Semantics) -> Problems:
     yield from fsdp_problems(args)
 
 
-def _parallelism(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _parallelism(args: TrainingArguments, semantics: Semantics) -> Problems:
     yield from parallelism_problems(args)
 
 
-CHECKS: tuple[Callable[[ProcessFacts, Semantics], Problems], ...] = (
+CHECKS: tuple[Callable[[TrainingArguments, Semantics], Problems], ...] = (
     _bounds,
     _counts,
     _choices,
@@ -249,14 +251,14 @@ CHECKS: tuple[Callable[[ProcessFacts, Semantics], Problems], ...] = (
 )
 
 
-def find_problems(args: ProcessFacts, semantics: Semantics) -> list[Problem]:
+def find_problems(args: TrainingArguments, semantics: Semantics) -> list[Problem]:
     """Return all problems of resolved arguments."""
     found = [*unsupported_problems(args), *_numbers(args)]
     # The other checks compare numbers: use the default for a field that has none, and drop what they say of it.
-    defaults = {problem.field: DEFAULTS[problem.field] for problem in found if problem.field in NUMBERS}
-    if defaults:
+    replaced = {problem.field: defaults()[problem.field] for problem in found if problem.field in NUMBERS}
+    if replaced:
         args = copy.copy(args)
-        vars(args).update(defaults)
+        vars(args).update(replaced)
     for check in CHECKS:
-        found.extend(problem for problem in check(args, semantics) if problem.field not in defaults)
+        found.extend(problem for problem in check(args, semantics) if problem.field not in replaced)
     return found

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.checking.problems import Problem
@@ -28,11 +28,15 @@ from hf_compat.arguments.enums import (
 )
 from hf_compat.arguments.fields.aliases import apply_aliases, apply_checkpointing_alias, apply_warmup_ratio
 from hf_compat.arguments.fsdp.fields import resolve_fsdp
-from hf_compat.arguments.process_facts import ProcessFacts, library_logger
+from hf_compat.arguments.process_facts import library_logger
 from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.devices import mps_is_available
 from hf_compat.errors import ArgumentsError
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
 
 __all__ = ["resolve"]
 
@@ -49,7 +53,7 @@ ENUMS: dict[str, type[ExplicitEnum]] = {
 _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
-def _paths(args: ProcessFacts, semantics: Semantics) -> None:
+def _paths(args: TrainingArguments, semantics: Semantics) -> None:
     args.output_dir = os.path.expanduser("trainer_output" if args.output_dir is None else args.output_dir)
     if args.logging_dir is None and semantics.release < SINCE["drops_logging_dir"]:
         stamp = datetime.now().strftime("%b%d_%H-%M-%S")
@@ -74,7 +78,7 @@ def _typed(value: object) -> object:
     return float(value) if value.replace(".", "", 1).isdigit() else value
 
 
-def _dicts(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _dicts(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name in args._VALID_DICT_FIELDS:
         value = getattr(args, name, None)
         if not isinstance(value, str) or not value.startswith("{"):
@@ -85,13 +89,13 @@ def _dicts(args: ProcessFacts, semantics: Semantics) -> Problems:
             yield Problem(name, value, f"is not valid JSON ({error}); fix it, or pass a dict.")
 
 
-def _aliases(args: ProcessFacts, semantics: Semantics) -> None:
+def _aliases(args: TrainingArguments, semantics: Semantics) -> None:
     apply_aliases(args)
     apply_checkpointing_alias(args, semantics)
     apply_warmup_ratio(args, semantics)
 
 
-def _switches(args: ProcessFacts, semantics: Semantics) -> None:
+def _switches(args: TrainingArguments, semantics: Semantics) -> None:
     if args.use_mps_device:
         text = "`use_mps_device` is deprecated: remove it, MPS is used automatically."
         warnings.warn(text, FutureWarning, stacklevel=5)
@@ -101,7 +105,7 @@ def _switches(args: ProcessFacts, semantics: Semantics) -> None:
         args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
 
 
-def _enums(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, kind in ENUMS.items():
         value = getattr(args, name)
         try:
@@ -115,7 +119,7 @@ def _enums(args: ProcessFacts, semantics: Semantics) -> Problems:
         yield Problem("debug", args.debug, str(error))
 
 
-def _evaluation(args: ProcessFacts, semantics: Semantics) -> None:
+def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = args.do_eval or args.eval_strategy != "no"
     args.eval_delay = args.eval_delay or 0  # None until 4.56
     if args.eval_strategy == "steps" and not args.eval_steps:
@@ -128,7 +132,7 @@ def _evaluation(args: ProcessFacts, semantics: Semantics) -> None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 
 
-def _whole_steps(args: ProcessFacts, semantics: Semantics) -> None:
+def _whole_steps(args: TrainingArguments, semantics: Semantics) -> None:
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         steps = getattr(args, name)
@@ -139,7 +143,7 @@ def _whole_steps(args: ProcessFacts, semantics: Semantics) -> None:
         args.warmup_steps = int(args.warmup_steps)  # a command line gives a float
 
 
-def _trackers(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _trackers(args: TrainingArguments, semantics: Semantics) -> Problems:
     args.report_to, problems = tracker_names(args.report_to, semantics)
     yield from problems
 
@@ -157,7 +161,7 @@ def _as_accelerator_config(given: Any) -> AcceleratorConfig:
     return AcceleratorConfig(**(given.to_dict() if hasattr(given, "to_dict") else given))
 
 
-def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
+def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Problems:
     given = args.accelerator_config
     args.accelerator_config = AcceleratorConfig()
     try:
@@ -172,13 +176,13 @@ def _accelerator_config(args: ProcessFacts, semantics: Semantics) -> Problems:
         args.gradient_accumulation_steps = num_steps
 
 
-def _compilation(args: ProcessFacts, semantics: Semantics) -> None:
+def _compilation(args: TrainingArguments, semantics: Semantics) -> None:
     args.torch_compile = args.torch_compile or bool(args.torch_compile_mode or args.torch_compile_backend)
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
 
 
-def _loaders(args: ProcessFacts, semantics: Semantics) -> None:
+def _loaders(args: TrainingArguments, semantics: Semantics) -> None:
     if args.use_cpu:
         args.dataloader_pin_memory = False
     workers, method = args.dataloader_num_workers, args.dataloader_multiprocessing_context
@@ -186,13 +190,13 @@ def _loaders(args: ProcessFacts, semantics: Semantics) -> None:
         args.dataloader_multiprocessing_context = "fork"  # the only one that works with MPS
 
 
-def _release_defaults(args: ProcessFacts, semantics: Semantics) -> None:
+def _release_defaults(args: TrainingArguments, semantics: Semantics) -> None:
     """Set fields whose default depends on the release to the one that its scripts expect."""
     if semantics.release < SINCE["leaves_local_rank"]:
         args.local_rank = args.local_process_index
 
 
-STEPS: tuple[Callable[[ProcessFacts, Semantics], Problems | None], ...] = (
+STEPS: tuple[Callable[[TrainingArguments, Semantics], Problems | None], ...] = (
     _paths,
     _dicts,
     _aliases,
@@ -209,7 +213,7 @@ STEPS: tuple[Callable[[ProcessFacts, Semantics], Problems | None], ...] = (
 )
 
 
-def resolve(args: ProcessFacts) -> list[Problem]:
+def resolve(args: TrainingArguments) -> list[Problem]:
     """Fill in fields that depend on others and convert every value into its final form.
 
     Returns:

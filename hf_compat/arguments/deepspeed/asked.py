@@ -17,7 +17,6 @@ from hf_compat.distributed.devices import is_yes
 from hf_compat.errors import ArgumentsError, require_package
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.fields.older import AllFields
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["deepspeed_problems", "use_deepspeed"]
@@ -25,14 +24,14 @@ __all__ = ["deepspeed_problems", "use_deepspeed"]
 _SECTIONS = ("amp", "bf16", "checkpoint", "fp16", "optimizer", "scheduler", "zero_optimization")
 
 
-def _requested_config(args: AllFields) -> dict[str, Any] | str | None:
+def _requested_config(args: TrainingArguments) -> dict[str, Any] | str | None:
     """Return the DeepSpeed config given by the arguments or the launcher; None without DeepSpeed."""
     given: dict[str, Any] | str | None = args.deepspeed
     launched = is_yes(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false"))
     return given or (launcher_config() if launched else None)
 
 
-def deepspeed_problems(args: AllFields, semantics: Semantics) -> Iterator[Problem]:
+def deepspeed_problems(args: TrainingArguments, semantics: Semantics) -> Iterator[Problem]:
     """Yield the problems of a DeepSpeed config; contradictions to the arguments are raised when training starts."""
     given = _requested_config(args)
     if given is None:

@@ -6,46 +6,50 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.fields.older import AllFields
-from hf_compat.arguments.fields.rules import DEFAULTS
+from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+
 __all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_warmup_ratio"]
 
-Convert = Callable[[AllFields, object], object]
+Convert = Callable[["TrainingArguments", object], object]
 
 
-def _same(args: AllFields, value: object) -> object:
+def _same(args: TrainingArguments, value: object) -> object:
     return value
 
 
 def _always(newer: object) -> Convert:
     """Return a conversion of any value to ``newer``."""
 
-    def convert(args: AllFields, value: object) -> object:
+    def convert(args: TrainingArguments, value: object) -> object:
         return newer
 
     return convert
 
 
-def _add_inputs(args: AllFields, value: object) -> list[str]:
+def _add_inputs(args: TrainingArguments, value: object) -> list[str]:
     listed = list(args.include_for_metrics)
     return listed if "inputs" in listed else [*listed, "inputs"]
 
 
-def _count_tokens(args: AllFields, value: object) -> object:
+def _count_tokens(args: TrainingArguments, value: object) -> object:
     return "all" if args.include_num_input_tokens_seen in ("no", False) else args.include_num_input_tokens_seen
 
 
-def _with_organization(args: AllFields, value: object) -> str:
+def _with_organization(args: TrainingArguments, value: object) -> str:
     organization = args.push_to_hub_organization
     return str(value) if organization is None or "/" in str(value) else f"{organization}/{value}"
 
 
-def _in_organization(args: AllFields, value: object) -> str | None:
+def _in_organization(args: TrainingArguments, value: object) -> str | None:
     if args.push_to_hub_model_id is not None:
         return args.hub_model_id
     return f"{value}/{Path(args.output_dir or '').name}"
@@ -54,7 +58,7 @@ def _in_organization(args: AllFields, value: object) -> str | None:
 def _accelerator(key: str) -> Convert:
     """Return a conversion for a field that moved into ``accelerator_config``."""
 
-    def convert(args: AllFields, value: object) -> object:
+    def convert(args: TrainingArguments, value: object) -> object:
         config = args.accelerator_config
         if config is None:
             return {key: value}
@@ -105,17 +109,17 @@ def _warn(old: str, new: str) -> None:
     warnings.warn(f"`{old}` is deprecated: use `{new}`.", FutureWarning, stacklevel=7)
 
 
-def apply_aliases(args: AllFields) -> None:
+def apply_aliases(args: TrainingArguments) -> None:
     """Apply ``ALIASES``; an old name overrides the new one, as upstream."""
     for alias in ALIASES:
         value = getattr(args, alias.old)
-        if value != DEFAULTS[alias.old]:
+        if value != defaults()[alias.old]:
             if alias.warns:
                 _warn(alias.old, alias.new)
             setattr(args, alias.new, alias.convert(args, value))
 
 
-def apply_checkpointing_alias(args: AllFields, semantics: Semantics) -> None:
+def apply_checkpointing_alias(args: TrainingArguments, semantics: Semantics) -> None:
     """Set ``gradient_checkpointing`` and ``activation_checkpointing``, and their keywords, to the same value.
 
     The new name takes precedence, so that it can be changed in a copy of the arguments.
@@ -131,7 +135,7 @@ def apply_checkpointing_alias(args: AllFields, semantics: Semantics) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def apply_warmup_ratio(args: AllFields, semantics: Semantics) -> None:
+def apply_warmup_ratio(args: TrainingArguments, semantics: Semantics) -> None:
     """Move ``warmup_ratio`` to ``warmup_steps`` from 5.0 on; before, it stays a field."""
     if semantics.release < SINCE["drops_warmup_ratio"]:
         args.warmup_ratio = args.warmup_ratio or 0.0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.fields.accounts import ACCOUNTS
-from hf_compat.arguments.fields.older import AllFields
+from hf_compat.arguments.fields.defaults import defaults
 
-__all__ = ["DEFAULTS", "FIELD_RULES", "FieldRule", "unsupported_problems"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+
+__all__ = ["FIELD_RULES", "FieldRule", "unsupported_problems"]
 
 Fate = Literal["trainer", "plan", "script", "alias", "unsupported"]
 
@@ -65,7 +68,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "per_device_train_batch_size",
         "plan",
-        "arguments/process_facts.py",
+        "arguments/training_arguments.py",
         also_in=("run/resume.py", "trainer/trainer.py"),
     ),
     FieldRule(
@@ -99,7 +102,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "warmup_steps",
         "plan",
-        "arguments/training_arguments.py",
+        "arguments/warmup.py",
         also_in=("model_card/eval_results.py", "optim/external.py"),
     ),
     FieldRule(
@@ -148,7 +151,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "fp16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
     ),
-    FieldRule("tf32", "plan", "arguments/training_arguments.py"),
+    FieldRule("tf32", "plan", "arguments/precision.py"),
     FieldRule("activation_checkpointing", "plan", "run/preparing.py", also_in=("engine/strategies/ddp.py",)),
     FieldRule("activation_checkpointing_kwargs", "plan", "run/preparing.py"),
     FieldRule(
@@ -177,7 +180,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("logging_strategy", "plan", "callbacks/default_flow.py"),
     FieldRule("logging_steps", "plan", "state.py", also_in=("run/resume.py",)),
     FieldRule("logging_first_step", "plan", "callbacks/default_flow.py"),
-    FieldRule("log_on_each_node", "plan", "arguments/process_facts.py"),
+    FieldRule("log_on_each_node", "plan", "arguments/training_arguments.py"),
     FieldRule("logging_nan_inf_filter", "plan", "run/progress.py", also_in=("evaluation/session.py",)),
     FieldRule("include_num_input_tokens_seen", "plan", "run/progress.py", also_in=("trainer/trainer.py",)),
     FieldRule("log_level", "plan", "trainer/construction.py"),
@@ -197,7 +200,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     ),
     FieldRule("eval_steps", "plan", "state.py", also_in=("run/resume.py",)),
     FieldRule("eval_delay", "plan", "callbacks/default_flow.py"),
-    FieldRule("per_device_eval_batch_size", "plan", "arguments/process_facts.py", also_in=("run/evaluation.py",)),
+    FieldRule("per_device_eval_batch_size", "plan", "arguments/training_arguments.py", also_in=("run/evaluation.py",)),
     FieldRule("prediction_loss_only", "plan", "trainer/evaluation.py", also_in=("trainer/seq2seq_trainer.py",)),
     FieldRule("eval_on_start", "plan", "run/evaluation.py"),
     FieldRule("eval_do_concat_batches", "plan", "evaluation/session.py"),
@@ -216,7 +219,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "save_on_each_node",
         "plan",
-        "arguments/process_facts.py",
+        "arguments/training_arguments.py",
         also_in=("checkpoint/background.py", "engine/strategies/fsdp/limits.py"),
     ),
     FieldRule("save_total_limit", "plan", "trainer/trainer.py"),
@@ -277,7 +280,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("ddp_broadcast_buffers", "plan", "engine/strategies/ddp.py"),
     FieldRule("ddp_static_graph", "plan", "engine/strategies/ddp.py"),
     FieldRule("ddp_backend", "plan", "arguments/process_facts.py"),
-    FieldRule("ddp_timeout", "plan", "arguments/process_facts.py"),
+    FieldRule("ddp_timeout", "plan", "arguments/training_arguments.py"),
     FieldRule("fsdp", "plan", "arguments/fsdp/settings.py"),
     FieldRule("fsdp_config", "plan", "arguments/fsdp/settings.py"),
     FieldRule("deepspeed", "plan", "arguments/deepspeed/asked.py"),
@@ -339,18 +342,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
 )
 """Every field of ``TrainingArguments`` and ``Seq2SeqTrainingArguments``, in the order of declaration."""
 
-DEFAULTS: dict[str, Any] = {
-    item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-    for item in dataclasses.fields(AllFields)
-}
-"""Field to upstream's default; a subclass may have another one."""
 
-
-def unsupported_problems(args: AllFields) -> Iterator[Problem]:
+def unsupported_problems(args: TrainingArguments) -> Iterator[Problem]:
     """Yield a problem for each field of ``args`` whose value is not supported."""
     for rule in FIELD_RULES:
         if rule.fate != "unsupported":
             continue
         value = getattr(args, rule.field)
-        if value != DEFAULTS[rule.field] and value not in rule.harmless:
+        if value != defaults()[rule.field] and value not in rule.harmless:
             yield Problem(rule.field, value, f"{rule.target}.", unsupported=True)

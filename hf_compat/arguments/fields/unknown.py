@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 from hf_compat.errors import ArgumentsError, UnknownArgumentError
 
-__all__ = ["RefusesUnknown", "nearest_names"]
+__all__ = ["InitSignature", "nearest_names", "refuse_unknown"]
 
 
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
@@ -37,34 +37,34 @@ def _further_problems(kind: type, args: tuple[Any, ...], known: Mapping[str, Any
     return ()
 
 
-class _InitSignature:
+class InitSignature:
     """``__signature__`` of a class whose ``__new__`` takes any argument: that of its ``__init__``."""
 
-    def __get__(self, instance: object, owner: type[RefusesUnknown]) -> inspect.Signature:
+    def __get__(self, instance: object, owner: type[Any]) -> inspect.Signature:
         signature = inspect.signature(owner.__init__)
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-class RefusesUnknown:
-    """Base class of dataclasses whose error for an unknown keyword suggests the nearest known one.
+def refuse_unknown(kind: type, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Check the keywords of a dataclass; called by its ``__new__``.
 
-    A base class instead of a wrapped ``__init__``, which the dataclass decorator of a user's subclass would replace.
+    Not by its ``__init__``, which the dataclass decorator of a user's subclass replaces.
+
+    Args:
+        kind: The class that is called, perhaps a user's subclass.
+        args: Its positional arguments.
+        kwargs: Its keywords.
+
+    Raises:
+        UnknownArgumentError: If it has no such keyword; the error suggests the nearest one and lists all other
+            problems too.
     """
-
-    __signature__ = _InitSignature()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Return a new instance.
-
-        Raises:
-            UnknownArgumentError: If the constructor has no such keyword; it lists all other problems too.
-        """
-        if kwargs:
-            parameters = inspect.signature(cls).parameters
-            takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
-            unknown = [name for name in kwargs if name not in parameters]
-            if unknown and not takes_any:
-                known = {name: value for name, value in kwargs.items() if name in parameters}
-                sentences = [_sentence(cls, name, parameters) for name in unknown]
-                raise UnknownArgumentError("\n  ".join([*sentences, *_further_problems(cls, args, known)]))
-        return super().__new__(cls)
+    if not kwargs:
+        return
+    parameters = inspect.signature(kind).parameters
+    takes_any = any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters.values())
+    unknown = [name for name in kwargs if name not in parameters]
+    if unknown and not takes_any:
+        known = {name: value for name, value in kwargs.items() if name in parameters}
+        sentences = [_sentence(kind, name, parameters) for name in unknown]
+        raise UnknownArgumentError("\n  ".join([*sentences, *_further_problems(kind, args, known)]))

@@ -11,7 +11,7 @@ from hf_compat.arguments.enums import FSDPOption
 from hf_compat.arguments.fsdp.keys import KEYS, SHARDING_STRATEGIES
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.fields.older import AllFields
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["contradictions", "option_problems", "unknown_keys", "unused_keys"]
 
@@ -77,7 +77,7 @@ def option_problems(options: list[str], is_switch: bool) -> Problems:
         yield Problem("fsdp", "offload", "needs a sharding strategy; use 'full_shard offload'.")
 
 
-def contradictions(args: AllFields, config: dict[str, Any], values: dict[str, Any]) -> Problems:
+def contradictions(args: TrainingArguments, config: dict[str, Any], values: dict[str, Any]) -> Problems:
     """Yield settings that contradict each other.
 
     Args:
@@ -126,7 +126,7 @@ def _wrapping(config: dict[str, Any], values: dict[str, Any]) -> Problems:
         yield _config(config, "min_num_params", text)
 
 
-def _saving(args: AllFields, values: dict[str, Any]) -> Problems:
+def _saving(args: TrainingArguments, values: dict[str, Any]) -> Problems:
     if args.save_only_model and values["state_dict_type"] == "sharded":
         text = "needs a full state dict; set `fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`, or remove it."
         yield Problem("save_only_model", True, text)

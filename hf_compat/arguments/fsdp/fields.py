@@ -16,7 +16,7 @@ from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.fields.older import AllFields
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["resolve_fsdp"]
 
@@ -24,7 +24,7 @@ _UNSET = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_gra
 """Keys that every ``fsdp_config`` has after construction."""
 
 
-def resolve_fsdp(args: AllFields, semantics: Semantics) -> Iterator[Problem]:
+def resolve_fsdp(args: TrainingArguments, semantics: Semantics) -> Iterator[Problem]:
     """Read ``fsdp_config`` and convert both fields into the form of the reproduced release.
 
     Invalid fields keep the options of ``fsdp``; the checks report them.
@@ -64,7 +64,7 @@ def _loaded(given: object) -> dict[str, Any]:
     return {key.removeprefix("fsdp_"): value for key, value in config.items()}
 
 
-def _apply_old_fields(args: AllFields, config: dict[str, Any], is_switch: bool) -> None:
+def _apply_old_fields(args: TrainingArguments, config: dict[str, Any], is_switch: bool) -> None:
     """Set the keys of ``fsdp_config`` that two old fields are now."""
     if args.fsdp_min_num_params:
         text = "`fsdp_min_num_params` is deprecated: set it in `fsdp_config`."
@@ -81,7 +81,7 @@ def _apply_old_fields(args: AllFields, config: dict[str, Any], is_switch: bool) 
         config["transformer_layer_cls_to_wrap"] = [*listed, *([] if name in listed else [name])]
 
 
-def _apply_options(args: AllFields, is_switch: bool) -> None:
+def _apply_options(args: TrainingArguments, is_switch: bool) -> None:
     options = fsdp_options(args.fsdp)
     if not is_switch:
         args.fsdp = [FSDPOption.FULL_SHARD] if args.fsdp is True else [FSDPOption(option) for option in options]

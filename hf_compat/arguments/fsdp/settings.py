@@ -22,7 +22,7 @@ from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.fields.older import AllFields
+    from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["LOADING_VARIABLE", "USE_VARIABLE", "FsdpSettings", "fsdp_problems", "read_fsdp", "set_loading_variables"]
 
@@ -73,7 +73,7 @@ class FsdpSettings:
         return self.sharding in ("full_shard", "hybrid_shard")
 
 
-def read_fsdp(args: AllFields) -> FsdpSettings | None:
+def read_fsdp(args: TrainingArguments) -> FsdpSettings | None:
     """Return the FSDP settings of ``args`` and the launcher's variables; None without FSDP.
 
     Fields take precedence. Keys of ``fsdp_config`` that the reproduced release ignores have their effect too.
@@ -86,9 +86,17 @@ def read_fsdp(args: AllFields) -> FsdpSettings | None:
     return settings
 
 
-def fsdp_problems(args: AllFields) -> Problems:
+def fsdp_problems(args: TrainingArguments) -> Problems:
     """Yield the problems of the fields and variables of FSDP."""
     yield from _read(args)[1]
+
+
+def prepare_loading(args: TrainingArguments) -> None:
+    """Let transformers load pretrained weights on rank 0 alone, if requested; that needs the process group."""
+    settings = read_fsdp(args)
+    set_loading_variables(settings)
+    if settings is not None and settings.cpu_ram_efficient_loading:
+        _ = args.device
 
 
 def set_loading_variables(settings: FsdpSettings | None) -> None:
@@ -100,7 +108,7 @@ def set_loading_variables(settings: FsdpSettings | None) -> None:
         os.environ[LOADING_VARIABLE] = "false"
 
 
-def _read(args: AllFields) -> tuple[FsdpSettings | None, list[Problem]]:
+def _read(args: TrainingArguments) -> tuple[FsdpSettings | None, list[Problem]]:
     launched = os.environ.get(USE_VARIABLE, "").lower() == "true"
     given = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
     config = {key.removeprefix("fsdp_"): value for key, value in given.items()}

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import warnings
 
-from hf_compat.arguments.fields.rules import DEFAULTS
+from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
 from hf_compat.arguments.training_arguments import TrainingArguments
 from hf_compat.errors import ArgumentsError
@@ -58,5 +58,5 @@ def from_transformers(args: object) -> TrainingArguments:
 
 
 def _is_default(name: str, value: object) -> bool:
-    default = DEFAULTS.get(name)
+    default = defaults().get(name)
     return value is default or (type(value) is type(default) and value == default)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,30 @@ from hf_compat.checkpoint import names, optimizer_states, state_dict_files, weig
 from hf_compat.checkpoint.background import Writes
 
 __all__ = ["ModelStrategy"]
+
+
+class _BatchContext:
+    """Sets ``ends_update`` of a strategy for one batch; entered once a batch, so without a generator."""
+
+    __slots__ = ("_before", "_ends_update", "_held", "_strategy")
+
+    def __init__(self, strategy: ModelStrategy, ends_update: bool, held: AbstractContextManager[object] | None) -> None:
+        self._strategy = strategy
+        self._ends_update = ends_update
+        self._held = held
+        self._before = True
+
+    def __enter__(self) -> None:
+        self._before, self._strategy.ends_update = self._strategy.ends_update, self._ends_update
+        if self._held is not None:
+            self._held.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            if self._held is not None:
+                self._held.__exit__(*error)
+        finally:
+            self._strategy.ends_update = self._before
 
 
 class ModelStrategy:
@@ -56,9 +80,10 @@ class ModelStrategy:
         """
         return torch.compile(wrapped, backend=backend, mode=mode)  # type: ignore[return-value]
 
-    @contextmanager
-    def accumulating(self, model: nn.Module, *, ends_update: bool, syncs: bool | None = None) -> Iterator[None]:
-        """Open the context of one batch of a window, in which its forward and backward pass run.
+    def accumulating(
+        self, model: nn.Module, *, ends_update: bool, syncs: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Return the context of one batch of a window, in which its forward and backward pass run.
 
         ``HFModule`` enters it for each batch.
 
@@ -67,13 +92,8 @@ class ModelStrategy:
             ends_update: Whether the backward pass is the last of its update step.
             syncs: Whether ranks exchange gradients in it. Default: if it ends the update step.
         """
-        before, self.ends_update = self.ends_update, ends_update
         exchanges = (ends_update if syncs is None else syncs) or self.syncs_each_batch
-        try:
-            with nullcontext() if exchanges else self.without_sync(model):
-                yield
-        finally:
-            self.ends_update = before
+        return _BatchContext(self, ends_update, None if exchanges else self.without_sync(model))
 
     def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes through the wrapped ``model`` leave gradients on their rank."""

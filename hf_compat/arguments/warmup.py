@@ -1,0 +1,24 @@
+"""The length of warmup, which releases write in different ways."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from hf_compat.arguments.releases.semantics import resolve_semantics
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["warmup_update_steps"]
+
+
+def warmup_update_steps(args: TrainingArguments, num_training_steps: int) -> int:
+    """Return the update steps of warmup in a run of ``num_training_steps``; a fraction is rounded up."""
+    if not resolve_semantics(args.semantics).warmup_below_one_is_ratio:
+        if args.warmup_steps > 0:
+            return int(args.warmup_steps)
+        return math.ceil(num_training_steps * (args.warmup_ratio or 0.0))
+    if args.warmup_steps >= 1:
+        return int(args.warmup_steps)
+    return math.ceil(num_training_steps * args.warmup_steps)
