@@ -94,7 +94,7 @@ def build_members(run: TrainingRun) -> Members:
         logging=logging,
         evaluation=evaluation,
         saving=saving,
-        flow=Flow(host, counts, clipping, schedule, progress, logging, evaluation, saving, run.take_output),
+        flow=Flow(host, counts, clipping, schedule, progress, logging, evaluation, saving, run.set_output),
         preemption=None if run.watch is None else Preemption(host, run.watch, saving),
         stopping=Stopping(host),
     )

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 0.9
+_SHRINK_FACTOR = 0.9
 """The share of the batch size that is tried next, rounded down."""
 _SIGNS = (
     " out of memory.",
@@ -62,7 +62,7 @@ def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
             # Without its traceback, whose frames hold the batch and the activations.
             failure = error.with_traceback(None)
         logger.warning("Memory ran out with %s samples in a batch; training starts again with fewer.", size)
-        size = int(size * _KEPT)
+        size = int(size * _SHRINK_FACTOR)
     raise BatchSizeError(
         f"`auto_find_batch_size=True`: no executable batch size found from {batch_size} down to 1; use a smaller model "
         "or shorter samples, or `gradient_checkpointing=True`."

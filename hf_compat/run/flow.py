@@ -67,11 +67,11 @@ class Flow(RunCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Log, evaluate and save, each if asked for, once the window has made an update step."""
         if pl_module.made_update:
-            self._call_override_point(trainer)
+            self._log_save_evaluate(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log, evaluate and save, each if asked for."""
-        self._call_override_point(trainer)
+        self._log_save_evaluate(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Finish the run."""
@@ -80,7 +80,7 @@ class Flow(RunCallback):
         host = self._host
         self._finish(host._finalize_training(host._trial, plan.num_train_samples, self._progress.start_time))
 
-    def _call_override_point(self, trainer: pl.Trainer) -> None:
+    def _log_save_evaluate(self, trainer: pl.Trainer) -> None:
         call_as_defined(
             self._host._maybe_log_save_evaluate,
             ("tr_loss", self._counts.tr_loss),

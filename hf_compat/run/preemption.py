@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
     from hf_compat.run.saving import CheckpointSaving
 
-__all__ = ["Preemption", "SignalWatch", "agreed", "exit_status", "requeue"]
+__all__ = ["Preemption", "SignalWatch", "exit_status", "max_over_ranks", "requeue"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class SignalWatch:
         """
         former: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            former = {signum: signal.getsignal(signum) for signum in self.signals() if self._may_take(signum)}
+            former = {signum: signal.getsignal(signum) for signum in self.signals() if self._may_handle(signum)}
         for signum in former:
             signal.signal(signum, self._note)
         try:
@@ -85,7 +85,7 @@ class SignalWatch:
         """Return the signals that are noted."""
         return [signal.SIGTERM, *([] if self.requeue_signal is None else [self.requeue_signal])]
 
-    def _may_take(self, signum: int) -> bool:
+    def _may_handle(self, signum: int) -> bool:
         handler = signal.getsignal(signum)
         # None stands for a handler of a library in C, which could not be put back.
         free = handler not in (signal.SIG_IGN, None)
@@ -118,20 +118,20 @@ class Preemption(RunCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         """Exit if asked to; at an epoch's end what belongs to that comes first."""
         if pl_module.made_update and not trainer.is_last_batch:
-            self._exit_if_asked()
+            self._exit_if_preempted()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Exit if asked to."""
-        self._exit_if_asked()
+        self._exit_if_preempted()
 
-    def _exit_if_asked(self) -> None:
+    def _exit_if_preempted(self) -> None:
         """Save and exit.
 
         Raises:
             SystemExit: With status 128 + signal, 143 for SIGTERM.
         """
         host = self._host
-        signum = agreed(self._watch.received, host.args.ddp_timeout_delta)
+        signum = max_over_ranks(self._watch.received, host.args.ddp_timeout_delta)
         if not signum or host.control.should_training_stop:
             return
         logger.warning("%s: saving and exiting after step %s.", signal.Signals(signum).name, host.state.global_step)
@@ -144,7 +144,7 @@ class Preemption(RunCallback):
         raise SystemExit(exit_status(signum))
 
 
-def agreed(signum: int, timeout: timedelta | None = None) -> int:
+def max_over_ranks(signum: int, timeout: timedelta | None = None) -> int:
     """Return the largest ``signum`` that any process of the run passed; each has to call it at the same point.
 
     With several processes this is one reduction of four bytes between the hosts, some 0.1 ms on one machine; no process
@@ -160,21 +160,21 @@ def agreed(signum: int, timeout: timedelta | None = None) -> int:
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return signum
     vote = torch.tensor([signum], dtype=torch.int32)
-    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_host_group(distributed.group.WORLD, timeout))
+    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_cpu_group(distributed.group.WORLD, timeout))
     return int(vote.item())
 
 
-_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+_cpu_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """A group of all processes to the one of the same processes that was made of it, as long as the former is there."""
 
 
-def _host_group(world: Any, timeout: timedelta | None) -> Any:
+def _cpu_group(world: Any, timeout: timedelta | None) -> Any:
     """Return a group of all processes of ``world`` that talks between hosts."""
     if distributed.get_backend(world) == "gloo":
         return world
-    if world not in _host_groups:
-        _host_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
-    return _host_groups[world]
+    if world not in _cpu_groups:
+        _cpu_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
+    return _cpu_groups[world]
 
 
 def requeue() -> bool:

@@ -53,7 +53,7 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Any, warn_once: WarnOn
         _enable_checkpointing(host.model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
     if host.processing_class is not None and hasattr(host.model, "config"):
         host._align_special_tokens()
-    _settle_loss_scaling(host, warn_once)
+    _set_loss_scaling(host, warn_once)
 
 
 def place_model(host: RunHost, runtime: Runtime) -> None:
@@ -85,7 +85,7 @@ def _enable_checkpointing(model: Any, settings: dict[str, Any] | None) -> None:
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **own)
 
 
-def _settle_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
+def _set_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
     """Decide who divides the loss by the window, and warn where upstream's answer is known to be wrong."""
     steps, semantics = host.args.gradient_accumulation_steps, host.semantics
     if semantics.divides_gradients_twice and steps > 1:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.checkpoint.layout import moved_along
+from hf_compat.checkpoint.layout import relocated
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.run.host import RunHost
 
-__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "load_callback_state", "without_surplus_step"]
+__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "load_callback_state", "without_extra_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -100,13 +100,13 @@ class Resume(RunCallback):
         stream = None
         if saved is not None and saved.samples:
             same_batches = saved.samples_per_batch == plan.samples_per_batch
-            stream = self._saved_stream(loader, same_batches=same_batches)
+            stream = self._stream_from_checkpoint(loader, same_batches=same_batches)
         if saved is not None and not saved.agrees(plan, self._host.state.global_step):
             rest = loader
             if saved.samples:
                 rest = skip_samples(loader, saved.samples) if stream is None else stream
             if rest is not None:
-                return self._start_with_other_windows(plan, saved, rest, loader)
+                return self._start_with_different_windows(plan, saved, rest, loader)
             logger.warning(
                 "The checkpoint %s was written in windows of %s x %s samples, this run's are of %s x %s. The order of "
                 "its samples depends on their batches, so it skips as many of its own windows: some samples of this "
@@ -122,7 +122,7 @@ class Resume(RunCallback):
         rest = skip_batches(loader, batches) if batches else loader
         return plan, EpochStart(epoch, batches // plan.accumulate, batches, rest), (0, 0)
 
-    def _start_with_other_windows(
+    def _start_with_different_windows(
         self, plan: RunPlan, saved: DataPosition, rest: Any, loader: Any
     ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
         args = self._host.args
@@ -144,7 +144,7 @@ class Resume(RunCallback):
         shift = (epoch, saved.samples - batches * plan.samples_per_batch) if epoch == saved.epoch else (0, 0)
         return resumed, EpochStart(epoch, done, batches, rest), shift
 
-    def _saved_stream(self, loader: Any, *, same_batches: bool) -> Any:
+    def _stream_from_checkpoint(self, loader: Any, *, same_batches: bool) -> Any:
         """Return the loader of what is left of a stream that said where it was; None if that is not to be used.
 
         Raises:
@@ -198,7 +198,7 @@ def init_training_state(
     if point is not None:
         state = host.state = point.trainer_state()
         if state.best_model_checkpoint is not None:
-            state.best_model_checkpoint = moved_along(state.best_model_checkpoint, point.folder)
+            state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
         _forget_missing_best_checkpoint(host)
         host.compare_trainer_and_checkpoint_args(args, state)
         host._load_callback_state()
@@ -215,7 +215,7 @@ def _forget_missing_best_checkpoint(host: RunHost) -> None:
         host.state.best_model_checkpoint = None
 
 
-def without_surplus_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
+def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
     """Return ``plan``, cut where all its update steps are made but upstream would make one more."""
     if host.state.global_step < plan.max_steps or epochs_done >= plan.num_train_epochs:
         return plan
@@ -250,7 +250,7 @@ def load_callback_state(host: RunHost) -> None:
         if not same:
             logger.warning("The checkpoint has a state for %s, which is not among the callbacks.", name)
         for callback, state in zip(same, saved if isinstance(saved, list) else [saved], strict=False):
-            restored = _rebuilt(callback, state)
+            restored = _restore_callback(callback, state)
             if callback is host.control:
                 host.control = restored
             else:
@@ -258,7 +258,7 @@ def load_callback_state(host: RunHost) -> None:
                 host.callback_handler.add_callback(restored)
 
 
-def _rebuilt(callback: Any, state: Any) -> Any:
+def _restore_callback(callback: Any, state: Any) -> Any:
     """Return a new object of ``callback``'s class in ``state``, as a checkpoint has it."""
     try:
         return type(callback).from_state(state)

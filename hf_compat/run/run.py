@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hf_compat.checkpoint import layout, publish
-from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -35,7 +35,7 @@ from hf_compat.run.optimization import RunOptimization
 from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper
 from hf_compat.run.progress import Counts
-from hf_compat.run.resume import without_surplus_step
+from hf_compat.run.resume import without_extra_step
 
 if TYPE_CHECKING:
     from hf_compat.engine.host import Optimization
@@ -126,9 +126,9 @@ class TrainingRun:
             os.makedirs(args.output_dir, exist_ok=True)
             publish.clean_orphans(args.output_dir)
         host.accelerator.wait_for_everyone()
-        if is_wanted(args):
+        if is_requested(args):
             self.checkpoints.check_disks(args.output_dir, launch=args.launch, save_async=args.save_async)
-        folder = layout.to_resume(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
+        folder = layout.find_checkpoint(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
         self.point = None if folder is None else ResumePoint(folder)
         self.checkpoints.last_step = None
         if not (args.auto_find_batch_size and host.semantics.keeps_batch_size_found):
@@ -196,7 +196,7 @@ class TrainingRun:
         if self.point is not None:
             plan, start, members.progress.shift = members.resume.start_in_data(plan, loader, done)
             host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
-        plan = without_surplus_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
+        plan = without_extra_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
         host.run_plan = members.progress.plan = plan
         if host._created_lr_scheduler:
             host.lr_scheduler, host._created_lr_scheduler = None, False
@@ -252,7 +252,7 @@ class TrainingRun:
             content["stream"] = stream
         return content
 
-    def take_output(self, output: TrainOutput) -> None:
+    def set_output(self, output: TrainOutput) -> None:
         """Keep the run's result."""
         self.output = output
 

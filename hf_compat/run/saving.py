@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_compat.callbacks.firing import fire
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import CheckpointWriteError
@@ -68,19 +68,19 @@ class CheckpointSaving(RunCallback):
         try:
             call_as_defined(host._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
-            self._give_up(error)
+            self._handle_write_error(error)
             return
         fire(host, "on_save")
 
     def finish(self) -> None:
         """Wait, on all ranks together, for a checkpoint that is being written in the background."""
-        if is_wanted(self._host.args):
+        if is_requested(self._host.args):
             try:
                 self._writer.wait()
             except CheckpointWriteError as error:
-                self._give_up(error)
+                self._handle_write_error(error)
 
-    def _give_up(self, error: CheckpointWriteError) -> None:
+    def _handle_write_error(self, error: CheckpointWriteError) -> None:
         self._host.state.best_model_checkpoint = self._best_before
         if self._host.args.on_save_error == "raise":
             raise error
@@ -106,9 +106,9 @@ class CheckpointSaving(RunCallback):
             step=step,
             launch=args.launch,
             writes_files=args.should_save,
-            background=is_wanted(args),
+            background=is_requested(args),
             then=(self._push, self._rotate),
-            looked_at=self._is_looked_at,
+            must_finish=self._must_finish_first,
         )
 
     def write_for_search(self, folder: Path) -> None:
@@ -126,7 +126,7 @@ class CheckpointSaving(RunCallback):
         parts = [self._weights(), Part(lambda _: note_best_checkpoint(self._host, run_dir))]
         if not self._host.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
-            parts += [*map(self._part, methods), Part(self._write_lightning_state, may_wait=True)]
+            parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
         if self._host.args.should_save:
             parts.append(Part(self._write_state))
         return parts
@@ -134,12 +134,12 @@ class CheckpointSaving(RunCallback):
     def _weights(self) -> Part:
         host = self._host
         own = is_ours(host.save_model) and is_ours(host._save)
-        return Part(lambda folder: host.save_model(str(folder), _internal_call=True), may_wait=own)
+        return Part(lambda folder: host.save_model(str(folder), _internal_call=True), deferrable=own)
 
     def _part(self, name: str) -> Part:
         """Return the part that the Trainer's method ``name`` writes."""
         method = getattr(self._host, name)
-        return Part(lambda folder: method(str(folder)), may_wait=is_ours(method))
+        return Part(lambda folder: method(str(folder)), deferrable=is_ours(method))
 
     def _write_lightning_state(self, folder: Path) -> None:
         content, writes = self._lightning_state(), self._writer.writes
@@ -160,16 +160,16 @@ class CheckpointSaving(RunCallback):
     def _rotate(self, folder: Path) -> None:
         self._host._rotate_checkpoints(output_dir=str(folder.parent))
 
-    def _is_looked_at(self) -> bool:
+    def _must_finish_first(self) -> bool:
         """Return whether others than we are told of a save, and may expect its folder to be there."""
-        told = [callback for callback in self._host.callback_handler.callbacks if _is_told_of_saves(callback)]
+        told = [callback for callback in self._host.callback_handler.callbacks if _overrides_on_save(callback)]
         if told:
             classes = ", ".join(sorted({type(callback).__name__ for callback in told}))
             logger.info("Saving in the background waits for its end, as `on_save` of %s is called.", classes)
         return bool(told) or not is_ours(self._host._save_checkpoint)
 
 
-def _is_told_of_saves(callback: object) -> bool:
+def _overrides_on_save(callback: object) -> bool:
     function = getattr(type(callback), "on_save", None)
     # A base class's own, here or in transformers, does nothing.
     return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)

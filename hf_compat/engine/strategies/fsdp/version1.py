@@ -150,17 +150,17 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         model = unwrap_model(root)
         resumable = optimizer_states.weights_for_resuming(model, self.full_state_dict(model))
         if writes is not None and self._launch.rank == 0:
-            for name, content in ((names.WHOLE_OPTIMIZER_NAME, state), (names.WHOLE_FSDP_WEIGHTS_NAME, resumable)):
+            for name, content in ((names.FULL_OPTIMIZER_NAME, state), (names.FULL_FSDP_WEIGHTS_NAME, resumable)):
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
         root: Any = self.model
         path = Path(folder)
-        saved = optimizer_states.read_whole(optimizer, unwrap_model(root), path)
+        saved = optimizer_states.read_full(optimizer, unwrap_model(root), path)
         with self._with_state_dict_type(root, full=saved is not None), optimizer_states.fitting(optimizer, path):
             if saved is None:
-                saved = optimizer_states.read_shards(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
+                saved = optimizer_states.read_sharded(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
 
 

@@ -92,7 +92,7 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the full state dict of ``model`` on the CPU on rank 0, an empty one on other ranks."""
-        state: dict[str, Any] = dtensors.whole(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
+        state: dict[str, Any] = dtensors.full_tensors(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
         return state
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
@@ -102,7 +102,7 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Load a checkpoint's weights, full or sharded, into this rank's shards of ``model``."""
         reshard(model)
-        with dtensors.placing(model):  # peft's loading does not support DTensors
+        with dtensors.distributing_on_load(model):  # peft's loading does not support DTensors
             return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
@@ -120,9 +120,9 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         if self.saves_sharded_weights:
             distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
             return
-        files = {names.WHOLE_OPTIMIZER_NAME: dtensors.whole(state, keeps=self._launch.rank == 0)}
+        files = {names.FULL_OPTIMIZER_NAME: dtensors.full_tensors(state, keeps=self._launch.rank == 0)}
         resumable = optimizer_states.weights_for_resuming(module.model, self.full_state_dict(module.model))
-        files[names.WHOLE_FSDP_WEIGHTS_NAME] = resumable
+        files[names.FULL_FSDP_WEIGHTS_NAME] = resumable
         if writes is not None and self._launch.rank == 0:
             for name, content in files.items():
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
