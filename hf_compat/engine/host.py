@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
-from hf_compat.nested import Nested
-
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
@@ -44,7 +42,7 @@ class Host(Protocol):
     def model_wrapped(self) -> nn.Module:
         """The model in the strategy's wrapper."""
 
-    def training_step(self, batch: Nested, num_items: Tensor | int | None) -> Tensor:
+    def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
         """Run forward and backward pass of one batch; return its share of the window's loss, ``()``, detached.
 
         Args:
