@@ -32,7 +32,7 @@ API = json.loads((FACTS_FOLDER / "trainer_api.json").read_text())
 UPSTREAM = {*API["methods"], *API["seq2seq_methods"], *API["attributes"]}
 OURS = {"semantics", "run_plan", "lightning_trainer", "lightning_module"}
 """What the Trainer has besides upstream's names."""
-PRIVATE = {"_runtime", "_run", "_counts", "_checkpoints", "_pusher", "_notices"}
+PRIVATE = {"_runtime", "_run", "_counts", "_checkpoints", "_pusher", "_warn_once"}
 """What an instance keeps besides upstream's names."""
 
 
@@ -170,16 +170,16 @@ def stores(tree, names):
 
 WRITERS = {
     "_created_lr_scheduler": {"create_scheduler", "fit"},
-    "_eval_dataloaders": {"__init__", "_take_place"},
-    "_gen_kwargs": {"__init__", "_start_generating"},
-    "_past": {"on_train_epoch_start", "end", "_end", "fresh_past", "remember"},
+    "_eval_dataloaders": {"__init__", "_join_as_rank"},
+    "_gen_kwargs": {"__init__", "_set_gen_kwargs"},
+    "_past": {"on_train_epoch_start", "end", "_end", "fresh_past", "store_past"},
     "_signature_columns": {"_set_signature_columns_if_needed", "prepare_model"},
     "_train_batch_size": {"__init__", "_begin", "_resume_batch_size", "fit", "set_up_trial"},
     "_trial": {"set_up_trial"},
     "accelerator": {"create_accelerator_and_postprocess"},
     "control": {"__init__", "fire", "load_callback_state"},
     "deepspeed": {"_fit", "release_model", "take_wrapper"},
-    "gather_function": {"create_accelerator_and_postprocess", "finish", "_start_generating"},
+    "gather_function": {"create_accelerator_and_postprocess", "finish", "_set_gen_kwargs"},
     "is_in_train": {"_begin", "_end", "finalize_training"},
     "lr_scheduler": {
         "__init__",
@@ -192,7 +192,7 @@ WRITERS = {
         "take_optimizers",
     },
     "model": {"__init__", "activate_neftune", "prepare_model", "release_model"},
-    "model_accepts_loss_kwargs": {"inspect_model", "_settle_loss_scaling"},
+    "model_accepts_loss_kwargs": {"inspect_model", "_set_loss_scaling"},
     "model_wrapped": {"__init__", "_fit", "prepare_model", "release_model", "take_wrapper"},
     "neftune_hook_handle": {"_activate_neftune", "_deactivate_neftune"},
     "objective": {"_train", "report"},

@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from hf_compat.distributed.launch import Launch
 
-__all__ = ["ENVIRONMENT_VARIABLE", "BackgroundSaver", "Write", "Writes", "background_problems", "is_wanted", "to_host"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "BackgroundSaver",
+    "Write",
+    "Writes",
+    "background_problems",
+    "is_requested",
+    "to_host",
+]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """Set to 1 it asks for saving in the background, as ``TrainingArguments(save_async=True)`` does."""
@@ -36,7 +44,7 @@ Write: TypeAlias = Callable[[], object]
 """A deferred call that writes a file."""
 
 
-def is_wanted(args: _Arguments) -> bool:
+def is_requested(args: _Arguments) -> bool:
     """Return whether the arguments or the environment ask for saving in the background."""
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
@@ -49,7 +57,7 @@ def background_problems(args: _Arguments, strategy: str, *, is_supported: bool) 
         strategy: The strategy's name, for the message.
         is_supported: Whether it saves in the background: each rank has the full state dicts.
     """
-    if not is_wanted(args):
+    if not is_requested(args):
         return []
     asked = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
     problems = []

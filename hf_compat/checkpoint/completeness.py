@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, SHARDED_CONTENTS_NAME, TRAINER_STATE_NAME
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, SHARDED_METADATA_NAME, TRAINER_STATE_NAME
 from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
 from hf_compat.files import read_json_object
@@ -98,5 +98,5 @@ def differences(folder: Path, marker: Marker) -> Iterator[str]:
             yield f"`{LIGHTNING_MARKER_NAME}` lists `{name}`, outside its folder: do not trust this checkpoint."
         elif not path.is_file():
             yield f"`{name}` is missing."
-        elif (path.suffix in _BINARY_SUFFIXES or path.name == SHARDED_CONTENTS_NAME) and path.stat().st_size != size:
+        elif (path.suffix in _BINARY_SUFFIXES or path.name == SHARDED_METADATA_NAME) and path.stat().st_size != size:
             yield f"`{name}` has {path.stat().st_size} bytes, {size} were written."

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.checkpoint.state_dict_loader import load as load_together
-from torch.distributed.checkpoint.state_dict_saver import save as save_together
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.unpickle import load_trusted
@@ -53,7 +53,7 @@ _KNOWN = {
 
 def is_sharded(folder: Path) -> bool:
     """Return whether torch.distributed.checkpoint wrote ``folder``."""
-    return (folder / names.SHARDED_CONTENTS_NAME).is_file()
+    return (folder / names.SHARDED_METADATA_NAME).is_file()
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -73,7 +73,7 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
     Raises:
         CheckpointError: If they cannot be read, hold anything else, or name a file outside ``folder``.
     """
-    path = Path(folder, names.SHARDED_CONTENTS_NAME)
+    path = Path(folder, names.SHARDED_METADATA_NAME)
     try:
         with path.open("rb") as file:
             metadata = _MetadataUnpickler(file).load()
@@ -89,7 +89,7 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
         if not isinstance(name, str) or PurePath(name).name != name or name == "..":
             raise CheckpointError(f"`{path}` points to `{name}`, outside its folder: do not trust this checkpoint.")
         if not Path(folder, name).is_file():
-            raise CheckpointError(f"`{folder}` lacks the file `{name}` that `{names.SHARDED_CONTENTS_NAME}` lists.")
+            raise CheckpointError(f"`{folder}` lacks the file `{name}` that `{names.SHARDED_METADATA_NAME}` lists.")
     return metadata  # type: ignore[no-any-return]
 
 
@@ -130,7 +130,7 @@ def load(state: dict[str, Any], folder: Path, metadata: Metadata | None = None) 
     reader = _TrustedReader(folder, read_metadata(folder) if metadata is None else metadata)
     with _naming(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_together(state, storage_reader=reader, planner=_TrustedPlanner(), no_dist=True)
+        load_distributed(state, storage_reader=reader, planner=_TrustedPlanner(), no_dist=True)
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def save(state: dict[str, Any], folder: Path) -> None:
         CheckpointWriteError: On every rank, if any could not write.
     """
     try:
-        save_together(state, storage_writer=FileSystemWriter(folder))
+        save_distributed(state, storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:
         raise CheckpointWriteError(f"`{folder}` cannot be written: {_first_failure(error)}") from error
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-__all__ = ["placed_like", "placing", "whole"]
+__all__ = ["distribute_like", "distributing_on_load", "full_tensors"]
 
 
-def whole(value: Any, *, keeps: bool) -> Any:
+def full_tensors(value: Any, *, keeps: bool) -> Any:
     """Return ``value`` with full tensors in host memory; every rank has to call it.
 
     One object stays one object, so weights that share memory share it in the result.
@@ -21,7 +21,7 @@ def whole(value: Any, *, keeps: bool) -> Any:
         value: Tensors and plain values in dicts, lists and tuples.
         keeps: Whether this rank wants the result; the others take part and get dicts without tensors.
     """
-    return _Gathering(keeps).whole(value)
+    return _Gathering(keeps).full_tensors(value)
 
 
 class _Gathering:
@@ -29,15 +29,15 @@ class _Gathering:
         self._keeps = keeps
         self._done: dict[int, tuple[Any, Any]] = {}  # with the original, whose id must not be reused meanwhile
 
-    def whole(self, value: Any) -> Any:
+    def full_tensors(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             if id(value) not in self._done:
                 self._done[id(value)] = (value, self._gather(value))
             return self._done[id(value)][1]
         if isinstance(value, Mapping):
-            items = ((key, self.whole(item)) for key, item in value.items())
+            items = ((key, self.full_tensors(item)) for key, item in value.items())
             return {key: item for key, item in items if self._keeps or not isinstance(value[key], Tensor)}
-        return type(value)(map(self.whole, value)) if type(value) in (list, tuple) else value
+        return type(value)(map(self.full_tensors, value)) if type(value) in (list, tuple) else value
 
     def _gather(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, DTensor):
@@ -47,7 +47,7 @@ class _Gathering:
         return gathered.cpu() if self._keeps else None
 
 
-def placed_like(target: object, values: Tensor) -> Tensor:
+def distribute_like(target: object, values: Tensor) -> Tensor:
     """Return the full tensor ``values``, equal on all ranks, placed as ``target`` is; without communication.
 
     Args:
@@ -64,12 +64,12 @@ def placed_like(target: object, values: Tensor) -> Tensor:
 
 
 @contextmanager
-def placing(model: nn.Module) -> Iterator[None]:
+def distributing_on_load(model: nn.Module) -> Iterator[None]:
     """Make ``model.load_state_dict``, whoever calls it, accept full tensors for parameters that are DTensors."""
 
     def place(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         targets = module.state_dict()
-        state.update({name: placed_like(targets.get(name), value) for name, value in state.items()})
+        state.update({name: distribute_like(targets.get(name), value) for name, value in state.items()})
 
     hook = model.register_load_state_dict_pre_hook(place)  # type: ignore[no-untyped-call]
     try:

@@ -12,7 +12,7 @@ from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Checkpoint", "checkpoint_at", "get_last_checkpoint", "list_checkpoints", "moved_along", "to_resume"]
+__all__ = ["Checkpoint", "checkpoint_at", "find_checkpoint", "get_last_checkpoint", "list_checkpoints", "relocated"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
     return None
 
 
-def to_resume(
+def find_checkpoint(
     output_dir: str | os.PathLike[str], resume_from_checkpoint: str | os.PathLike[str] | bool | None, *, is_main: bool
 ) -> str | None:
     """Return the path of the checkpoint to resume from, None to start from the beginning; every rank has to call it.
@@ -106,7 +106,7 @@ def to_resume(
     return path
 
 
-def moved_along(best: str, resumed: str | os.PathLike[str]) -> str:
+def relocated(best: str, resumed: str | os.PathLike[str]) -> str:
     """Return where the run's best checkpoint is now: at ``best``, or beside the one resumed if the run has moved.
 
     Args:

@@ -8,6 +8,8 @@ from __future__ import annotations
 __all__ = [
     "ADAPTER_SAFE_WEIGHTS_NAME",
     "ADAPTER_WEIGHTS_NAME",
+    "FULL_FSDP_WEIGHTS_NAME",
+    "FULL_OPTIMIZER_NAME",
     "LIGHTNING_MARKER_NAME",
     "LIGHTNING_STATE_NAME",
     "OPTIMIZER_NAME",
@@ -16,15 +18,13 @@ __all__ = [
     "SAFE_WEIGHTS_NAME",
     "SCALER_NAME",
     "SCHEDULER_NAME",
-    "SHARDED_CONTENTS_NAME",
+    "SHARDED_METADATA_NAME",
     "SHARDED_OPTIMIZER_NAME",
     "SHARDED_WEIGHTS_NAME",
     "TRAINER_STATE_NAME",
     "TRAINING_ARGS_NAME",
     "WEIGHTS_INDEX_NAME",
     "WEIGHTS_NAME",
-    "WHOLE_FSDP_WEIGHTS_NAME",
-    "WHOLE_OPTIMIZER_NAME",
     "checkpoint_name",
     "rng_state_name",
 ]
@@ -44,14 +44,14 @@ SCALER_NAME = "scaler.pt"
 TRAINER_STATE_NAME = "trainer_state.json"
 TRAINING_ARGS_NAME = "training_args.bin"
 
-WHOLE_OPTIMIZER_NAME = "optimizer.bin"
+FULL_OPTIMIZER_NAME = "optimizer.bin"
 """The optimizer's state of an FSDP run by the names of parameters, as accelerate writes it."""
-WHOLE_FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
+FULL_FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
 """The same weights as in the files beside it, in the only file from which transformers resumes an FSDP run."""
 SHARDED_WEIGHTS_NAME = "pytorch_model_fsdp_0"
 """A folder of torch.distributed.checkpoint, as accelerate calls it; so is the next."""
 SHARDED_OPTIMIZER_NAME = "optimizer_0"
-SHARDED_CONTENTS_NAME = ".metadata"
+SHARDED_METADATA_NAME = ".metadata"
 """The metadata of such a folder."""
 
 LIGHTNING_STATE_NAME = "lightning.pt"

@@ -17,11 +17,11 @@ from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
 
-__all__ = ["by_name", "fitting", "is_there", "load", "read_shards", "read_whole", "weights_for_resuming"]
+__all__ = ["by_name", "fitting", "is_there", "load", "read_full", "read_sharded", "weights_for_resuming"]
 
 _WRAPPER = "_fsdp_wrapped_module."
 """Part of the names of parameters under torch's ``FullyShardedDataParallel``, and of no name in a checkpoint."""
-_FILES = (names.OPTIMIZER_NAME, names.WHOLE_OPTIMIZER_NAME)
+_FILES = (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME)
 
 
 def is_there(folder: Path) -> bool:
@@ -77,15 +77,15 @@ def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
     Raises:
         CheckpointError: If the state cannot be read, or is that of other parameters.
     """
-    saved = read_whole(optimizer, model, folder)
+    saved = read_full(optimizer, model, folder)
     if saved is None:
-        saved = read_shards(folder / names.SHARDED_OPTIMIZER_NAME, dict(model.named_parameters()))
+        saved = read_sharded(folder / names.SHARDED_OPTIMIZER_NAME, dict(model.named_parameters()))
     with fitting(optimizer, folder):
-        saved = _by_number(saved, optimizer, model)
+        saved = _by_index(saved, optimizer, model)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {
             number: {
-                key: dtensors.placed_like(parameters[number], value) if torch.is_tensor(value) else value
+                key: dtensors.distribute_like(parameters[number], value) if torch.is_tensor(value) else value
                 for key, value in entry.items()
             }
             for number, entry in saved["state"].items()
@@ -93,13 +93,13 @@ def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
 
 
-def read_whole(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str, Any] | None:
+def read_full(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str, Any] | None:
     """Return the full state dict in ``folder`` by parameter name, None if there is only a sharded one.
 
     Raises:
         CheckpointError: If the state cannot be read, or is that of other parameters.
     """
-    numbered, named = folder / names.OPTIMIZER_NAME, folder / names.WHOLE_OPTIMIZER_NAME
+    numbered, named = folder / names.OPTIMIZER_NAME, folder / names.FULL_OPTIMIZER_NAME
     if not numbered.is_file():
         return load_trusted(named, mmap=True) if named.is_file() else None
     saved = load_trusted(numbered, mmap=True)
@@ -107,7 +107,7 @@ def read_whole(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str
         return _renamed(saved, dict(enumerate(_parameter_names(optimizer, model))))
 
 
-def _by_number(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
+def _by_index(saved: Mapping[str, Any], optimizer: Optimizer, model: nn.Module) -> dict[str, Any]:
     return _renamed(saved, {name: number for number, name in enumerate(_parameter_names(optimizer, model))})
 
 
@@ -117,7 +117,7 @@ def _renamed(saved: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]
     return {"state": {new[old]: entry for old, entry in saved["state"].items()}, "param_groups": groups}
 
 
-def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def read_sharded(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sharded state dict in ``folder`` by the names of ``parameters``; of DTensors this rank's shards.
 
     Raises:
@@ -129,7 +129,7 @@ def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     for path, entry in distributed_files.contents(metadata).items():
         match path:
             case ("optimizer", "state", name, key) if isinstance(entry, TensorStorageMetadata):
-                state.setdefault(name, {})[key] = _room_for(entry, parameters.get(name))
+                state.setdefault(name, {})[key] = _empty_tensor(entry, parameters.get(name))
             case ("optimizer", "state", name, key):
                 state.setdefault(name, {})[key] = None
             case ("optimizer", "param_groups", int(number), key):
@@ -139,7 +139,7 @@ def read_shards(folder: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def _room_for(entry: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
+def _empty_tensor(entry: TensorStorageMetadata, parameter: torch.Tensor | None) -> torch.Tensor:
     dtype = entry.properties.dtype
     if parameter is not None and parameter.shape == entry.size:
         return torch.empty_like(parameter.detach(), dtype=dtype)

@@ -78,7 +78,7 @@ def damage(folder: Path) -> Iterator[str]:
     except CheckpointError as error:
         yield str(error)
         return
-    together = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_CONTENTS_NAME
+    together = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
     adapters = [found for found in map(adapter_file, (folder, *adapter_folders(folder))) if found is not None]
     if not weights and not adapters and not together.is_file():
         yield f"it holds no weights: neither {', '.join((*_WHOLE, *_INDEXES, *_ADAPTERS))} nor folders of adapters."

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_compat.checkpoint import distributed_files, names
-from hf_compat.checkpoint.dtensors import placed_like
+from hf_compat.checkpoint.dtensors import distribute_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.errors import CheckpointError
@@ -156,7 +156,7 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
     unexpected: list[str] = []
     targets = model.state_dict()
     for file in files:
-        state = {name: placed_like(targets.get(name), value) for name, value in _read(file)}
+        state = {name: distribute_like(targets.get(name), value) for name, value in _read(file)}
         with _naming(file, model):
             result = model.load_state_dict(state, strict=False)
         missing = [name for name in result.missing_keys if missing is None or name in missing]
@@ -215,7 +215,7 @@ def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
             str(file.parent), config=model.config, dtype=model.dtype, local_files_only=True, output_loading_info=True
         )
         targets = model.state_dict()
-        state = {name: placed_like(targets.get(name), value) for name, value in source.state_dict().items()}
+        state = {name: distribute_like(targets.get(name), value) for name, value in source.state_dict().items()}
         model.load_state_dict(state, strict=False)
     return sorted(report["missing_keys"]), sorted(report["unexpected_keys"])
 

@@ -24,7 +24,7 @@ class Part:
 
     write: Callable[[Path], object]
     """Writes into the staged folder that it is given. Bound anew for each save: methods may be replaced in between."""
-    may_wait: bool = False
+    deferrable: bool = False
     """Whether its files may be written later from a snapshot; only where no method that it runs is a subclass's."""
 
 
@@ -62,7 +62,7 @@ class CheckpointWriter:
         writes_files: bool,
         background: bool,
         then: Sequence[Callable[[Path], object]] = (),
-        looked_at: Callable[[], bool] = _by_nobody,
+        must_finish: Callable[[], bool] = _by_nobody,
     ) -> None:
         """Write the checkpoint ``folder``; every rank has to call it.
 
@@ -79,7 +79,7 @@ class CheckpointWriter:
             background: Whether to return before the folder is there; needs a full model on each rank.
             then: Called with ``folder`` once it is published: where files are written, in the background's thread;
                 synchronously on every rank.
-            looked_at: Asked in the background alone, when it has begun: whether somebody on this rank expects the
+            must_finish: Asked in the background alone, when it has begun: whether somebody on this rank expects the
                 folder to be there when this returns. If so on any, all wait.
 
         Raises:
@@ -94,13 +94,13 @@ class CheckpointWriter:
             )
             with multi_process.failing_together():  # published only once all have written
                 for part in parts:
-                    with self.writes.deferred(deferred) if background and part.may_wait else nullcontext():
+                    with self.writes.deferred(deferred) if background and part.deferrable else nullcontext():
                         part.write(staged)
             publication = stack.pop_all()
         if background:
             if writes_files:
                 self.saver.start(partial(self._publish, publication, deferred, folder, then))
-            if any(collectives.gather_objects([looked_at()])):
+            if any(collectives.gather_objects([must_finish()])):
                 self.wait()
             self.last_step = step
             return

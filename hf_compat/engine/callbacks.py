@@ -11,7 +11,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from hf_compat.data.windows import Window
-from hf_compat.nested import Nested
 
 __all__ = ["HOOKS", "CallbackGroup", "RunCallback"]
 
@@ -19,7 +18,9 @@ __all__ = ["HOOKS", "CallbackGroup", "RunCallback"]
 class RunCallback(pl.Callback):
     """A Lightning callback with three more hooks inside a window, and ``end``, called however a fit ends."""
 
-    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Nested) -> None:
+    def on_batch_trained(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
+    ) -> None:
         """Called after the forward and backward pass of each batch of a window.
 
         Args:
@@ -81,7 +82,9 @@ class CallbackGroup(Checkpoint):
         """Call ``end`` of every member: Lightning does not call ``teardown`` after an error."""
         self.end()
 
-    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Nested) -> None:
+    def on_batch_trained(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
+    ) -> None:
         """Call the members' hook."""
         for call in self._calls["on_batch_trained"]:
             call(trainer, pl_module, loss, batch)

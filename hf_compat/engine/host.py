@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
-
-from hf_compat.nested import Nested
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -40,11 +39,15 @@ class Host(Protocol):
     def optimization(self) -> Optimization:
         """Creates optimizer and schedule."""
 
-    @property
-    def model_wrapped(self) -> nn.Module:
-        """The model in the strategy's wrapper."""
+    def accumulating(self, *, ends_update: bool, syncs: bool) -> AbstractContextManager[None]:
+        """Return the context for forward and backward pass of one batch of a window.
 
-    def training_step(self, batch: Nested, num_items: Tensor | int | None) -> Tensor:
+        Args:
+            ends_update: Whether the backward pass is the last of its update step.
+            syncs: Whether it synchronises gradients over the ranks.
+        """
+
+    def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
         """Run forward and backward pass of one batch; return its share of the window's loss, ``()``, detached.
 
         Args:

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.host import EvaluationPass, Host
-from hf_compat.engine.strategies.base import ModelStrategy
 
 __all__ = ["HFModule"]
 
@@ -73,13 +72,12 @@ class HFModule(pl.LightningModule):
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
         host, trainer = self.host, self.trainer
         group: CallbackGroup = trainer.callbacks[-1]  # type: ignore[attr-defined]
-        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
         last = len(window.batches) - 1
         object.__setattr__(self, "made_update", False)
         total: Tensor | None = None
         for index, batch in enumerate(window.batches):
             ends_update = index == last and window.is_complete
-            with strategy.accumulating(host.model_wrapped, ends_update=ends_update, syncs=index == last):
+            with host.accumulating(ends_update=ends_update, syncs=index == last):
                 loss = host.training_step(batch, window.num_items)
             total = loss if total is None else total + loss
             group.on_batch_trained(trainer, self, loss, batch)

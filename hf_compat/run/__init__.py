@@ -1,1 +1,1 @@
-"""What one ``train()`` owns: the run, and each of its concerns as a Lightning callback with its state."""
+"""A training run: the state of one ``train()``, and a Lightning callback for each of its concerns."""

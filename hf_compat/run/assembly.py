@@ -1,7 +1,8 @@
-"""From ``TrainingArguments`` to the pieces of one fit: Lightning keywords, module, windows, callbacks in order."""
+"""Assembling a fit from ``TrainingArguments``: Lightning trainer, module, windows, and callbacks in order."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ __all__ = ["Members", "Pieces", "assemble", "build_members"]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The concerns of a run, each a callback that owns its state; the fields stand in the order of every hook."""
+    """The callbacks of a run, one per concern, in the order in which every hook calls them."""
 
     neftune: NEFTune | None
     overflow: OverflowDebug | None
@@ -55,14 +56,14 @@ class Members:
     stopping: Stopping
 
     def in_order(self) -> list[RunCallback]:
-        """Return those that there are, as they are called."""
+        """Return the callbacks that are not None, in call order."""
         every = (getattr(self, name) for name in self.__slots__)
         return [member for member in every if member is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What one fit consists of."""
+    """The objects of one fit."""
 
     plan: RunPlan
     trainer: pl.Trainer
@@ -94,25 +95,25 @@ def build_members(run: TrainingRun) -> Members:
         logging=logging,
         evaluation=evaluation,
         saving=saving,
-        flow=Flow(host, counts, clipping, schedule, progress, logging, evaluation, saving, run.take_output),
+        flow=Flow(host, counts, clipping, schedule, progress, logging, evaluation, saving, run.set_output),
         preemption=None if run.watch is None else Preemption(host, run.watch, saving),
         stopping=Stopping(host),
     )
 
 
-def assemble(run: TrainingRun, plan: RunPlan, loader: Any, start: EpochStart | None) -> Pieces:
-    """Return the pieces of one fit.
+def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None) -> Pieces:
+    """Return the objects of one fit.
 
     Args:
-        run: The run; its members are in the group.
-        plan: The numbers of the fit.
+        run: The run; its callbacks form the group.
+        plan: Epochs, update steps and batches of the fit.
         loader: The train loader.
-        start: Where a resumed run starts; None from the beginning.
+        start: Where a resumed run starts; None for the beginning.
     """
     host, runtime = run.host, run.runtime
     group = CallbackGroup(run.members.in_order(), run)
     limits = {
-        # A resumed run that already made all its update steps makes one more, as upstream's does.
+        # A resumed run that has made all its update steps makes one more, as in transformers.
         "max_steps": max(plan.max_steps, host.state.global_step + 1),
         "max_epochs": plan.num_train_epochs if plan.num_train_epochs < 2**31 else -1,
     }

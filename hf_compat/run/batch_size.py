@@ -1,4 +1,4 @@
-"""``auto_find_batch_size``: a run that does not fit into memory is started again with smaller batches."""
+"""``auto_find_batch_size``: a run that runs out of memory is restarted with a smaller batch size."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-_KEPT = 0.9
-"""The share of the batch size that is tried next, rounded down."""
+_SHRINK_FACTOR = 0.9
+"""The factor by which the batch size is reduced, rounded down."""
 _SIGNS = (
     " out of memory.",
     "MPS backend out of memory",
@@ -26,29 +26,29 @@ _SIGNS = (
     "DefaultCPUAllocator: can't allocate memory",
     "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
 )
-"""What torch says on CUDA, ROCm and XPU, on MPS, in cuDNN, on a CPU and on Gaudi when memory does not suffice."""
+"""torch's out-of-memory messages: on CUDA, ROCm and XPU, on MPS, in cuDNN, on the CPU and on Gaudi."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error`` says that the device's memory did not suffice.
+    """Return whether ``error`` is an out-of-memory error.
 
     References:
-        The errors that accelerate's ``should_reduce_batch_size`` counts.
+        Same errors as accelerate's ``should_reduce_batch_size``.
     """
     return isinstance(error, RuntimeError) and len(error.args) == 1 and any(sign in str(error) for sign in _SIGNS)
 
 
 def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
-    """Return ``run(batch_size=...)`` for the first size, from ``batch_size`` down, that memory suffices for.
+    """Return ``run(batch_size=...)`` for the first size, from ``batch_size`` down, that fits into memory.
 
-    Each size is nine tenths of the one before, rounded down, as in accelerate since 1.9.
+    Each size is 0.9 times the previous one, rounded down, as in accelerate since 1.9.
 
     Args:
-        run: Starts from the beginning whenever it is called, with the weights and optimizer that the last call left.
-        batch_size: Samples per process in a batch, to begin with.
+        run: Trains from the beginning at each call, with the weights and optimizer of the previous call.
+        batch_size: The first per-device batch size.
 
     Raises:
-        BatchSizeError: If memory does not suffice for one sample.
+        BatchSizeError: If even one sample does not fit into memory.
     """
     size = batch_size
     failure: RuntimeError | None = None
@@ -59,18 +59,18 @@ def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            # Without its traceback, whose frames hold the batch and the activations.
+            # Without its traceback, whose frames reference the batch and the activations.
             failure = error.with_traceback(None)
-        logger.warning("Memory ran out with %s samples in a batch; training starts again with fewer.", size)
-        size = int(size * _KEPT)
+        logger.warning("Out of memory with a batch size of %s; training restarts with a smaller one.", size)
+        size = int(size * _SHRINK_FACTOR)
     raise BatchSizeError(
-        f"`auto_find_batch_size=True`: no executable batch size found from {batch_size} down to 1; use a smaller model "
-        "or shorter samples, or `gradient_checkpointing=True`."
+        f"`auto_find_batch_size=True`: no executable batch size found from {batch_size} down to 1. Use a smaller model "
+        "or shorter samples, or set `gradient_checkpointing=True`."
     ) from failure
 
 
 def free_memory() -> None:
-    """Give back what only cycles of objects hold, and the device's memory that nothing uses any more."""
+    """Collect garbage and empty the device's memory cache."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()

@@ -1,4 +1,4 @@
-"""Which evaluation is the best, which checkpoint holds its model, and loading it."""
+"""The best evaluation, its checkpoint, and loading the best model."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     """Return the value of ``metric_for_best_model``.
 
     Raises:
-        KeyError: If the evaluation did not give it.
+        KeyError: If the evaluation did not return it.
     """
     name = args.metric_for_best_model or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise KeyError(
-            f"`metric_for_best_model={args.metric_for_best_model!r}`: the evaluation gave no `{name}`, only "
-            f"{', '.join(metrics)}. Return it from `compute_metrics`, or name one of these."
+            f"`metric_for_best_model={args.metric_for_best_model!r}`: the evaluation returned no `{name}`, only "
+            f"{', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
         )
     return metrics[name]
 
 
 def determine_best_metric(host: RunHost, metrics: Mapping[str, float]) -> bool:
-    """Return whether this evaluation is strictly better than all before, and remember it in the state if so."""
+    """Return whether this evaluation is strictly better than all previous ones; if so, store it in the state."""
     args, state = host.args, host.state
     if args.metric_for_best_model is None:
         return False
@@ -56,7 +56,7 @@ def determine_best_metric(host: RunHost, metrics: Mapping[str, float]) -> bool:
 
 
 def note_best_checkpoint(host: RunHost, run_dir: Path) -> None:
-    """Set ``state.best_model_checkpoint`` if the best evaluation's update step is being saved, or was."""
+    """Set ``state.best_model_checkpoint`` if the update step of the best evaluation is saved."""
     state: TrainerState = host.state
     if not state.best_global_step or host.args.save_strategy not in _CADENCES:
         return
@@ -66,15 +66,15 @@ def note_best_checkpoint(host: RunHost, run_dir: Path) -> None:
 
 
 def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
-    """Load the weights of the best checkpoint if it is still there.
+    """Load the weights of the best checkpoint if it still exists.
 
     Args:
-        state: Says which it is.
+        state: The state with the path of the best checkpoint.
         load: Loads the weights in a folder into the model.
     """
     best = str(state.best_model_checkpoint)
-    if not Path(best).is_dir():  # no error: it would cost the result of the whole training
-        logger.warning("The best checkpoint `%s` is gone: the model keeps its last weights.", best)
+    if not Path(best).is_dir():  # not an error, which would lose the result of the training
+        logger.warning("The best checkpoint `%s` does not exist any more: the model keeps its last weights.", best)
         return
     logger.info("Loading the best model from %s.", best)
     load(best)

@@ -1,4 +1,4 @@
-"""Gradient clipping: when it happens in an update step, and the norm that is logged."""
+"""Gradient clipping before the optimizer step, and the gradient norm that is logged."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Norm = Tensor | float | None
 
 
 class GradientClipping(RunCallback):
-    """Clips the gradients once a gradient scaler has unscaled them, and keeps their norm.
+    """Clips the gradients, after a gradient scaler has unscaled them, and stores their norm.
 
     Hooks: ``on_before_optimizer_step``. Works in any Lightning trainer.
 
     Args:
-        clip: Clips the gradients and returns their norm before, ``()``; None if it was not measured.
+        clip: Clips the gradients and returns their norm before clipping, ``()``; None if it was not computed.
 
     Attributes:
-        norm: What ``clip`` returned last.
+        norm: The last result of ``clip``.
     """
 
     def __init__(self, clip: Callable[[], Norm]) -> None:
@@ -44,7 +44,7 @@ class GradientClipping(RunCallback):
 
 
 def clip_gradients(host: RunHost) -> Norm:
-    """Clip the gradients to ``max_grad_norm`` by the Trainer's methods; return what is logged as ``grad_norm``."""
+    """Clip the gradients to ``max_grad_norm`` with the Trainer's methods; return the norm to log."""
     model, most = host.model_wrapped, host.args.max_grad_norm
     norm = host._clip_grad_norm(model) if most is not None and most > 0 else None
     return host._get_grad_norm(model, grad_norm=norm) if host.semantics.always_logs_grad_norm else norm

@@ -1,8 +1,8 @@
-"""Evaluations while a run trains, and who gets their metrics."""
+"""Evaluations during training."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import BatchSizeError
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.host import RunHost
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["TrainingEvaluation"]
 
 
 class TrainingEvaluation(RunCallback):
-    """Evaluates, tells a search of it, and steps a schedule that goes by a metric.
+    """Evaluates, reports the metrics to a hyperparameter search, and steps a metric-based schedule.
 
-    Hooks: ``on_train_start``; after update steps ``Flow`` calls it, through the Trainer's one override point.
+    Hooks: ``on_train_start``; ``Flow`` calls it after update steps, through the Trainer's overridable method.
 
     Args:
         host: The Trainer.
-        ignore_keys: Model outputs that evaluations during training leave out of the predictions.
+        ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
     """
 
     def __init__(self, host: RunHost, ignore_keys: list[str] | None) -> None:
@@ -39,17 +40,17 @@ class TrainingEvaluation(RunCallback):
             self._host._evaluate(self._host._trial, self.ignore_keys, skip_scheduler=True)
 
     def evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
+        self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """Evaluate, and pass the metrics on.
+        """Evaluate, report and return the metrics.
 
         Args:
-            trial: The trial of a search, None without one.
-            ignore_keys_for_eval: Model outputs left out of the predictions.
-            skip_scheduler: Do not step a schedule that goes by a metric.
+            trial: The trial of a hyperparameter search, None outside one.
+            ignore_keys_for_eval: Model outputs excluded from the predictions.
+            skip_scheduler: Do not step a metric-based schedule.
 
         Raises:
-            BatchSizeError: If memory ran out, which smaller training batches would not change.
+            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
         host = self._host
         try:
@@ -57,8 +58,8 @@ class TrainingEvaluation(RunCallback):
         except RuntimeError as error:
             if host.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
-                    "An evaluation ran out of memory, and `auto_find_batch_size=True` makes training batches smaller "
-                    f"alone: set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
+                    "An evaluation ran out of memory, but `auto_find_batch_size=True` only reduces the training batch "
+                    f"size. Set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
                 ) from error
             raise
         call_as_defined(

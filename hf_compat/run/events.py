@@ -1,8 +1,8 @@
-"""Upstream's events, fired from Lightning's hooks in upstream's order."""
+"""The events of ``TrainerCallback``, fired in Lightning's hooks in transformers' order."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
 
@@ -29,14 +29,14 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "on_train_epoch_end": ("on_epoch_end", "on_log", "on_evaluate", "on_save"),
     "on_train_end": ("on_log", "on_train_end"),
 }
-"""Which events of a ``TrainerCallback`` are fired from which hook: by :class:`Events`; logs, evaluations, saves and
-the end by the Trainer's methods that ``Flow`` calls in the same hooks; prediction steps by the evaluation."""
+"""Hook → the events of ``TrainerCallback`` fired in it: by :class:`Events`; logs, evaluations, saves and the end by the
+Trainer's methods that ``Flow`` calls in these hooks; prediction steps by the evaluation session."""
 
 
 class Events(RunCallback):
     """Fires the events of ``TrainerCallback``.
 
-    Hooks: those of ``HOOKS`` but the evaluation's and the training's end.
+    Hooks: those of ``HOOKS`` except the evaluation's and ``on_train_end``.
 
     Args:
         host: The Trainer.
@@ -56,7 +56,7 @@ class Events(RunCallback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
     ) -> None:
-        """Fire ``on_step_begin``: Lightning's batch is a window."""
+        """Fire ``on_step_begin``; Lightning's batch is a window."""
         self._host.current_gradient_accumulation_steps = len(batch.batches)
         fire(self._host, "on_step_begin")
 
@@ -74,8 +74,8 @@ class Events(RunCallback):
         """Fire ``on_optimizer_step``."""
         fire(self._host, "on_optimizer_step")
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Fire ``on_step_end`` if the window made an update step."""
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Fire ``on_step_end`` if the window ended with an update step."""
         if pl_module.made_update:
             fire(self._host, "on_step_end")
 

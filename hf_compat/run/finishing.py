@@ -1,4 +1,4 @@
-"""The end of a run: final metrics, the best model, ``on_train_end``."""
+"""The end of training: final metrics, the best model, ``on_train_end``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def finalize_training(
 
     Args:
         host: The Trainer.
-        counts: The loss of the whole run.
-        saving: Its last checkpoint is there before anything else.
-        num_train_samples: Samples of the whole run.
-        start_time: When the run began, in seconds of ``time.time``.
+        counts: The run's counts, with its total loss.
+        saving: Waits for a checkpoint that is being saved in the background.
+        num_train_samples: Samples of the run.
+        start_time: When the run started, in seconds of ``time.time``.
     """
     assert counts.tr_loss is not None, "set as the fit begins"
     counts.total_loss_scalar += counts.tr_loss.item()
@@ -46,7 +46,7 @@ def finalize_training(
 
 
 def _final_metrics(host: RunHost, counts: Counts, num_train_samples: float, start_time: float) -> dict[str, Any]:
-    """Return speeds, floating-point operations and the mean loss of the run."""
+    """Return speed metrics, floating-point operations and the mean loss of the run."""
     state = host.state
     if host.semantics.averages_over_session_steps:
         done = steps = state.global_step - counts.initial_step

@@ -1,9 +1,9 @@
-"""The order of log, evaluate, save, and of the end: each through the Trainer's one override point."""
+"""Logging, evaluating and saving in order, and the end of training, through the Trainer's overridable methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hf_compat.run.progress import Counts, Progress
     from hf_compat.run.saving import CheckpointSaving
     from hf_compat.run.schedule import LRSchedule
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["Flow"]
 
@@ -32,14 +33,14 @@ class Flow(RunCallback):
 
     Args:
         host: The Trainer.
-        counts: Holds the loss that is handed over.
-        clipping: Holds the gradient norm.
-        schedule: Holds the learning rate.
-        progress: Holds the time at which the run began, and its plan.
+        counts: Has the loss.
+        clipping: Has the gradient norm.
+        schedule: Has the learning rate.
+        progress: Has the plan and the start time.
         logging: Logs.
         evaluation: Evaluates.
         saving: Saves.
-        finish: Keeps the run's result.
+        finish: Called with the result of the run.
     """
 
     def __init__(
@@ -64,23 +65,23 @@ class Flow(RunCallback):
         self._saving = saving
         self._finish = finish
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Log, evaluate and save, each if asked for, once the window has made an update step."""
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Log, evaluate and save, each if the control says so, after an update step."""
         if pl_module.made_update:
-            self._call_override_point(trainer)
+            self._log_save_evaluate(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log, evaluate and save, each if asked for."""
-        self._call_override_point(trainer)
+        """Log, evaluate and save, each if the control says so."""
+        self._log_save_evaluate(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Finish the run."""
+        """Call ``_finalize_training``."""
         plan = self._progress.plan
         assert plan is not None, "a fit has a plan"
         host = self._host
         self._finish(host._finalize_training(host._trial, plan.num_train_samples, self._progress.start_time))
 
-    def _call_override_point(self, trainer: pl.Trainer) -> None:
+    def _log_save_evaluate(self, trainer: pl.Trainer) -> None:
         self._saving.begin_step()
         call_as_defined(
             self._host._maybe_log_save_evaluate,
@@ -99,12 +100,12 @@ class Flow(RunCallback):
         tr_loss: Tensor,
         grad_norm: Norm,
         model: nn.Module,
-        trial: Any,
+        trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
         start_time: float | None,
         learning_rate: float | None,
     ) -> None:
-        """Log, evaluate and save, each if the control asks for it; see the Trainer's ``_maybe_log_save_evaluate``."""
+        """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
         host = self._host
         started = self._progress.start_time if start_time is None else start_time
         self._logging.log_if_due(tr_loss, grad_norm, learning_rate, started)

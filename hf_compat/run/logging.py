@@ -1,4 +1,4 @@
-"""Logs while a run trains: what the update steps since the last log come to."""
+"""Logs during training: averages over the update steps since the last log."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["TrainingLogs"]
 
 
 class TrainingLogs(RunCallback):
-    """Logs mean loss, gradient norm and learning rate when the control asks for it, at most once an update step.
+    """Logs mean loss, gradient norm and learning rate if the control says so, at most once per update step.
 
-    Defines no hooks: ``Flow`` calls it, through the Trainer's one override point.
+    Defines no hooks: ``Flow`` calls it, through the Trainer's overridable method.
 
     Args:
         host: The Trainer.
-        counts: What was counted since the last log.
+        counts: The run's counts.
     """
 
     def __init__(self, host: RunHost, counts: Counts) -> None:
@@ -33,13 +33,13 @@ class TrainingLogs(RunCallback):
         self._counts = counts
 
     def log_if_due(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None, start_time: float) -> None:
-        """Log if it is asked for and an update step was made since the last log.
+        """Log if the control says so and there was an update step since the last log.
 
         Args:
             tr_loss: The loss summed since the last log, ``()``; set to 0 in place.
-            grad_norm: The last gradient norm, None if it was not measured.
-            learning_rate: What is logged. Default: the schedule's last.
-            start_time: When the run began, in seconds of ``time.time``.
+            grad_norm: The last gradient norm, None if it was not computed.
+            learning_rate: The learning rate to log. Default: the schedule's last.
+            start_time: When the run started, in seconds of ``time.time``.
         """
         host = self._host
         if host.control.should_log and host.state.global_step > self._counts.last_logged_step:
@@ -47,10 +47,10 @@ class TrainingLogs(RunCallback):
             call_as_defined(host.log, ("logs", logs), ("start_time", start_time))
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:
-        """Return what is logged of the update steps since the last log, and start counting anew."""
+        """Return the logs of the update steps since the last log, and reset the counts."""
         host, counts = self._host, self._counts
         summed = host.accelerator.gather(tr_loss).mean().item()
-        tr_loss -= tr_loss  # in place, as callers hold it; a NaN stays, as upstream's does
+        tr_loss -= tr_loss  # in place, as callers have a reference; a NaN stays, as in transformers
         mean = summed / (host.state.global_step - counts.last_logged_step)
         logs = {"loss": mean if host.semantics.logs_unrounded_loss else round(mean, 4)}
         if grad_norm is not None:

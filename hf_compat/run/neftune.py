@@ -1,11 +1,12 @@
-"""NEFTune: noise in the embeddings while a model trains."""
+"""NEFTune: noise in the embeddings during training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
@@ -17,13 +18,13 @@ __all__ = ["NEFTune"]
 
 
 class NEFTune(RunCallback):
-    """Adds noise to the module's ``model`` from the beginning of a fit to its end.
+    """Adds noise to the embeddings of the module's ``model`` during a fit.
 
     Hooks: ``setup``. Works in any Lightning trainer whose module has a ``model``: see :meth:`with_alpha`.
 
     Args:
-        activate: Adds the noise to a model and returns it.
-        deactivate: Takes it away again.
+        activate: Activates the noise of a model and returns the model.
+        deactivate: Deactivates it.
     """
 
     def __init__(self, activate: Callable[[nn.Module], nn.Module], deactivate: Callable[[nn.Module], None]) -> None:
@@ -34,7 +35,7 @@ class NEFTune(RunCallback):
     @classmethod
     def with_alpha(cls, noise_alpha: float) -> Self:
         """Return the callback for noise of magnitude ``noise_alpha``, 5 to 15 in the paper."""
-        handles: list[Any] = []
+        handles: list[RemovableHandle] = []
 
         def activate(model: nn.Module) -> nn.Module:
             handles.append(activate_neftune(model, noise_alpha))

@@ -1,4 +1,4 @@
-"""Optimizer and schedule of a run, made by the Trainer's override points when a strategy asks for them."""
+"""Creating optimizer and schedule of a run with the Trainer's overridable methods."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.run.host import RunHost
 
@@ -15,7 +16,7 @@ __all__ = ["RunOptimization"]
 
 
 class RunOptimization:
-    """The ``Optimization`` of :mod:`hf_compat.engine.host`.
+    """Implements ``Optimization`` of :mod:`hf_compat.engine.host`.
 
     Args:
         host: The Trainer.
@@ -26,20 +27,20 @@ class RunOptimization:
         self._host = host
         self.num_training_steps = num_training_steps
 
-    def create_optimizer(self) -> Any:
-        """Make and return a new optimizer; the one of an earlier run ended with its engine."""
+    def create_optimizer(self) -> Optimizer:
+        """Create and return a new optimizer; that of an earlier run belongs to its engine."""
         self._host.optimizer = self._host.lr_scheduler = None
         self._host.create_optimizer()
-        return self._host.optimizer
+        return self._host.optimizer  # type: ignore[no-any-return]
 
-    def create_scheduler(self, optimizer: Optimizer) -> Any:
-        """Make and return a new schedule for ``optimizer``, which is the Trainer's meanwhile."""
+    def create_scheduler(self, optimizer: Optimizer) -> LRScheduler:
+        """Create and return a new schedule for ``optimizer``, which becomes the Trainer's."""
         self._host.optimizer, self._host.lr_scheduler = optimizer, None
         call_as_defined(self._host.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
-        return self._host.lr_scheduler
+        return self._host.lr_scheduler  # type: ignore[no-any-return]
 
     def create_both(self) -> tuple[Any, Any]:
-        """Make and return optimizer and schedule, by the methods that the release calls."""
+        """Create and return optimizer and schedule, with the methods that the emulated release calls."""
         host = self._host
         if host.semantics.creates_scheduler_apart:
             host.create_optimizer()

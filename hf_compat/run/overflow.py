@@ -1,4 +1,4 @@
-"""``debug="underflow_overflow"``: where a model first makes an infinity or a NaN."""
+"""``debug="underflow_overflow"``: reporting the first infinity or NaN in a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["OverflowDebug"]
 
 
 class OverflowDebug(RunCallback):
-    """Watches the module's ``model`` from the beginning of a fit to its end, and stops it at the first infinity or NaN.
+    """Watches the module's ``model`` during a fit, and stops it at the first infinity or NaN.
 
     Hooks: ``setup``. Works in any Lightning trainer whose module has a ``model``.
     """
@@ -23,7 +23,7 @@ class OverflowDebug(RunCallback):
         self._watch: DebugUnderflowOverflow | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Begin to watch."""
+        """Start watching."""
         if stage == "fit":
             self._watch = DebugUnderflowOverflow(pl_module.model)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Models with memory: what the last batch returned is the next one's ``mems``, within an epoch."""
+"""The past state of models with memory: an output of one batch is the next batch's ``mems``, within an epoch."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ __all__ = ["PastState", "fresh_past"]
 
 
 class PastState(RunCallback):
-    """Ends a model's memory with each epoch and with the run.
+    """Clears the past state at the start of each epoch and at the end of the run.
 
     Hooks: ``on_train_epoch_start``.
 
     Args:
-        host: The Trainer, whose ``_past`` the memory is.
+        host: The Trainer, which has the state as ``_past``.
     """
 
     def __init__(self, host: RunHost) -> None:
         self._host = host
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin the epoch without memory."""
+        """Clear the past state."""
         self._host._past = None
 
     def end(self) -> None:
-        """Keep no memory beyond the run."""
+        """Clear the past state."""
         self._host._past = None
 
 
 @contextmanager
 def fresh_past(host: RunHost) -> Iterator[None]:
-    """Run an evaluation without memory, and leave the training's as it was."""
-    memory, host._past = host._past, None
+    """Context for an evaluation: starts without past state, and restores that of the training."""
+    past, host._past = host._past, None
     try:
         yield
     finally:
-        host._past = memory
+        host._past = past

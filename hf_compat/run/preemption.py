@@ -1,8 +1,8 @@
-"""Preemption: SIGTERM, and SLURM's SIGUSR1, make a run save a checkpoint, exit, and have its job requeued.
+"""Preemption: on SIGTERM, and SLURM's SIGUSR1, a run saves a checkpoint, exits, and requeues its job.
 
-A handler only notes the signal. The run looks at the note when a window has ended, saves a complete checkpoint and
-exits with status ``128 + signal``: 143 for SIGTERM. The time a scheduler grants has to cover one update step with the
-evaluation and the save that may belong to it.
+The signal handler only records the signal. After the next window the run saves a checkpoint and exits with status
+``128 + signal``, 143 for SIGTERM. The scheduler's grace period has to cover one update step with its evaluation and
+its save.
 """
 
 from __future__ import annotations
@@ -27,31 +27,32 @@ from hf_compat.engine.callbacks import RunCallback
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    from torch.distributed import ProcessGroup
 
     from hf_compat.run.host import RunHost
     from hf_compat.run.saving import CheckpointSaving
 
-__all__ = ["Preemption", "SignalWatch", "agreed", "exit_status", "requeue"]
+__all__ = ["Preemption", "SignalWatch", "exit_status", "max_over_ranks", "requeue"]
 
 logger = logging.getLogger(__name__)
 
 
 def exit_status(signum: int) -> int:
-    """Return the status a shell reports of a process that ``signum`` ended.
+    """Return the exit status that shells report for a process killed by ``signum``.
 
-    After a requeue too it is not 0: nothing that the job script runs next, ``&&``, may take the run for finished.
+    It is not 0 after a requeue either: in a job script, ``&&`` must not continue as if training were complete.
     """
     return 128 + signum
 
 
 class SignalWatch:
-    """Notes the signals that ask this process to exit.
+    """Records signals that request this process to exit.
 
     Args:
-        requeue_signal: The signal by which SLURM announces the end of the job's time, None for none.
+        requeue_signal: The signal that SLURM sends before the job's time limit, None outside a SLURM job.
 
     Attributes:
-        received: The first signal that arrived, 0 while there is none.
+        received: The first signal received, 0 before any.
     """
 
     def __init__(self, requeue_signal: int | None = None) -> None:
@@ -61,52 +62,52 @@ class SignalWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note signals until the block ends, then put the handlers back that were there.
+        """Context that installs signal handlers and restores the previous ones at its end.
 
-        A signal that the program ignores goes on being ignored, and a SIGUSR1 that it handles stays its own. Nothing is
-        watched outside the main thread, where Python allows no handlers. A signal that nobody acted on, because the run
-        had made its last update step, is raised again after the block.
+        Signals that the program ignores, and a SIGUSR1 that it handles, are not recorded. Outside the main thread,
+        where Python allows no handlers, none are. A signal received after the last update step is raised again at the
+        end of the context.
         """
-        former: dict[int, Any] = {}
+        previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
-            former = {signum: signal.getsignal(signum) for signum in self.signals() if self._may_take(signum)}
-        for signum in former:
-            signal.signal(signum, self._note)
+            previous = {signum: signal.getsignal(signum) for signum in self.signals() if self._may_handle(signum)}
+        for signum in previous:
+            signal.signal(signum, self._record)
         try:
             yield
         finally:
-            for signum, handler in former.items():
+            for signum, handler in previous.items():
                 signal.signal(signum, handler)
         if self.received:
-            logger.warning("%s arrived after the last update step.", signal.Signals(self.received).name)
+            logger.warning("%s was received after the last update step.", signal.Signals(self.received).name)
             signal.raise_signal(self.received)
 
     def signals(self) -> list[int]:
-        """Return the signals that are noted."""
+        """Return the signals that are recorded."""
         return [signal.SIGTERM, *([] if self.requeue_signal is None else [self.requeue_signal])]
 
-    def _may_take(self, signum: int) -> bool:
+    def _may_handle(self, signum: int) -> bool:
         handler = signal.getsignal(signum)
-        # None stands for a handler of a library in C, which could not be put back.
+        # None is a handler that was not installed from Python, which could not be restored.
         free = handler not in (signal.SIG_IGN, None)
         return free and (signum == signal.SIGTERM or handler == signal.SIG_DFL)
 
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a forked process inherits handlers, but has no run to save
+    def _record(self, signum: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked process, such as a loader worker, inherits the handlers
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        elif not self.received:  # a second signal changes nothing, least of all a save under way
+        elif not self.received:  # further signals do not interrupt a save
             self.received = signum
 
 
 class Preemption(RunCallback):
-    """Saves and exits once any rank of the run was asked to; not once the run is at its end.
+    """Saves and exits when any rank has received a signal, unless training is about to end.
 
-    Hooks: ``on_train_batch_end`` but after the epoch's last window, ``on_train_epoch_end``.
+    Hooks: ``on_train_batch_end`` but for the last window of an epoch, ``on_train_epoch_end``.
 
     Args:
         host: The Trainer.
-        watch: Notes the signals of this process.
+        watch: Records the signals of this process.
         saving: Saves.
     """
 
@@ -115,66 +116,66 @@ class Preemption(RunCallback):
         self._watch = watch
         self._saving = saving
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
-        """Exit if asked to; at an epoch's end what belongs to that comes first."""
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Exit if preempted; after the last window of an epoch, ``on_train_epoch_end`` does."""
         if pl_module.made_update and not trainer.is_last_batch:
-            self._exit_if_asked()
+            self._exit_if_preempted()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Exit if asked to."""
-        self._exit_if_asked()
+        """Exit if preempted."""
+        self._exit_if_preempted()
 
-    def _exit_if_asked(self) -> None:
-        """Save and exit.
+    def _exit_if_preempted(self) -> None:
+        """Save and exit if a rank has received a signal.
 
         Raises:
             SystemExit: With status 128 + signal, 143 for SIGTERM.
         """
         host = self._host
-        signum = agreed(self._watch.received, host.args.ddp_timeout_delta)
+        signum = max_over_ranks(self._watch.received, host.args.ddp_timeout_delta)
         if not signum or host.control.should_training_stop:
             return
-        logger.warning("%s: saving and exiting after step %s.", signal.Signals(signum).name, host.state.global_step)
+        name, step = signal.Signals(signum).name, host.state.global_step
+        logger.warning("%s: saving and exiting after update step %s.", name, step)
         if not self._saving.has_saved:
             self._saving.save(host.model_wrapped, host._trial)
         self._saving.finish()
         if signum == self._watch.requeue_signal and host.is_world_process_zero():
             requeue()
-        host.accelerator.wait_for_everyone()  # a launcher ends the others when the first has exited
+        host.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
         raise SystemExit(exit_status(signum))
 
 
-def agreed(signum: int, timeout: timedelta | None = None) -> int:
-    """Return the largest ``signum`` that any process of the run passed; each has to call it at the same point.
+def max_over_ranks(signum: int, timeout: timedelta | None = None) -> int:
+    """Return the maximum of ``signum`` over all ranks; every rank has to call it.
 
-    With several processes this is one reduction of four bytes between the hosts, some 0.1 ms on one machine; no process
-    waits for its device. A single process asks nobody.
+    It is one all-reduce of four bytes between CPUs, some 0.1 ms on one machine, without synchronising devices.
 
     Args:
-        signum: What this process noted, 0 for nothing.
-        timeout: How long it waits for the others. Default: torch's for the backend.
+        signum: The signal that this rank has received, 0 for none.
+        timeout: Timeout of the all-reduce. Default: torch's for the backend.
 
     Raises:
-        RuntimeError: If another process is gone, or does not come.
+        RuntimeError: If another rank has exited, or does not call it in time.
     """
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return signum
     vote = torch.tensor([signum], dtype=torch.int32)
-    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_host_group(distributed.group.WORLD, timeout))
+    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_cpu_group(distributed.group.WORLD, timeout))
     return int(vote.item())
 
 
-_host_groups: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-"""A group of all processes to the one of the same processes that was made of it, as long as the former is there."""
+_cpu_groups: WeakKeyDictionary[ProcessGroup | None, ProcessGroup] = WeakKeyDictionary()
+"""The default process group → a gloo group of the same ranks; an entry lives as long as its key."""
 
 
-def _host_group(world: Any, timeout: timedelta | None) -> Any:
-    """Return a group of all processes of ``world`` that talks between hosts."""
+def _cpu_group(world: ProcessGroup | None, timeout: timedelta | None) -> ProcessGroup | None:
+    """Return a gloo group of the ranks of ``world``."""
     if distributed.get_backend(world) == "gloo":
         return world
-    if world not in _host_groups:
-        _host_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
-    return _host_groups[world]
+    if world not in _cpu_groups:
+        _cpu_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
+    return _cpu_groups[world]
 
 
 def requeue() -> bool:
@@ -183,7 +184,7 @@ def requeue() -> bool:
     job = os.environ["SLURM_JOB_ID"] if array is None else f"{array}_{task}"
     program = shutil.which("scontrol")
     if program is None:
-        logger.error("The job %s is not requeued: there is no `scontrol` on PATH.", job)
+        logger.error("The job %s cannot be requeued: `scontrol` is not on PATH.", job)
         return False
     done = subprocess.run([program, "requeue", job], capture_output=True, text=True, check=False)
     if done.returncode:

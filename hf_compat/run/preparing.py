@@ -1,4 +1,4 @@
-"""The model before a run: made anew if there is a ``model_init``, put in its place, readied for training."""
+"""Preparing the model for a run: ``model_init``, device, wrapper, activation checkpointing, loss scaling."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from hf_compat.seeding import enable_full_determinism, set_seed
 if TYPE_CHECKING:
     from hf_compat.engine.runtime import Runtime
     from hf_compat.run.host import RunHost
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["place_model", "prepare_model", "take_wrapper"]
 
-_SWITCH = "Set `TrainingArguments(semantics='corrected')` for the right ones."
+_REMEDY = "Set `TrainingArguments(semantics='corrected')` to correct that."
 _OWN_CHECKPOINTING_SETTINGS = ("every_n_layers", "offload")
-"""Arguments of ``activation_checkpointing_enable`` since 5.23; the rest goes on to ``torch.utils.checkpoint``."""
+"""Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
 
 
-def prepare_model(host: RunHost, runtime: Runtime, trial: Any, warn_once: WarnOnce) -> None:
-    """Make the model of ``host`` anew if there is a ``model_init``, and ready it for training.
+def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_once: WarnOnce) -> None:
+    """Create a new model of ``host`` if there is a ``model_init``, and prepare it for training.
 
     Args:
         host: The Trainer.
-        runtime: Where the run takes place.
-        trial: The trial of a search, None without one.
-        warn_once: Warns of numbers that are known to be wrong upstream.
+        runtime: Device, precision and strategy.
+        trial: The trial of a hyperparameter search, None outside one.
+        warn_once: Warns about known errors of the emulated release.
     """
     args, semantics = host.args, host.semantics
     if not semantics.applies_trial_after_model_init:
@@ -53,19 +54,19 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Any, warn_once: WarnOn
         _enable_checkpointing(host.model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
     if host.processing_class is not None and hasattr(host.model, "config"):
         host._align_special_tokens()
-    _settle_loss_scaling(host, warn_once)
+    _set_loss_scaling(host, warn_once)
 
 
 def place_model(host: RunHost, runtime: Runtime) -> None:
-    """Put the model on its device, under autocast if the precision is mixed, compiled if asked for."""
+    """Move the model to its device, enable autocast for it and compile it, as the arguments say."""
     is_new = runtime.place(host.model, host.args.device)
-    # Wrapped the first time, or once the user has put another model in place.
+    # The first time, and if the user has replaced the model.
     if is_new and (host.args.torch_compile or unwrap_model(host.model_wrapped) is not host.model):
         take_wrapper(host, runtime, host.model)
 
 
 def take_wrapper(host: RunHost, runtime: Runtime, wrapped: nn.Module) -> None:
-    """Have ``host`` train ``wrapped``, the model with what the strategy put around it; compiled if asked for."""
+    """Set ``host.model_wrapped`` to ``wrapped``, the model in its wrapper, compiled if the arguments say so."""
     args = host.args
     if args.torch_compile:
         wrapped = runtime.strategy.compiled(
@@ -75,7 +76,7 @@ def take_wrapper(host: RunHost, runtime: Runtime, wrapped: nn.Module) -> None:
 
 
 def _enable_checkpointing(model: Any, settings: dict[str, Any] | None) -> None:
-    """Have ``model`` recompute activations in the backward pass, by the name that its release has for that."""
+    """Enable activation checkpointing of ``model``, by the method that its release has."""
     if not hasattr(model, "activation_checkpointing_enable"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
         return
@@ -85,13 +86,13 @@ def _enable_checkpointing(model: Any, settings: dict[str, Any] | None) -> None:
     model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **own)
 
 
-def _settle_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
-    """Decide who divides the loss by the window, and warn where upstream's answer is known to be wrong."""
+def _set_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
+    """Set whether the model averages the loss over the window; warn about known errors of the emulated release."""
     steps, semantics = host.args.gradient_accumulation_steps, host.semantics
     if semantics.divides_gradients_twice and steps > 1:
         warn_once(
             f"transformers {semantics.release} divides accumulated gradients by `gradient_accumulation_steps={steps}` "
-            f"twice, and so does this run: they are {steps} times too small. {_SWITCH}"
+            f"twice, and so does this run: they are {steps} times too small. {_REMEDY}"
         )
     if steps < 2 or host.compute_loss_func is not None:
         return
@@ -103,5 +104,5 @@ def _settle_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
         warn_once(
             f"{type(host.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
             f"transformers {semantics.release} trains it on losses and gradients up to {steps} times too large "
-            f"(`gradient_accumulation_steps={steps}`), and so does this run. {_SWITCH}"
+            f"(`gradient_accumulation_steps={steps}`), and so does this run. {_REMEDY}"
         )

@@ -1,4 +1,4 @@
-"""What a run counts: loss, floating-point operations, tokens, update steps, and its position in the data."""
+"""Counting loss, floating-point operations, tokens and update steps, and the position in the data."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = ["Counts", "Progress", "floating_point_ops", "track_input_tokens"]
 
 @dataclass(slots=True)
 class Counts:
-    """The numbers of a run that upstream keeps as attributes of the Trainer, which show them under their names."""
+    """The counts of a run, which the Trainer has as attributes with transformers' names."""
 
     tr_loss: Tensor | None = None
-    """Loss summed since the last log, ``()``; overrides may set it to zero in place."""
+    """Loss summed since the last log, ``()``; overrides may zero it in place."""
     total_loss_scalar: float = 0.0
     """Loss summed over the run up to the last log."""
     last_logged_step: int = 0
     """Update step of the last log."""
     initial_step: int = 0
-    """Update steps done before this run, by the one that it resumes."""
+    """Update step that this run resumed from, 0 for a new one."""
     initial_tokens: int = 0
-    """Input tokens seen before this run."""
+    """Input tokens seen before this run was resumed."""
     flos: float = 0
-    """Floating-point operations since they were last moved into the state."""
+    """Floating-point operations since they were last added to the state."""
     _counted: tuple[nn.Module, int] | None = field(default=None, repr=False)
 
     def parameters_outside_embeddings(self, model: Any, *, recounts: bool) -> int:
-        """Return the number of ``model``'s parameters outside its embeddings, counted once.
+        """Return the number of ``model``'s parameters without its embeddings; computed once.
 
         Args:
             model: A model with ``num_parameters``.
-            recounts: Count anew: what a rank holds of a partitioned model changes from step to step.
+            recounts: Compute it each time: with ZeRO-3 the number on a rank changes from step to step.
         """
         if self._counted is None or self._counted[0] is not model or recounts:
             self._counted = (model, int(model.num_parameters(exclude_embeddings=True)))
@@ -60,13 +60,13 @@ class Progress(RunCallback):
 
     Args:
         host: The Trainer.
-        counts: Where it keeps the numbers that upstream's names show.
+        counts: The run's counts.
 
     Attributes:
-        plan: The numbers of the run, set before the fit.
-        shift: The epoch that was resumed with other batches, and by how many samples its batches are off.
-        start_time: When the run began, in seconds of ``time.time``.
-        position: Where in the data the run is; None before its first update step.
+        plan: The plan of the run, set before the fit.
+        shift: The epoch that was resumed with a different batch size, and the offset of its batches in samples.
+        start_time: When the run started, in seconds of ``time.time``.
+        position: The position in the data; None before the first update step.
     """
 
     def __init__(self, host: RunHost, counts: Counts) -> None:
@@ -78,7 +78,7 @@ class Progress(RunCallback):
         self.position: DataPosition | None = None
 
     def begin(self) -> None:
-        """Count from the state that the run begins with."""
+        """Initialise the counts from the state at the start of the run."""
         state, counts = self._host.state, self._counts
         counts.initial_tokens = state.num_input_tokens_seen
         counts.initial_step = counts.last_logged_step = state.global_step
@@ -86,18 +86,23 @@ class Progress(RunCallback):
         counts.total_loss_scalar = 0.0
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the time, and start without gradients."""
+        """Store the start time, and zero the gradients."""
         self.start_time = time.time()
         self._host.model_wrapped.zero_grad()
 
-    def on_batch_trained(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: Any) -> None:
-        """Add a batch's loss, floating-point operations and tokens to what the next log reports."""
+    def on_batch_trained(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
+    ) -> None:
+        """Count a batch's loss, floating-point operations and tokens."""
         host, counts = self._host, self._counts
         assert counts.tr_loss is not None, "set as the fit begins"
         if counts.tr_loss.device != loss.device:
-            raise ModelError(f"`model`: its loss is on {loss.device}, but training runs on {counts.tr_loss.device}.")
+            raise ModelError(
+                f"`model`: its loss is on {loss.device}, but training runs on {counts.tr_loss.device}. Return the loss "
+                "on the device of the inputs."
+            )
         if host.args.logging_nan_inf_filter:
-            # A select instead of a branch: asking whether the loss is finite would wait for the device.
+            # torch.where instead of a branch, which would synchronise with the device.
             mean = counts.tr_loss / (1 + host.state.global_step - counts.last_logged_step)
             loss = torch.where(torch.isfinite(loss), loss, mean)
         counts.tr_loss = counts.tr_loss + loss
@@ -105,7 +110,7 @@ class Progress(RunCallback):
         host._track_num_input_tokens(batch)
 
     def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
-        """Count the update step that ``window`` made."""
+        """Count the update step of ``window``."""
         assert self.plan is not None, "set before the fit"
         state, plan = self._host.state, self.plan
         state.global_step = trainer.global_step
@@ -116,11 +121,11 @@ class Progress(RunCallback):
 
 
 def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *, recounts: bool) -> int:
-    """Return the floating-point operations of forward and backward on one batch; 0 if they cannot be estimated.
+    """Return the floating-point operations of forward and backward pass of one batch; 0 if the model has no estimate.
 
     Args:
         host: The Trainer.
-        counts: Remembers the number of parameters.
+        counts: Caches the number of parameters.
         inputs: The batch.
         recounts: As for :meth:`Counts.parameters_outside_embeddings`.
     """
@@ -134,7 +139,7 @@ def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *,
 
 
 def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnce) -> None:
-    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen`` if they are counted."""
+    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen`` if the arguments say so."""
     kind = host.args.include_num_input_tokens_seen
     if kind == "no":
         return
@@ -142,7 +147,7 @@ def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnc
     if name not in inputs:
         warn_once(
             f"`include_num_input_tokens_seen={kind!r}`: batches have no `{name}`, so no tokens are counted. "
-            "Set the model's `main_input_name` to the column that holds them."
+            "Set the model's `main_input_name` to the name of the inputs."
         )
         return
     tokens: Any = inputs[name].numel()

@@ -1,14 +1,15 @@
-"""Resuming: where in the data, the Trainer's state, then optimizer, schedule and scaler, then the random generators."""
+"""Resuming: position in the data, trainer state, optimizer, schedule, gradient scaler and random states."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.checkpoint.layout import moved_along
+from hf_compat.checkpoint.layout import relocated
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
@@ -25,22 +26,24 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.data.loader import PreparedDataLoader
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.run.host import RunHost
+    from hf_compat.tuning.spaces import Trial
 
-__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "load_callback_state", "without_surplus_step"]
+__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "load_callback_state", "without_extra_step"]
 
 logger = logging.getLogger(__name__)
 
 
 class Resume(RunCallback):
-    """Gives optimizer, schedule, gradient scaler and random generators the states of a checkpoint.
+    """Loads the states of optimizer, schedule, gradient scaler and random generators from a checkpoint.
 
     Hooks: ``on_fit_start``, ``on_train_start``.
 
     Args:
         host: The Trainer.
-        point: The checkpoint; None for a run that starts anew.
+        point: The checkpoint; None for a run that starts from the beginning.
     """
 
     def __init__(self, host: RunHost, point: ResumePoint | None) -> None:
@@ -53,7 +56,7 @@ class Resume(RunCallback):
         return None if self._point is None else str(self._point.folder)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Load what belongs to optimizer, schedule and scaler, which the strategy has made by now."""
+        """Load the states of optimizer, schedule and scaler, which the strategy has created."""
         host, folder = self._host, self.folder
         strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
         if folder is not None:
@@ -65,52 +68,51 @@ class Resume(RunCallback):
             host._load_scaler(folder)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Free what was read of the checkpoint."""
+        """Free the cached content of the checkpoint."""
         if self._point is not None:
             self._point.drop_caches()
 
     def restore_rng(self) -> None:
-        """Set the random generators to the states that the checkpoint keeps."""
+        """Restore the random states of the checkpoint."""
         self._host._load_rng_state(self.folder)
 
-    # ---- where in the data ----
+    # ---- position in the data ----
 
     def start_in_data(
-        self, plan: RunPlan, loader: Any, done: tuple[int, int]
+        self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int]
     ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
-        """Return the plan of the rest of the run and where it starts.
+        """Return the plan of the resumed run, and where it starts.
 
-        With the windows that the checkpoint was written with, that is where transformers starts. With others, of
-        another batch size, accumulation or world size, it is the first sample that was not trained on, and the run
-        makes the update steps that are left of its epochs.
+        With the checkpoint's batch size, accumulation and world size, it starts where transformers does. With different
+        ones, it starts at the first sample that was not trained on, with the update steps left in its epochs.
 
         Args:
-            plan: The plan of a run with this run's windows from the start.
+            plan: The plan of this run from the beginning.
             loader: The train loader.
-            done: The epochs and the batches of the next one that transformers skips.
+            done: Epochs, and batches of the next epoch, that transformers skips.
 
         Returns:
-            The plan, the start, and the epoch that is resumed with other batches with the number of samples by which
-            its batches are off.
+            The plan, the start, and the shift: the epoch that is resumed with a different batch size, and the offset of
+            its batches in samples.
         """
-        assert self._point is not None, "asked where there is one"
+        assert self._point is not None, "called if there is a checkpoint"
         args = self._host.args
         epoch, batches = done
         saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
         stream = None
         if saved is not None and saved.samples:
             same_batches = saved.samples_per_batch == plan.samples_per_batch
-            stream = self._saved_stream(loader, same_batches=same_batches)
+            stream = self._stream_from_checkpoint(loader, same_batches=same_batches)
         if saved is not None and not saved.agrees(plan, self._host.state.global_step):
-            rest = loader
+            rest: Iterable[Any] | None = loader
             if saved.samples:
                 rest = skip_samples(loader, saved.samples) if stream is None else stream
             if rest is not None:
-                return self._start_with_other_windows(plan, saved, rest, loader)
+                return self._start_with_different_windows(plan, saved, rest, loader)
             logger.warning(
-                "The checkpoint %s was written in windows of %s x %s samples, this run's are of %s x %s. The order of "
-                "its samples depends on their batches, so it skips as many of its own windows: some samples of this "
-                "epoch are seen twice, or not at all.",
+                "The checkpoint %s was written with %s x %s samples per update step (gradient accumulation x batch "
+                "size), this run has %s x %s. The order of the samples depends on the batch size, so the same number "
+                "of update steps is skipped: some samples of this epoch are seen twice, or not at all.",
                 self.folder,
                 saved.accumulate,
                 saved.samples_per_batch,
@@ -119,11 +121,11 @@ class Resume(RunCallback):
             )
         elif stream is not None:
             return plan, EpochStart(epoch, batches // plan.accumulate, batches, stream), (0, 0)
-        rest = skip_batches(loader, batches) if batches else loader
-        return plan, EpochStart(epoch, batches // plan.accumulate, batches, rest), (0, 0)
+        left = skip_batches(loader, batches) if batches else loader
+        return plan, EpochStart(epoch, batches // plan.accumulate, batches, left), (0, 0)
 
-    def _start_with_other_windows(
-        self, plan: RunPlan, saved: DataPosition, rest: Any, loader: Any
+    def _start_with_different_windows(
+        self, plan: RunPlan, saved: DataPosition, rest: Iterable[Any], loader: Iterable[Any]
     ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
         args = self._host.args
         epoch, left = saved.epoch, plan.batches_per_epoch
@@ -131,7 +133,7 @@ class Resume(RunCallback):
             left = len(rest)
         elif saved.samples:
             left -= saved.samples // plan.samples_per_batch
-        if left == 0:  # what is left of the epoch is less than a batch, and such batches are dropped
+        if left == 0:  # the rest of the epoch is a partial batch, which is dropped
             epoch, left, rest = epoch + 1, plan.batches_per_epoch, loader
         resumed, done = plan_for_rest(
             plan,
@@ -144,27 +146,27 @@ class Resume(RunCallback):
         shift = (epoch, saved.samples - batches * plan.samples_per_batch) if epoch == saved.epoch else (0, 0)
         return resumed, EpochStart(epoch, done, batches, rest), shift
 
-    def _saved_stream(self, loader: Any, *, same_batches: bool) -> Any:
-        """Return the loader of what is left of a stream that said where it was; None if that is not to be used.
+    def _stream_from_checkpoint(self, loader: Iterable[Any], *, same_batches: bool) -> PreparedDataLoader | None:
+        """Return a loader of the rest of a stateful stream; None if the checkpoint has no state that can be used.
 
         Raises:
-            CheckpointError: If the state that the checkpoint keeps does not fit the stream.
+            CheckpointError: If the state in the checkpoint does not fit the stream.
         """
-        assert self._point is not None, "asked where there is one"
+        assert self._point is not None, "called if there is a checkpoint"
         args = self._host.args
-        alone = isinstance(loader, DispatchingDataLoader)
+        alone = isinstance(loader, DispatchingDataLoader)  # rank 0 reads for all ranks
         rank, world_size = (0 if alone else args.process_index), args.world_size
         read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=alone)
         saved = self._point.lightning("stream", read)
-        # What the workers gave since they had all had their turn is counted in batches of the old size.
+        # `since`, the batches since the workers' states were saved, has the checkpoint's batch size.
         if saved is None or (saved.since and not same_batches):
             return None
         try:
             return resume_stream(loader, saved)
         except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"The state of the stream in `{self.folder}` does not fit `train_dataset`: {error}. Resume with the "
-                "data that the checkpoint was written with, or set `ignore_data_skip=True`."
+                f"The stream's state in `{self.folder}` does not fit `train_dataset`: {error}. Resume with the same "
+                "dataset, or set `ignore_data_skip=True`."
             ) from error
 
 
@@ -175,17 +177,17 @@ def init_training_state(
     max_steps: int,
     num_update_steps_per_epoch: int,
     num_train_epochs: int,
-    trial: Any,
+    trial: Trial | None,
 ) -> tuple[int, int]:
-    """Set ``state`` anew or from a checkpoint; return the epochs done and the batches into the next one.
+    """Set ``state``, new or from a checkpoint; return completed epochs, and batches to skip in the next one.
 
     Args:
         host: The Trainer.
-        point: The checkpoint; None for a run that starts anew.
+        point: The checkpoint; None for a run that starts from the beginning.
         max_steps: Update steps of the run.
-        num_update_steps_per_epoch: Update steps of an epoch.
-        num_train_epochs: Epochs that the run begins.
-        trial: The trial of a search, None without one.
+        num_update_steps_per_epoch: Update steps per epoch.
+        num_train_epochs: Epochs of the run, a partial one included.
+        trial: The trial of a hyperparameter search, None outside one.
     """
     args = host.args
     exportable = [each for each in [*host.callback_handler.callbacks, host.control] if is_exportable(each)]
@@ -198,7 +200,7 @@ def init_training_state(
     if point is not None:
         state = host.state = point.trainer_state()
         if state.best_model_checkpoint is not None:
-            state.best_model_checkpoint = moved_along(state.best_model_checkpoint, point.folder)
+            state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
         _forget_missing_best_checkpoint(host)
         host.compare_trainer_and_checkpoint_args(args, state)
         host._load_callback_state()
@@ -211,29 +213,29 @@ def init_training_state(
 def _forget_missing_best_checkpoint(host: RunHost) -> None:
     best = host.state.best_model_checkpoint
     if host.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
-        logger.warning("The best checkpoint `%s` of the resumed run is gone; it is not counted any more.", best)
+        logger.warning("The best checkpoint `%s` of the resumed run does not exist any more; it is ignored.", best)
         host.state.best_model_checkpoint = None
 
 
-def without_surplus_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
-    """Return ``plan``, cut where all its update steps are made but upstream would make one more."""
+def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
+    """Return ``plan``, without the extra update step that transformers makes after the last one of a resumed run."""
     if host.state.global_step < plan.max_steps or epochs_done >= plan.num_train_epochs:
         return plan
     if host.semantics.corrected:
         return replace(plan, num_train_epochs=epochs_done)
     warn_once(
-        f"All of `max_steps={plan.max_steps}` update steps are made, but transformers makes one more where an epoch "
-        "has begun, and so does this run. Set `TrainingArguments(semantics='corrected')` to make none."
+        f"All of `max_steps={plan.max_steps}` update steps are made, but transformers makes one more, and so does this "
+        "run. Set `TrainingArguments(semantics='corrected')` to make none."
     )
     return plan
 
 
 def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> None:
-    """Warn where the checkpoint's cadences, which win, or its batch size differ from the arguments'."""
+    """Warn if the checkpoint's batch size, or its logging, evaluation and save steps, which are used, differ."""
     for name in ("logging_steps", "eval_steps", "save_steps"):
         given, kept = getattr(args, name), getattr(state, name)
         if given is not None and given != kept:
-            logger.warning("`%s=%s` differs from the checkpoint's %s, which is kept.", name, given, kept)
+            logger.warning("`%s=%s` differs from the checkpoint's %s, which is used.", name, given, kept)
     if state.train_batch_size not in (None, args.train_batch_size):
         logger.warning(
             "`per_device_train_batch_size=%s` differs from the checkpoint's %s.",
@@ -243,14 +245,14 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
 
 
 def load_callback_state(host: RunHost) -> None:
-    """Make the exportable callbacks, and the control, anew with the states that ``host.state`` keeps of them."""
+    """Replace the exportable callbacks, and the control, by new ones with their states in ``host.state``."""
     for name, saved in host.state.stateful_callbacks.items():
         current = [*host.callback_handler.callbacks, host.control]
         same = [each for each in current if type(each).__name__ == name]
         if not same:
-            logger.warning("The checkpoint has a state for %s, which is not among the callbacks.", name)
+            logger.warning("The checkpoint has a state of %s, which is not among the callbacks.", name)
         for callback, state in zip(same, saved if isinstance(saved, list) else [saved], strict=False):
-            restored = _rebuilt(callback, state)
+            restored = _restore_callback(callback, state)
             if callback is host.control:
                 host.control = restored
             else:
@@ -258,13 +260,13 @@ def load_callback_state(host: RunHost) -> None:
                 host.callback_handler.add_callback(restored)
 
 
-def _rebuilt(callback: Any, state: Any) -> Any:
-    """Return a new object of ``callback``'s class in ``state``, as a checkpoint has it."""
+def _restore_callback(callback: Any, state: dict[str, Any]) -> Any:
+    """Return a new object of ``callback``'s class with the saved ``state``."""
     try:
         return type(callback).from_state(state)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"The checkpoint's `trainer_state.json` holds no state of a {type(callback).__name__} under "
-            f"`stateful_callbacks`: {error or type(error).__name__}. Resume without "
-            "`restore_callback_states_from_checkpoint`."
+            f"`stateful_callbacks` in the checkpoint's `trainer_state.json` has no valid state of a "
+            f"{type(callback).__name__}: {error or type(error).__name__}. Set "
+            "`restore_callback_states_from_checkpoint=False`."
         ) from error

@@ -1,18 +1,18 @@
-"""One ``train()``: it begins, fits, perhaps several times until memory suffices, and ends."""
+"""``TrainingRun``: one call of ``train()``, with one fit or, under ``auto_find_batch_size``, several."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from hf_compat.checkpoint import layout, publish
-from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -35,10 +35,13 @@ from hf_compat.run.optimization import RunOptimization
 from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper
 from hf_compat.run.progress import Counts
-from hf_compat.run.resume import without_surplus_step
+from hf_compat.run.resume import without_extra_step
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from hf_compat.engine.host import Optimization
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["TrainingRun"]
 
@@ -46,23 +49,23 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
-    """What lives as long as one ``train()``; the ``Host`` of the module and of the strategy, the source of windows.
+    """The state of one ``train()``; the ``Host`` of module and strategy, and the source of windows.
 
     Args:
         host: The Trainer.
-        runtime: Where the run takes place.
-        counts: Where it keeps the numbers that upstream's names show.
-        checkpoints: What writes its checkpoints.
-        warn_once: Gives a warning once in the Trainer's life.
-        trial: The trial of a search, None without one.
-        ignore_keys: Model outputs that evaluations during training leave out of the predictions.
+        runtime: Placement, precision and ``lightning.Trainer``.
+        counts: The run's counts.
+        checkpoints: Writes checkpoints.
+        warn_once: Issues each warning once per Trainer.
+        trial: The trial of a hyperparameter search, None outside one.
+        ignore_keys: Model outputs excluded from the predictions of evaluations during training.
 
     Attributes:
-        point: The checkpoint that the run resumes; None if it starts anew.
-        watch: Notes the signals that ask the run to save and exit; None where nothing is saved.
-        members: The callbacks of the fit under way, or of the last one.
-        pieces: What the fit under way, or the last one, consists of; None before.
-        output: The run's result, once there is one.
+        point: The checkpoint to resume from; None for a run that starts from the beginning.
+        watch: Records the signals on which the run saves and exits; None if nothing is saved.
+        members: The callbacks of the current or last fit.
+        pieces: The objects of the current or last fit; None before the first.
+        output: The result, None before the end.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class TrainingRun:
         checkpoints: CheckpointWriter,
         warn_once: WarnOnce,
         *,
-        trial: Any = None,
+        trial: Trial | None = None,
         ignore_keys: list[str] | None = None,
     ) -> None:
         self.host = host
@@ -90,10 +93,10 @@ class TrainingRun:
         self._warn_once = warn_once
         self.members = build_members(self)
 
-    # ---- from begin to end ----
+    # ---- the run ----
 
     def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
-        """Run it all and return the result; see the Trainer's ``train``."""
+        """Train and return the result; see the Trainer's ``train``."""
         host, args = self.host, self.host.args
         self._begin(resume_from_checkpoint)
         try:
@@ -122,13 +125,13 @@ class TrainingRun:
 
     def _begin(self, resume_from_checkpoint: str | bool | None) -> None:
         host, args = self.host, self.host.args
-        if args.should_save:  # first: a killed process may have left a checkpoint without its name
+        if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
             os.makedirs(args.output_dir, exist_ok=True)
             publish.clean_orphans(args.output_dir)
         host.accelerator.wait_for_everyone()
-        if is_wanted(args):
+        if is_requested(args):
             self.checkpoints.check_disks(args.output_dir, launch=args.launch, save_async=args.save_async)
-        folder = layout.to_resume(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
+        folder = layout.find_checkpoint(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
         self.point = None if folder is None else ResumePoint(folder)
         self.checkpoints.last_step = None
         if not (args.auto_find_batch_size and host.semantics.keeps_batch_size_found):
@@ -144,7 +147,7 @@ class TrainingRun:
 
     @contextmanager
     def _watching_signals(self) -> Iterator[None]:
-        """Notice signals, where the run may save; leave no save unfinished, however the block ends."""
+        """Context that records signals if the run saves, and waits for a background save however it ends."""
         args = self.host.args
         saves = args.save_strategy != "no" or args.enable_jit_checkpoint
         self.watch = SignalWatch(slurm_signal(self.runtime.plugins)) if saves else None
@@ -154,7 +157,7 @@ class TrainingRun:
         except BaseException:
             try:
                 self.checkpoints.saver.wait()
-            except Exception as error:  # what ended the run is the error to tell of
+            except Exception as error:  # the error that ended the run is the one to raise
                 logger.error("%s", error)
             raise
         finally:
@@ -165,7 +168,7 @@ class TrainingRun:
         host.is_in_train = False
         self.runtime.end_fit()
         if self.pieces is not None:
-            self.pieces.group.end()  # once more, where an error came before Lightning could
+            self.pieces.group.end()  # again, in case of an error before Lightning's teardown
         host._memory_tracker.cancel()
         host._past = None
 
@@ -175,12 +178,12 @@ class TrainingRun:
         self,
         batch_size: int | None,
         resume_from_checkpoint: str | None,
-        trial: Any,
+        trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
     ) -> TrainOutput:
-        """Run one fit on Lightning with batches of ``batch_size`` and return the result."""
+        """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
         host = self.host
-        self.pieces = self.output = None  # the memory of a fit that ran out of it
+        self.pieces = self.output = None  # frees the memory of a fit that ran out of memory
         host._train_batch_size = batch_size or host._train_batch_size
         self.ignore_keys = ignore_keys_for_eval
         self.point = self.resume_point(resume_from_checkpoint)
@@ -196,7 +199,7 @@ class TrainingRun:
         if self.point is not None:
             plan, start, members.progress.shift = members.resume.start_in_data(plan, loader, done)
             host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
-        plan = without_surplus_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
+        plan = without_extra_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
         host.run_plan = members.progress.plan = plan
         if host._created_lr_scheduler:
             host.lr_scheduler, host._created_lr_scheduler = None, False
@@ -207,29 +210,29 @@ class TrainingRun:
         assert self.output is not None, "a finished run has a result"
         return self.output
 
-    def _fit(self, plan: RunPlan, loader: Any, start: EpochStart | None) -> None:
+    def _fit(self, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None) -> None:
         host, runtime = self.host, self.runtime
-        host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # the last run's wrapper goes,
-        host.deepspeed = None  # and its engine, as the next strategy is built
+        host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # without the last run's wrapper
+        host.deepspeed = None
         pieces = self.pieces = assemble(self, plan, loader, start)
-        if self.point is not None:  # `HFCheckpointIO` may have kept none
+        if self.point is not None:  # a checkpoint of `HFCheckpointIO` may have none
             self.point.lightning("callbacks", runtime.restore_callback_states)
         runtime.begin_fit(loader)
         step = host.state.global_step
         runtime.fit(pieces.module, pieces.windows, start=None if start is None else (start.epoch, step, step))
-        if self.output is None:  # no epoch was left to run, so Lightning called no hook
+        if self.output is None:  # no epoch was left, so Lightning called no hook
             pieces.group.on_train_start(pieces.trainer, pieces.module)
             pieces.group.on_train_end(pieces.trainer, pieces.module)
 
     def resume_point(self, folder: str | None) -> ResumePoint | None:
-        """Return the checkpoint ``folder``, the run's own if it is that; None for None."""
+        """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""
         if folder is None:
             return None
         own = self.point is not None and str(self.point.folder) == folder
         return self.point if own else ResumePoint(folder)
 
-    def _plan(self, loader: Any) -> RunPlan:
-        """Return every number of the run, by the Trainer's ``set_initial_training_values``."""
+    def _plan(self, loader: Iterable[Any]) -> RunPlan:
+        """Return the plan of the run, from the Trainer's ``set_initial_training_values``."""
         check_even(loader)
         host, args = self.host, self.host.args
         by_batches = host.semantics.plans_by_batches
@@ -243,7 +246,7 @@ class TrainingRun:
         return from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
 
     def lightning_state(self) -> dict[str, Any]:
-        """Return what a checkpoint's ``lightning.pt`` holds; every rank has to call it."""
+        """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
         content: dict[str, Any] = {"callbacks": self.runtime.callback_states()}
         if self.members.progress.position is not None:
             content["position"] = self.members.progress.position.to_dict()
@@ -252,40 +255,42 @@ class TrainingRun:
             content["stream"] = stream
         return content
 
-    def take_output(self, output: TrainOutput) -> None:
-        """Keep the run's result."""
+    def set_output(self, output: TrainOutput) -> None:
+        """Store the run's result."""
         self.output = output
 
     def activate_neftune(self, model: nn.Module) -> nn.Module:
-        """Have the Trainer add noise to the embeddings of its model; return that."""
+        """Call the Trainer's ``_activate_neftune`` with its model; return the model."""
         self.host.model = self.host._activate_neftune(self.host.model)
         return self.host.model  # type: ignore[no-any-return]
 
     def deactivate_neftune(self, model: nn.Module) -> None:
-        """Have the Trainer take the noise away."""
+        """Call the Trainer's ``_deactivate_neftune`` with its model."""
         self.host._deactivate_neftune(self.host.model)
 
-    # ---- what the engine asks ----
+    # ---- called by the engine ----
 
-    @property
-    def model_wrapped(self) -> nn.Module:
-        """What is trained: the model in what the strategy put around it."""
-        return self.host.model_wrapped  # type: ignore[no-any-return]
+    def accumulating(self, *, ends_update: bool, syncs: bool) -> AbstractContextManager[None]:
+        """Return the context for one batch: the strategy's, or ``no_sync`` of the Trainer's accelerator."""
+        host = self.host
+        if syncs:
+            return self.runtime.strategy.accumulating(host.model_wrapped, ends_update=ends_update, syncs=True)
+        return host.accelerator.no_sync(host.model_wrapped)  # a subclass may have put its own accelerator in place
 
-    def training_step(self, batch: Any, num_items: Any) -> Tensor:
-        """Run forward and backward of one batch by the Trainer's ``training_step``; return its loss, ``()``."""
+    def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
+        """Call the Trainer's ``training_step`` with one batch; return its loss, ``()``."""
         step = self.host.training_step
         if accepts_parameter(step, "num_items_in_batch"):
             return step(self.host.model_wrapped, batch, num_items)
         return step(self.host.model_wrapped, batch)
 
     def should_stop(self) -> bool:
-        """Return whether a callback asked to end the epoch or the training."""
+        """Return whether a callback has requested the end of the epoch or of training."""
         control = self.host.control
         return control.should_epoch_stop or control.should_training_stop
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
-        """Train ``wrapped``, the model in what the strategy put around it; a sharded one gets its weights now."""
+        """Train ``wrapped``, the model in the strategy's wrapper; a sharded model loads resumed weights now."""
         take_wrapper(self.host, self.runtime, wrapped)
         facts = self.runtime.facts
         if facts.has_engine:
@@ -293,23 +298,23 @@ class TrainingRun:
         elif facts.shards_model and self.point is not None and self.runtime.trains:
             self.host._load_from_checkpoint(str(self.point.folder))
 
-    def take_optimizers(self, optimizer: Any, scheduler: Any) -> None:
-        """Train with what the strategy put in the place of optimizer and schedule."""
+    def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
+        """Use the optimizer and the schedule that the strategy has created."""
         self.host.optimizer, self.host.lr_scheduler = optimizer, scheduler
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
-        """Return the batches of the next window, and its items."""
+        """Return the batches of the next window, and its number of items."""
         return self.host.get_batch_samples(batches, count, self.host.args.device)
 
     def restore_rng(self) -> None:
-        """Set the random generators to where the resumed checkpoint left them."""
+        """Restore the random states of the resumed checkpoint."""
         self.members.resume.restore_rng()
 
     def warn_of_empty_epoch(self) -> None:
-        """Stop the training: the train loader gave no batch in a whole epoch."""
+        """Warn that the train loader yielded no batch in an epoch, and stop the training."""
         state = self.host.state
         logger.warning(
-            "`train_dataset` gave no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
+            "`train_dataset` yielded no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
             state.epoch,
             state.global_step,
             state.max_steps,

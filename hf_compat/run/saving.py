@@ -1,4 +1,4 @@
-"""Saving while a run trains: what a checkpoint consists of, and what becomes of an error in writing it."""
+"""Saving checkpoints during training: their parts, and handling write errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_compat.callbacks.firing import fire
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.background import is_wanted
+from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import CheckpointWriteError
@@ -22,6 +22,7 @@ from hf_compat.state import export_states
 
 if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["CheckpointSaving"]
 
@@ -35,9 +36,9 @@ class CheckpointSaving(RunCallback):
 
     Args:
         host: The Trainer.
-        writer: Writes its checkpoints.
-        lightning_state: Returns what ``lightning.pt`` holds: the states of the user's Lightning callbacks, and where in
-            the data the run is. Every rank calls it.
+        writer: Writes checkpoints.
+        lightning_state: Returns the content of ``lightning.pt``: the states of the user's Lightning callbacks, and the
+            position in the data. Every rank calls it.
     """
 
     def __init__(self, host: RunHost, writer: CheckpointWriter, lightning_state: Callable[[], dict[str, Any]]) -> None:
@@ -52,16 +53,16 @@ class CheckpointSaving(RunCallback):
 
     @property
     def has_saved(self) -> bool:
-        """Whether the update step under way is saved."""
+        """Whether the current update step is saved."""
         return self._writer.last_step == self._host.state.global_step
 
-    def save(self, model: nn.Module, trial: Any, metrics: dict[str, float] | None = None) -> None:
-        """Save a checkpoint and fire ``on_save``; what cannot be written ends the run, or is logged if asked for.
+    def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
+        """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
 
         Args:
-            model: What was trained.
-            trial: The trial of a search, None without one.
-            metrics: The evaluation just made, None without one.
+            model: The wrapped model.
+            trial: The trial of a hyperparameter search, None outside one.
+            metrics: The metrics of the last evaluation, None without one.
 
         Raises:
             CheckpointWriteError: On every rank, unless ``on_save_error='warn'``.
@@ -72,33 +73,33 @@ class CheckpointSaving(RunCallback):
         try:
             call_as_defined(host._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
-            self._give_up(error)
+            self._handle_write_error(error)
             return
         self._writer.last_step = host.state.global_step  # an override may have saved by itself
         fire(host, "on_save")
 
     def finish(self) -> None:
-        """Wait, on all ranks together, for a checkpoint that is being written in the background."""
-        if is_wanted(self._host.args):
+        """Wait for a checkpoint that is being saved in the background; every rank calls it."""
+        if is_requested(self._host.args):
             try:
                 self._writer.wait()
             except CheckpointWriteError as error:
-                self._give_up(error)
+                self._handle_write_error(error)
 
-    def _give_up(self, error: CheckpointWriteError) -> None:
+    def _handle_write_error(self, error: CheckpointWriteError) -> None:
         self._host.state.best_model_checkpoint = self._best_before
         if self._host.args.on_save_error == "raise":
             raise error
-        logger.error("%s The training goes on (`on_save_error='warn'`).", error)
+        logger.error("%s Training continues (`on_save_error='warn'`).", error)
 
-    def write(self, trial: Any) -> None:
-        """Write ``checkpoint-<update step>``, complete or not at all; then push it and delete what is too old.
+    def write(self, trial: Trial | None) -> None:
+        """Write ``checkpoint-<update step>``, which appears only when it is complete; then push it and rotate.
 
-        Where a subclass overrides the Trainer's method that calls this, or a callback ``on_save``, and may look at the
-        folder, it is there before either goes on.
+        If a subclass overrides ``_save_checkpoint``, or a callback ``on_save``, it may read the folder: this method
+        then returns only when the folder is complete.
 
         Args:
-            trial: The trial of a search, None without one.
+            trial: The trial of a hyperparameter search, None outside one.
         """
         host, args = self._host, self._host.args
         if host.hp_search_backend is None and trial is None:
@@ -111,13 +112,13 @@ class CheckpointSaving(RunCallback):
             step=step,
             launch=args.launch,
             writes_files=args.should_save,
-            background=is_wanted(args),
+            background=is_requested(args),
             then=(self._push, self._rotate),
-            looked_at=self._is_looked_at,
+            must_finish=self._must_finish_first,
         )
 
     def write_for_search(self, folder: Path) -> None:
-        """Write what a search library may resume a trial from into ``folder``, by this process alone."""
+        """Write a checkpoint from which a search library can resume a trial, on this rank only."""
         step = self._host.state.global_step
         parts = [self._weights()]
         if self._host.args.should_save:
@@ -127,11 +128,11 @@ class CheckpointSaving(RunCallback):
     # ---- parts ----
 
     def _parts(self, run_dir: Path) -> list[Part]:
-        """Return the parts of a checkpoint in upstream's order."""
+        """Return the parts of a checkpoint in transformers' order."""
         parts = [self._weights(), Part(lambda _: note_best_checkpoint(self._host, run_dir))]
         if not self._host.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
-            parts += [*map(self._part, methods), Part(self._write_lightning_state, may_wait=True)]
+            parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
         if self._host.args.should_save:
             parts.append(Part(self._write_state))
         return parts
@@ -139,12 +140,12 @@ class CheckpointSaving(RunCallback):
     def _weights(self) -> Part:
         host = self._host
         own = is_ours(host.save_model) and is_ours(host._save)
-        return Part(lambda folder: host.save_model(str(folder), _internal_call=True), may_wait=own)
+        return Part(lambda folder: host.save_model(str(folder), _internal_call=True), deferrable=own)
 
     def _part(self, name: str) -> Part:
-        """Return the part that the Trainer's method ``name`` writes."""
+        """Return the part written by the Trainer's method ``name``."""
         method = getattr(self._host, name)
-        return Part(lambda folder: method(str(folder)), may_wait=is_ours(method))
+        return Part(lambda folder: method(str(folder)), deferrable=is_ours(method))
 
     def _write_lightning_state(self, folder: Path) -> None:
         content, writes = self._lightning_state(), self._writer.writes
@@ -156,7 +157,7 @@ class CheckpointSaving(RunCallback):
         export_states(host.state.stateful_callbacks, [*host.callback_handler.callbacks, host.control])
         host.state.save_to_json(str(folder / names.TRAINER_STATE_NAME))
 
-    # ---- once it is there ----
+    # ---- after it is complete ----
 
     def _push(self, folder: Path) -> None:
         if self._host.args.push_to_hub:
@@ -165,16 +166,16 @@ class CheckpointSaving(RunCallback):
     def _rotate(self, folder: Path) -> None:
         self._host._rotate_checkpoints(output_dir=str(folder.parent))
 
-    def _is_looked_at(self) -> bool:
-        """Return whether others than we are told of a save, and may expect its folder to be there."""
-        told = [callback for callback in self._host.callback_handler.callbacks if _is_told_of_saves(callback)]
-        if told:
-            classes = ", ".join(sorted({type(callback).__name__ for callback in told}))
-            logger.info("Saving in the background waits for its end, as `on_save` of %s is called.", classes)
-        return bool(told) or not is_ours(self._host._save_checkpoint)
+    def _must_finish_first(self) -> bool:
+        """Return whether an override of the user's is called after a save, and may read its folder."""
+        found = [callback for callback in self._host.callback_handler.callbacks if _overrides_on_save(callback)]
+        if found:
+            classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
+            logger.info("Training waits for each save in the background, because %s defines `on_save`.", classes)
+        return bool(found) or not is_ours(self._host._save_checkpoint)
 
 
-def _is_told_of_saves(callback: object) -> bool:
+def _overrides_on_save(callback: object) -> bool:
     function = getattr(type(callback), "on_save", None)
-    # A base class's own, here or in transformers, does nothing.
+    # The method of the base class, ours or transformers', does nothing.
     return function is not None and function.__qualname__ != "TrainerCallback.on_save" and not is_ours(function)

@@ -1,4 +1,4 @@
-"""The learning-rate schedule in an update step."""
+"""Stepping the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["LRSchedule"]
 class LRSchedule(RunCallback):
     """Steps the schedule after each optimizer step, then zeroes the gradients.
 
-    A schedule that goes by a metric is stepped by evaluations instead, and none is where a gradient scaler left the
-    optimizer step out.
+    A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler
+    skipped the optimizer step.
 
     Hooks: ``on_optimizer_step_end``.
 
@@ -28,7 +28,7 @@ class LRSchedule(RunCallback):
         host: The Trainer.
 
     Attributes:
-        learning_rate: The rate that the last optimizer step was made with, which is what is logged.
+        learning_rate: The learning rate of the last optimizer step, which is logged.
     """
 
     def __init__(self, host: RunHost) -> None:

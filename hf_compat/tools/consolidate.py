@@ -25,7 +25,7 @@ __all__ = ["consolidate", "has_full_weights"]
 
 _LIMIT = 5_000_000_000
 _STATES = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME, names.SCALER_NAME, names.TRAINER_STATE_NAME)
-_TRAINING_FILES = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.WHOLE_OPTIMIZER_NAME)
+_TRAINING_FILES = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.FULL_OPTIMIZER_NAME)
 
 
 def has_full_weights(folder: str | os.PathLike[str]) -> bool:

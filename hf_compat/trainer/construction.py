@@ -91,7 +91,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             warnings.warn("`model_init` takes the place of `model`; pass only one.", FutureWarning, stacklevel=4)
         model = trainer.call_model_init()
     assert model is not None, "checked before"
-    if is_bare_model(model) and _leaves_loss_to_model(trainer):
+    if is_bare_model(model) and _uses_model_loss(trainer):
         raise ModelError(
             f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
             "Choose one with a head for the task, such as an `AutoModelFor...`."
@@ -115,7 +115,7 @@ def _places_model(trainer: Trainer, runtime: Runtime) -> bool:
     return not full_eval if wanted is None else bool(wanted)
 
 
-def _leaves_loss_to_model(trainer: Trainer) -> bool:
+def _uses_model_loss(trainer: Trainer) -> bool:
     """Return whether training would take the loss that the model returns."""
     own = is_ours(trainer.compute_loss) and is_ours(trainer.training_step)
     return trainer.train_dataset is not None and trainer.compute_loss_func is None and own
@@ -143,7 +143,7 @@ def inspect_model(trainer: Trainer) -> None:
     trainer.label_smoother = None
     if args.label_smoothing_factor != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
-            trainer._notices(
+            trainer._warn_once(
                 f"`label_smoothing_factor={args.label_smoothing_factor}` has no meaning for a multi-label "
                 "classification and is left out."
             )

@@ -10,7 +10,7 @@ from hf_compat.trainer.views import counts_of
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["current_run", "new_run", "ready_strategy"]
+__all__ = ["current_run", "new_run", "prepare_strategy"]
 
 
 def new_run(trainer: Trainer, trial: Any = None, ignore_keys: list[str] | None = None) -> TrainingRun:
@@ -21,7 +21,7 @@ def new_run(trainer: Trainer, trial: Any = None, ignore_keys: list[str] | None =
         trial: The trial of a search, None without one.
         ignore_keys: Model outputs that evaluations during training leave out of the predictions.
     """
-    parts = (trainer._runtime, counts_of(trainer), trainer._checkpoints, trainer._notices)
+    parts = (trainer._runtime, counts_of(trainer), trainer._checkpoints, trainer._warn_once)
     run = trainer._run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
     return run
 
@@ -31,7 +31,7 @@ def current_run(trainer: Trainer) -> TrainingRun:
     return new_run(trainer) if trainer._run is None else trainer._run
 
 
-def ready_strategy(trainer: Trainer) -> None:
+def prepare_strategy(trainer: Trainer) -> None:
     """Let the strategy put around the model what it is evaluated, or saved, through."""
     wrapped = trainer._runtime.prepare_evaluation(trainer.args, trainer.model)
     if wrapped is not None:

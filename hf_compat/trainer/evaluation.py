@@ -21,8 +21,8 @@ from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import call_as_defined
 from hf_compat.run.past import fresh_past
 from hf_compat.run.preparing import place_model
-from hf_compat.trainer.current_run import current_run, ready_strategy
-from hf_compat.trainer.loss import remember
+from hf_compat.trainer.current_run import current_run, prepare_strategy
+from hf_compat.trainer.loss import store_past
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -31,7 +31,7 @@ __all__ = ["evaluate", "predict", "prediction_step", "run_loop", "trace"]
 
 logger = logging.getLogger(__name__)
 
-_READYING_TIMES = ("jit_compilation_time", "model_preparation_time")
+_PREPARATION_TIMES = ("jit_compilation_time", "model_preparation_time")
 """Attributes that hold seconds which the speeds of an evaluation leave out."""
 
 
@@ -94,7 +94,7 @@ def _loop_of(trainer: Trainer) -> Any:
 
 
 def _add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
-    start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _READYING_TIMES)
+    start_time += sum(output.metrics.get(f"{prefix}_{name}", 0.0) for name in _PREPARATION_TIMES)
     steps = math.ceil(output.num_samples / (trainer.args.eval_batch_size * trainer.accelerator.data_parallel_size))
     output.metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=steps))
 
@@ -110,13 +110,13 @@ def run_loop(
 ) -> EvalLoopOutput:
     """Return what one pass over ``dataloader`` gives, by the rules of ``kind``."""
     loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-    model = _ready_model(trainer, dataloader)
+    model = _prepare_model(trainer, dataloader)
     if callable(getattr(trainer.optimizer, "eval", None)):  # a schedule-free optimizer
         trainer.optimizer.eval()
     trainer.callback_handler.eval_dataloader = dataloader
     if kind is not LegacySession and has_length(dataloader):  # that one asks itself, once
         logger.info("%s of %s samples.", description, trainer.num_examples(dataloader))
-    names = () if kind is LegacySession else _READYING_TIMES
+    names = () if kind is LegacySession else _PREPARATION_TIMES
     runtime, is_prediction = trainer._runtime, description == "Prediction"
     session = kind(
         trainer,
@@ -138,7 +138,7 @@ def run_loop(
     return session.output
 
 
-def _ready_model(trainer: Trainer, dataloader: Any) -> Any:
+def _prepare_model(trainer: Trainer, dataloader: Any) -> Any:
     """Return the model to evaluate: in its place, in evaluation mode, traced if asked for."""
     _prepare(trainer)
     wrapped = call_as_defined(trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader)
@@ -159,7 +159,7 @@ def _prepare(trainer: Trainer) -> None:
     """Put the model where and as it is evaluated; the first time, note how many seconds that took."""
     start, args, runtime = time.time(), trainer.args, trainer._runtime
     place_model(trainer, runtime)
-    ready_strategy(trainer)
+    prepare_strategy(trainer)
     if not runtime.model_is_prepared:
         runtime.model_is_prepared = True
         trainer.model_preparation_time = round(time.time() - start, 4)
@@ -220,7 +220,7 @@ def _forward(trainer: Trainer, model: nn.Module, inputs: Any, scored: bool) -> t
     if not scored:
         with trainer.compute_loss_context_manager():
             outputs = model(**inputs)
-            remember(trainer, outputs, trainer.args.past_index - 1)  # one place earlier: there is no loss
+            store_past(trainer, outputs, trainer.args.past_index - 1)  # one place earlier: there is no loss
             return None, outputs
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
     context, inputs = trainer._prepare_context_parallel_inputs(model, inputs)

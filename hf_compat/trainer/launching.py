@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["train_in_processes"]
 
-_GRACE = 5.0
+_GRACE_PERIOD = 5.0
 """Seconds that the other processes have to end by themselves once one has failed, and again after SIGTERM."""
-_KEPT = ("state", "control", "run_plan", "_train_batch_size")
+_COPIED_BACK = ("state", "control", "run_plan", "_train_batch_size")
 """Attributes that the caller's Trainer takes over from the main process of the training."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _WorkerConfig:
     """What a started process is told."""
 
     trainer: Trainer | None
@@ -90,8 +90,8 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:
-            _pack(trainer, run, folder / "job")
-        job = _Job(trainer if forks else None, run if forks else None, folder, start.processes, _free_port())
+            _pickle_trainer(trainer, run, folder / "job")
+        job = _WorkerConfig(trainer if forks else None, run if forks else None, folder, start.processes, _free_port())
         with warnings.catch_warnings():  # one that chose fork has chosen it for a process with threads, too
             warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
             context = start_processes(  # type: ignore[no-untyped-call]
@@ -105,10 +105,10 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             for process in context.processes:
                 process.kill()
                 process.join()
-        return _take_back(trainer, folder / "result")
+        return _copy_results(trainer, folder / "result")
 
 
-def _pack(trainer: Trainer, run: Callable[[Any], TrainOutput], path: Path) -> None:
+def _pickle_trainer(trainer: Trainer, run: Callable[[Any], TrainOutput], path: Path) -> None:
     """Write what a process that inherits nothing needs."""
     try:
         torch.save({"trainer": trainer, "run": run, "random": host_rng_state()}, path)
@@ -128,27 +128,27 @@ def _free_port() -> int:
 def _wait(context: ProcessContext, watch: SignalWatch, folder: Path) -> None:
     """Return when all processes have ended well; pass on what asks this one to leave."""
     processes, told = context.processes, False
-    while any(process.exitcode is None for process in processes) and not any(_codes(context)):
+    while any(process.exitcode is None for process in processes) and not any(_exit_codes(context)):
         connection.wait([process.sentinel for process in processes if process.exitcode is None], timeout=1)
         if watch.received and not told:
             told = True
             for process in processes:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, watch.received)
-    codes = _codes(context)  # before those that are left are ended
+    codes = _exit_codes(context)  # before those that are left are ended
     try:
-        while not context.join(grace_period=_GRACE):
+        while not context.join(grace_period=_GRACE_PERIOD):
             pass
     except (ProcessRaisedException, ProcessExitedException) as ended:
-        _raise_cause(ended, codes, watch.received, folder)
+        _raise_first_error(ended, codes, watch.received, folder)
 
 
-def _codes(context: ProcessContext) -> list[int]:
+def _exit_codes(context: ProcessContext) -> list[int]:
     """Return the exit codes of the processes, 0 of those that run."""
     return [process.exitcode or 0 for process in context.processes]
 
 
-def _raise_cause(ended: Exception, codes: list[int], asked: int, folder: Path) -> None:
+def _raise_first_error(ended: Exception, codes: list[int], asked: int, folder: Path) -> None:
     """Raise what the first process to fail raised, or say how it ended; what befell the others follows from that.
 
     Args:
@@ -170,7 +170,7 @@ def _raise_cause(ended: Exception, codes: list[int], asked: int, folder: Path) -
     raise LaunchError(f"Training ended without a result: process {process} of {len(codes)} ended {how}.") from ended
 
 
-def _take_back(trainer: Trainer, path: Path) -> TrainOutput:
+def _copy_results(trainer: Trainer, path: Path) -> TrainOutput:
     """Give ``trainer`` what the main process wrote to ``path``, and return its result."""
     if not path.is_file():
         raise LaunchError("Training was interrupted: no process left a result.")
@@ -186,7 +186,7 @@ def _take_back(trainer: Trainer, path: Path) -> TrainOutput:
     return output
 
 
-def _work(rank: int, job: _Job) -> None:
+def _work(rank: int, job: _WorkerConfig) -> None:
     """Train in process ``rank``; keep the result, or the error, in the job's folder."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": job.count, "LOCAL_WORLD_SIZE": job.count}
     place |= {"MASTER_PORT": job.port, OWN_MARK: 1}
@@ -197,21 +197,21 @@ def _work(rank: int, job: _Job) -> None:
         _train(rank, job)
     except Exception as error:
         part = job.folder / f"{rank}.part"
-        part.write_bytes(_pickled(error, rank))
+        part.write_bytes(_pickle_error(error, rank))
         part.rename(job.folder / f"{rank}.error")
         raise
 
 
-def _train(rank: int, job: _Job) -> None:
+def _train(rank: int, job: _WorkerConfig) -> None:
     trainer, run = job.trainer, job.run
     if trainer is None or run is None:
         packed = torch.load(job.folder / "job", map_location="cpu", weights_only=False)
         trainer, run = packed["trainer"], packed["run"]
         set_host_rng_state(packed["random"])
-    _take_place(trainer)
+    _join_as_rank(trainer)
     output = run(trainer)
     if rank == 0:
-        attributes = {name: getattr(trainer, name) for name in _KEPT if hasattr(trainer, name)}
+        attributes = {name: getattr(trainer, name) for name in _COPIED_BACK if hasattr(trainer, name)}
         scaler = getattr(trainer._runtime.precision, "scaler", None)
         kept = {
             "output": output,
@@ -225,7 +225,7 @@ def _train(rank: int, job: _Job) -> None:
     distributed.destroy_process_group()
 
 
-def _take_place(trainer: Any) -> None:
+def _join_as_rank(trainer: Any) -> None:
     """Tell ``trainer`` which process this is now, and let it meet the others."""
     runtime = trainer._runtime
     runtime.placement = place_started(trainer.args, runtime.placement)
@@ -237,7 +237,7 @@ def _take_place(trainer: Any) -> None:
         trainer._move_model_to_device(trainer.model, trainer.args.device)
 
 
-def _pickled(error: Exception, rank: int) -> bytes:
+def _pickle_error(error: Exception, rank: int) -> bytes:
     """Return ``error`` for the caller's process; one that cannot go there becomes a ``LaunchError`` that names it."""
     try:
         packed = pickle.dumps(error)

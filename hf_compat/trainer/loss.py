@@ -26,7 +26,7 @@ __all__ = [
     "forward_and_backward",
     "prepare_input",
     "prepare_inputs",
-    "remember",
+    "store_past",
 ]
 
 
@@ -95,7 +95,7 @@ def compute_loss(
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     outputs = model(**inputs)
-    remember(trainer, outputs, trainer.args.past_index)
+    store_past(trainer, outputs, trainer.args.past_index)
     if trainer.compute_loss_func is not None:
         loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
     elif labels is not None:
@@ -178,7 +178,7 @@ def prepare_inputs(trainer: Trainer, inputs: Any) -> Any:
     return inputs
 
 
-def remember(trainer: Trainer, outputs: Any, index: int) -> None:
+def store_past(trainer: Trainer, outputs: Any, index: int) -> None:
     """Keep output ``index`` of a model with memory, one for which ``past_index`` is set, for its next batch."""
     if trainer.args.past_index < 0:
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from hf_compat.checkpoint import names, rng, state_dict_files, training_args, weights
-from hf_compat.trainer.current_run import ready_strategy
+from hf_compat.trainer.current_run import prepare_strategy
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -48,7 +48,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
     args, runtime = trainer.args, trainer._runtime
     folder = args.output_dir if output_dir is None else output_dir
     if runtime.facts.shards_as_it_loads(args):
-        ready_strategy(trainer)
+        prepare_strategy(trainer)
     strategy = runtime.strategy
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
         strategy.save_sharded_weights(trainer.accelerator.unwrap_model(trainer.model), folder)

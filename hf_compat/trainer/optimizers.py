@@ -36,7 +36,7 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
     if hasattr(trainer.optimizer, "fused_backward"):
         leave_step_to_backward(trainer.optimizer)
     for notice in notices(args, trainer.optimizer, trainer.semantics):
-        trainer._notices(notice)
+        trainer._warn_once(notice)
 
 
 def _instantiate(trainer: Trainer, chosen: Any, kwargs: dict[str, Any], groups: Any, model: nn.Module) -> Any:

@@ -121,7 +121,7 @@ class Pusher:
         described: dict[str, Any],
     ) -> CommitInfo | Future[CommitInfo] | None:
         args = trainer.args
-        _announce_push(trainer)
+        _fire_push_begin(trainer)
         if described.get("model_name") is None:
             named = args.hub_model_id or Path(args.output_dir).name
             described["model_name"] = named.split("/")[-1] if args.should_save else None
@@ -158,7 +158,7 @@ class Pusher:
             return
         if trainer.hub_model_id is None or (under_way and not trainer.args.hub_always_push):
             return
-        _announce_push(trainer)
+        _fire_push_begin(trainer)
         try:
             jobs = self._start_push(trainer, checkpoint, trainer.hub_model_id)
         except Exception as error:  # a full disk, say: no push is worth the training
@@ -214,6 +214,6 @@ def _snapshot(checkpoint: Path, files: dict[str, Path], *, frozen: bool) -> Path
     return hub.snapshot(files, publish.hidden_sibling(checkpoint, "pushed"), frozen=frozen)
 
 
-def _announce_push(trainer: Trainer) -> None:
+def _fire_push_begin(trainer: Trainer) -> None:
     if trainer.semantics.announces_pushes:
         trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)

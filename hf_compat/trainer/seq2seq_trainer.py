@@ -105,7 +105,7 @@ class Seq2SeqTrainer(Trainer):
             metric_key_prefix: What metric names start with.
             **gen_kwargs: Keywords of ``generate``, such as ``max_length`` and ``num_beams``.
         """
-        self._start_generating(gen_kwargs)
+        self._set_gen_kwargs(gen_kwargs)
         return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     def predict(
@@ -123,10 +123,10 @@ class Seq2SeqTrainer(Trainer):
             metric_key_prefix: What metric names start with.
             **gen_kwargs: Keywords of ``generate``.
         """
-        self._start_generating(gen_kwargs)
+        self._set_gen_kwargs(gen_kwargs)
         return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
-    def _start_generating(self, gen_kwargs: dict[str, Any]) -> None:
+    def _set_gen_kwargs(self, gen_kwargs: dict[str, Any]) -> None:
         chosen = dict(gen_kwargs)
         longest = getattr(self.args, "generation_max_length", None)
         beams = getattr(self.args, "generation_num_beams", None)

@@ -199,7 +199,7 @@ class Trainer:
     _run: TrainingRun | None
     _checkpoints: CheckpointWriter
     _pusher: Pusher
-    _notices: WarnOnce
+    _warn_once: WarnOnce
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class Trainer:
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
         self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
         self.semantics = resolve_semantics(self.args.semantics)
-        self._notices, self._checkpoints, self._pusher = WarnOnce(), CheckpointWriter(), Pusher()
+        self._warn_once, self._checkpoints, self._pusher = WarnOnce(), CheckpointWriter(), Pusher()
         self._run = None
         self._runtime = Runtime(self.args, lightning)
         construction.set_log_level(self.args)
@@ -599,7 +599,7 @@ class Trainer:
             DataError: If there is nothing to train on.
             ModelError: If the model returns no loss.
         """
-        resume_from_checkpoint = _older_name(kwargs, resume_from_checkpoint)
+        resume_from_checkpoint = _resume_argument(kwargs, resume_from_checkpoint)
         start = self._runtime.placement.start
         if start is not None:
             given = {"resume_from_checkpoint": resume_from_checkpoint, "trial": trial}
@@ -757,7 +757,7 @@ class Trainer:
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen`` if they are counted."""
-        progress.track_input_tokens(self, inputs, self._notices)
+        progress.track_input_tokens(self, inputs, self._warn_once)
 
     def store_flos(self) -> None:
         """Move the floating-point operations counted since last time into the state."""
@@ -1201,7 +1201,7 @@ class Trainer:
         return older.sorted_checkpoints(folder, best, checkpoint_prefix=checkpoint_prefix, use_mtime=use_mtime)
 
 
-def _older_name(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:
+def _resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:
     """Return the checkpoint that ``kwargs`` names as ``model_path``, else ``resume_from_checkpoint``."""
     if "model_path" in kwargs:
         warnings.warn("`model_path` is now `resume_from_checkpoint`.", FutureWarning, stacklevel=3)

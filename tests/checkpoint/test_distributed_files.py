@@ -61,7 +61,7 @@ def test_states_come_back(checkpoint):
     model, optimizer = trained()
     for form in ("sharded", "whole"):
         if form == "whole":
-            torch.save(optimizer_states.by_name(optimizer, model), checkpoint / names.WHOLE_OPTIMIZER_NAME)
+            torch.save(optimizer_states.by_name(optimizer, model), checkpoint / names.FULL_OPTIMIZER_NAME)
         found, its_optimizer = load(checkpoint)
         assert torch.equal(found.weight, model.weight)
         for entry, other in zip(optimizer.state.values(), its_optimizer.state.values(), strict=True):

@@ -48,11 +48,11 @@ def cut(path):
 def test_names_are_upstreams():
     """Every name but Lightning's is the constant of that name in transformers, or what accelerate makes of its own."""
     sharded = {
-        "SHARDED_CONTENTS_NAME": ".metadata",
+        "SHARDED_METADATA_NAME": ".metadata",
         "SHARDED_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}_0",
         "SHARDED_WEIGHTS_NAME": f"{accelerate_constants.FSDP_MODEL_NAME}_0",
-        "WHOLE_FSDP_WEIGHTS_NAME": f"{accelerate_constants.FSDP_MODEL_NAME}.bin",
-        "WHOLE_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}.bin",
+        "FULL_FSDP_WEIGHTS_NAME": f"{accelerate_constants.FSDP_MODEL_NAME}.bin",
+        "FULL_OPTIMIZER_NAME": f"{accelerate_constants.OPTIMIZER_NAME}.bin",
     }
     assert {name: getattr(names, name) for name in sharded} == sharded
     own = {"LIGHTNING_MARKER_NAME", "LIGHTNING_STATE_NAME", *sharded}
@@ -243,11 +243,11 @@ def test_read_marker_names_the_file(marked):
 def test_best_checkpoint_of_a_run_that_moved(tmp_path):
     """It is looked for beside the resumed one; where it is still in its old place, or nowhere, the path stays."""
     resumed, best = (small_checkpoint(tmp_path / "new" / f"checkpoint-{step}") for step in (4, 2))
-    assert layout.moved_along(str(tmp_path / "old" / "checkpoint-2"), resumed) == str(best)
-    assert layout.moved_along(r"C:\runs\old\checkpoint-2", resumed) == str(best)
-    assert layout.moved_along("old/checkpoint-3", resumed) == "old/checkpoint-3"
+    assert layout.relocated(str(tmp_path / "old" / "checkpoint-2"), resumed) == str(best)
+    assert layout.relocated(r"C:\runs\old\checkpoint-2", resumed) == str(best)
+    assert layout.relocated("old/checkpoint-3", resumed) == "old/checkpoint-3"
     kept = small_checkpoint(tmp_path / "old" / "checkpoint-2")
-    assert layout.moved_along(str(kept), resumed) == str(kept)
+    assert layout.relocated(str(kept), resumed) == str(kept)
 
 
 @pytest.mark.parametrize("path", ["..", "../../elsewhere", "/etc/passwd", "old/checkpoint-2/..", "checkpoint-x", ""])
@@ -255,4 +255,4 @@ def test_best_checkpoint_that_is_none(path, tmp_path):
     """A state that names anything but a checkpoint folder is refused, with the name of the resumed checkpoint."""
     resumed = small_checkpoint(tmp_path / "checkpoint-4")
     with pytest.raises(CheckpointError, match=r"checkpoint-4.*do not trust"):
-        layout.moved_along(path, resumed)
+        layout.relocated(path, resumed)

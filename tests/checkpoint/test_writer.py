@@ -21,13 +21,13 @@ ONE = Launch(world_size=1, local_world_size=1)
 HERE = threading.main_thread().name
 
 
-def text_part(writer, name, *, may_wait):
+def text_part(writer, name, *, deferrable):
     """Return a part that writes the name of the thread that writes it."""
 
     def write(folder):
         writer.writes(lambda: (folder / name).write_text(threading.current_thread().name))
 
-    return Part(write, may_wait=may_wait)
+    return Part(write, deferrable=deferrable)
 
 
 @pytest.mark.parametrize("background", [False, True], ids=["synchronously", "in the background"])
@@ -37,7 +37,7 @@ def test_what_a_checkpoint_consists_of(background, tmp_path):
     writer.ledger = Ledger("mine")
     writer.write(
         tmp_path / "checkpoint-3",
-        [text_part(writer, "a.txt", may_wait=True), text_part(writer, "b.txt", may_wait=False)],
+        [text_part(writer, "a.txt", deferrable=True), text_part(writer, "b.txt", deferrable=False)],
         step=3,
         launch=ONE,
         writes_files=True,
@@ -57,8 +57,8 @@ def test_what_a_checkpoint_consists_of(background, tmp_path):
 def test_a_folder_that_is_looked_at_is_waited_for(tmp_path):
     """Where somebody expects the folder it is there when `write` returns."""
     writer = CheckpointWriter()
-    parts = [text_part(writer, "a.txt", may_wait=True)]
-    settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "looked_at": lambda: True}
+    parts = [text_part(writer, "a.txt", deferrable=True)]
+    settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "must_finish": lambda: True}
     writer.write(tmp_path / "checkpoint-1", parts, **settings)
     assert (tmp_path / "checkpoint-1" / "a.txt").is_file()
 

@@ -35,14 +35,14 @@ THOROUGH = (
 )
 
 REFUSALS = {
-    "processes": "was written by 3 processes under DeepSpeed, and this run has 2: start it with 3",
+    "processes": "was written by DeepSpeed with world size 3, but this run has world size 2. Start 3 processes",
     "code": "_optim_states.pt` is refused: it holds more than tensors and plain values",
-    "outside": "latest` names `../elsewhere`, which is no folder beside it",
+    "outside": "latest` contains `../elsewhere`, which is not a folder next to it",
     "none": "Can't find a valid checkpoint at",
 }
 
 SETUPS = {
-    "optimizers": ({}, {"optimizers": True}, "`optimizers` cannot be passed with `deepspeed`"),
+    "optimizers": ({}, {"optimizers": True}, "`optimizers` is not supported with `deepspeed`"),
     "best of weights alone": (
         {"save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
         {},
@@ -52,7 +52,7 @@ SETUPS = {
     "two optimizers": (
         {"optim": "sgd", "deepspeed": config(1, optimizer={"type": "Adam", "params": {}})},
         {},
-        "`optim='sgd'`: the DeepSpeed config names an `optimizer` too",
+        "`optim='sgd'`: the DeepSpeed config has an `optimizer` too",
     ),
     "saving in the background": ({"save_async": True}, {}, "`save_async=True`.* is not supported with `deepspeed`"),
     "Lightning's own": (

@@ -202,9 +202,9 @@ def test_an_adapter_is_trained_and_resumed(together, tmp_path):
     ("case", "told"),
     [
         ("optimizers", "`optimizers` is not supported with FSDP"),
-        ("even_batches", "even_batches=False may give a rank fewer batches"),
+        ("even_batches", "{'even_batches': False}` is not supported with FSDP: a rank with fewer batches"),
         ("save_async", "`save_async=True`"),
-        ("peft", "`model`: the adapters of a peft model are saved as a full state dict only"),
+        ("peft", "`model`: the adapters of a peft model can only be saved as a full state dict"),
     ],
 )
 def test_what_fsdp_cannot_do_is_told_first(together, case, told):

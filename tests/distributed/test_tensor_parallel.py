@@ -186,12 +186,14 @@ def strategy(data, tensor, **others):
 @pytest.mark.parametrize(
     ("fields", "keywords", "text"),
     [
-        pytest.param({"parallelism_config": {"tp_size": 2}}, {}, "make 2, but the run has 1", id="too few processes"),
-        pytest.param({}, strategy(2, 2), "make 4, but the run has 1", id="Lightning's strategy"),
-        pytest.param({}, strategy("auto", "auto"), "is FSDP", id="one process"),
+        pytest.param(
+            {"parallelism_config": {"tp_size": 2}}, {}, "is 2, but the world size is 1", id="too few processes"
+        ),
+        pytest.param({}, strategy(2, 2), "is 4, but the world size is 1", id="Lightning's strategy"),
+        pytest.param({}, strategy("auto", "auto"), "it is FSDP", id="one process"),
         pytest.param({}, strategy(1, 2, process_group_backend="gloo"), "ddp_backend", id="backend"),
-        pytest.param({"parallelism_config": {"tp_size": 4}}, strategy(1, 2), "otherwise", id="contradiction"),
-        pytest.param({"parallelism_config": {"tp_size": 2}}, {"strategy": "ddp"}, "drop one", id="DDP"),
+        pytest.param({"parallelism_config": {"tp_size": 4}}, strategy(1, 2), "contradicts it", id="contradiction"),
+        pytest.param({"parallelism_config": {"tp_size": 2}}, {"strategy": "ddp"}, "set only one", id="DDP"),
     ],
 )
 def test_processes_that_do_not_fit(fields, keywords, text, tmp_path):
@@ -213,10 +215,12 @@ PAIR = {"up": "colwise", "down": "rowwise"}
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        pytest.param(lambda: helpers.gpt2(), "has no plan", id="a model without a plan"),
-        pytest.param(lambda: planned({"layers.*.up": "colwise"}), "has no plan", id="a plan of other modules"),
+        pytest.param(lambda: helpers.gpt2(), "has no tensor-parallel plan", id="a model without a plan"),
+        pytest.param(
+            lambda: planned({"layers.*.up": "colwise"}), "has no tensor-parallel plan", id="a plan of other modules"
+        ),
         pytest.param(lambda: planned({"up": "diagonal"}), "style 'diagonal'", id="another style"),
-        pytest.param(lambda: planned(["up"]), "dict of name patterns", id="no dict"),
+        pytest.param(lambda: planned(["up"]), "dict from name patterns", id="no dict"),
         pytest.param(lambda: planned(PAIR), "has 6 rows.*has 6 columns", id="sizes"),
         pytest.param(lambda: planned({"up": "colwise"}, up=nn.Bilinear(2, 2, 8)), "is a Bilinear", id="no matrix"),
         pytest.param(

@@ -53,10 +53,12 @@ def test_cluster_environment_that_agrees(variables):
 @pytest.mark.parametrize(
     ("environments", "told"),
     [
-        pytest.param([Given(Launch("x", 3, 1, 1, 3, port=1234))], "Given.*'world size': 3.*torchrun says", id="size"),
+        pytest.param(
+            [Given(Launch("x", 3, 1, 1, 3, port=1234))], "Given.*'world size': 3.*torchrun has set", id="size"
+        ),
         pytest.param([Given(Launch("x", 2, 1, 1, 2, port=99))], "Given.*'port': 99", id="port"),
         pytest.param([LightningEnvironment()], "LightningEnvironment.*torchrun has started 2", id="no launcher"),
-        pytest.param([LightningEnvironment(), TorchElasticEnvironment()], "keep one", id="two of them"),
+        pytest.param([LightningEnvironment(), TorchElasticEnvironment()], "Keep one", id="two of them"),
     ],
 )
 def test_cluster_environment_that_contradicts(environments, told, variables):

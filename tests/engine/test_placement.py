@@ -132,7 +132,7 @@ def test_start_that_cannot_be(variables, keywords, told, monkeypatch):
 )
 def test_strategy_contradicts_a_field(fields, strategy, named):
     """The keyword ``strategy`` and the arguments name two ways to use several processes."""
-    with pytest.raises(TrainerSetupError, match=f"'strategy': .* contradicts {named}: drop one of them"):
+    with pytest.raises(TrainerSetupError, match=f"'strategy': .* contradicts {named}: set only one of them"):
         place_run(arguments(**fields), {"strategy": strategy, "devices": 2})
 
 

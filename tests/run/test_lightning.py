@@ -166,9 +166,9 @@ def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, 
 @pytest.mark.parametrize(
     ("keyword", "value", "advice"),
     [
-        pytest.param("strategy", "dp", "'dp'.*not supported yet.*'ddp'", id="a strategy by name"),
-        pytest.param("strategy", "fsdp", "`fsdp` shards.*only this one", id="shards for one process"),
-        pytest.param("strategy", "fsdp_cpu_offload", "offloading to the host needs a GPU", id="offloading on a CPU"),
+        pytest.param("strategy", "dp", "'dp'.*not supported.*'ddp'", id="a strategy by name"),
+        pytest.param("strategy", "fsdp", "`fsdp` shards.*world size is only 1", id="shards for one process"),
+        pytest.param("strategy", "fsdp_cpu_offload", "CPU offloading needs a GPU", id="offloading on a CPU"),
         pytest.param("strategy", FSDPStrategy(timeout=None), "`timeout` is not supported", id="a timeout of its own"),
         pytest.param("strategy", SingleDeviceStrategy("cpu"), "SingleDeviceStrategy.*not supported", id="an instance"),
         pytest.param("strategy", DDPStrategy(process_group_backend="gloo"), "ddp_backend", id="a backend of its own"),

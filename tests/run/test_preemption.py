@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.data.workers import begin_worker
-from hf_compat.run.preemption import SignalWatch, agreed, requeue
+from hf_compat.run.preemption import SignalWatch, max_over_ranks, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
 
@@ -252,10 +252,10 @@ rank = int(sys.argv[1])
 for backend in ("gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"):
     place = f"file://{sys.argv[2]} {backend}"
     distributed.init_process_group(backend, init_method=place, rank=rank, world_size=2)
-    print([preemption.agreed(note) for note in (0, int(sys.argv[3]), 0)], len(preemption._host_groups))
+    print([preemption.max_over_ranks(note) for note in (0, int(sys.argv[3]), 0)], len(preemption._cpu_groups))
     distributed.destroy_process_group()
     gc.collect()
-print(len(preemption._host_groups))
+print(len(preemption._cpu_groups))
 """
 
 
@@ -275,4 +275,4 @@ def test_all_processes_agree(tmp_path):
     ]
     told = "".join(f"[0, 15, 0] {groups}\n" for groups in (0, 1, 1))
     assert [rank.communicate()[0] for rank in ranks] == [f"{told}0\n"] * 2
-    assert agreed(15) == 15
+    assert max_over_ranks(15) == 15

@@ -61,7 +61,7 @@ def loaded_by_accelerate(trainer: Any, folder: Path, fsdp: Seen) -> Seen:
     accelerator.is_fsdp2 = True
 
     def state() -> Any:
-        return dtensors.whole([model.state_dict(), optimizer.state_dict()], keeps=True)
+        return dtensors.full_tensors([model.state_dict(), optimizer.state_dict()], keeps=True)
 
     trainer._load_from_checkpoint(str(folder))
     strategy.load_optimizer(optimizer, str(folder))

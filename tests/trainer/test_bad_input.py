@@ -150,7 +150,7 @@ def test_copies_that_would_train_apart(tmp_path, monkeypatch):
 def test_strategies_of_accelerate_launch(tmp_path, monkeypatch):
     """What ``accelerate launch`` asks for and cannot be carried out is refused, not replaced."""
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    with pytest.raises(TrainerSetupError, match=r"`fsdp` shards a model over several processes.*only this one"):
+    with pytest.raises(TrainerSetupError, match=r"`fsdp` shards a model over several processes.*world size is only 1"):
         trainer_of(tmp_path)
 
 

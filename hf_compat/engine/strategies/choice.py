@@ -1,9 +1,9 @@
-"""Which strategy a run is asked to take: by its arguments, and by the keyword ``strategy`` of ``lightning.Trainer``."""
+"""The strategy of a run, from the training arguments and the keyword ``strategy`` of ``lightning.Trainer``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
 
@@ -16,10 +16,13 @@ from hf_compat.engine.internals.strategies import parse_ddp_strategy
 from hf_compat.engine.internals.subprocesses import start_method
 from hf_compat.errors import TrainerSetupError
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["StrategyChoice", "choose_strategy", "format_strategy", "read_parallel_sizes"]
 
 _START_METHODS = {"ddp": "popen", "ddp_spawn": "spawn", "ddp_fork": "fork", "ddp_notebook": "fork"}
-"""Lightning's name of DDP to how processes are started: the script anew, or by a method of multiprocessing."""
+"""Lightning's name of DDP → how processes are started: by running the script again, or a multiprocessing method."""
 
 _UNUSED: dict[str, dict[str, Any]] = {
     "": {},
@@ -30,55 +33,57 @@ _UNUSED: dict[str, dict[str, Any]] = {
 _DDP_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
     f"{name}{end}": (method, given) for name, method in _START_METHODS.items() for end, given in _UNUSED.items()
 }
-"""Strategy by name to how it starts processes, and the keywords of ``DistributedDataParallel`` it stands for."""
+"""A strategy's name → how it starts processes, and its keywords of ``DistributedDataParallel``."""
 
 _FSDP_NAMES = {"fsdp": False, "fsdp_cpu_offload": True}
-"""Lightning's name of ``FSDPStrategy`` to whether it stands for ``cpu_offload=True``."""
+"""Lightning's name of ``FSDPStrategy`` → its ``cpu_offload``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyChoice:
-    """What a run is asked to do with several processes, before it is known how many there are."""
+    """The user's choice of a strategy, before the world size is known."""
 
     start_method: str = "popen"
-    """How processes are started where none are: the script anew, or by a method of multiprocessing."""
+    """How processes are started if no launcher did: by running the script again, or a multiprocessing method."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Keywords of ``DistributedDataParallel`` that the user chose."""
     hooks: dict[str, Any] = field(default_factory=dict)
-    """Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated."""
+    """Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging."""
     fsdp: FsdpSettings | None = None
-    """How FSDP shards the model; None without it."""
+    """How FSDP shards the model; None without FSDP."""
 
 
-def format_strategy(strategy: Any) -> str:
-    """Return the user's ``strategy`` as an error shows it."""
+def format_strategy(strategy: object) -> str:
+    """Return the user's ``strategy`` for an error message."""
     shown = repr(strategy) if isinstance(strategy, str) else f"{type(strategy).__name__}(...)"
     return f"`lightning={{'strategy': {shown}}}`"
 
 
-def choose_strategy(args: Any, strategy: Any) -> StrategyChoice:
-    """Return what ``args`` and ``strategy``, the user's keyword or ``"auto"``, say together.
+def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> StrategyChoice:
+    """Return the choice that ``args`` and ``strategy``, the user's keyword or ``"auto"``, make together.
 
     Raises:
-        TrainerSetupError: If they contradict each other, or ask for what is not supported.
+        TrainerSetupError: If they contradict each other, or are not supported.
     """
     _refuse_deepspeed(strategy)
     fsdp = read_fsdp(args)
-    asked = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": read_parallelism(args)}
-    fields = [name for name, value in asked.items() if value is not None]
+    requested = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": read_parallelism(args)}
+    fields = [name for name, value in requested.items() if value is not None]
     if "deepspeed" in fields and len(fields) > 1:
-        raise TrainerSetupError(f"`{fields[1]}` and `deepspeed` exclude each other: drop one of them.")
-    beside, choice = _parse_keyword(strategy, args, fsdp)
-    contradicted = [f"`{name}`" for name in fields if name not in beside]
+        raise TrainerSetupError(f"`{fields[1]}` and `deepspeed` exclude each other: set only one of them.")
+    compatible, choice = _parse_keyword(strategy, args, fsdp)
+    contradicted = [f"`{name}`" for name in fields if name not in compatible]
     if contradicted:
         names = " and ".join(contradicted)
-        raise TrainerSetupError(f"{format_strategy(strategy)} contradicts {names}: drop one of them.")
+        raise TrainerSetupError(f"{format_strategy(strategy)} contradicts {names}: set only one of them.")
     _check_fsdp(choice.fsdp, args)
     return choice
 
 
-def _parse_keyword(strategy: Any, args: Any, fsdp: FsdpSettings | None) -> tuple[tuple[str, ...], StrategyChoice]:
-    """Return the fields that may ask for something beside ``strategy``, and the choice."""
+def _parse_keyword(
+    strategy: str | Strategy, args: TrainingArguments, fsdp: FsdpSettings | None
+) -> tuple[tuple[str, ...], StrategyChoice]:
+    """Return the fields that may be set together with ``strategy``, and the choice."""
     if isinstance(strategy, str) and strategy == "auto":
         return ("deepspeed", "fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
     if type(strategy) is ModelParallelStrategy:
@@ -90,51 +95,51 @@ def _parse_keyword(strategy: Any, args: Any, fsdp: FsdpSettings | None) -> tuple
     return (), _ddp(strategy, args)
 
 
-def _refuse_deepspeed(strategy: Any) -> None:
+def _refuse_deepspeed(strategy: str | Strategy) -> None:
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if name.lower().startswith("deepspeed"):
         stage = next((digit for digit in "123" if f"stage_{digit}" in name), "2")
         raise TrainerSetupError(
-            f"{format_strategy(strategy)}: leave it out and say what DeepSpeed is to do in "
-            f"`TrainingArguments(deepspeed={{'zero_optimization': {{'stage': {stage}}}}})`, as its config or its path."
+            f"{format_strategy(strategy)} is not supported. Pass the DeepSpeed config, or its path, as "
+            f"`TrainingArguments(deepspeed={{'zero_optimization': {{'stage': {stage}}}}})`."
         )
 
 
 def _fsdp_of_name(strategy: str, fsdp: FsdpSettings | None) -> FsdpSettings:
     offloads = _FSDP_NAMES[strategy]
     if fsdp is not None and (fsdp.version == 2 or (offloads and not fsdp.cpu_offload)):
-        raise TrainerSetupError(f"{format_strategy(strategy)} contradicts `fsdp_config`: leave one of them out.")
+        raise TrainerSetupError(f"{format_strategy(strategy)} contradicts `fsdp_config`: set only one of them.")
     return fsdp or FsdpSettings(cpu_offload=offloads)
 
 
 def _fsdp_of_instance(strategy: FSDPStrategy, fsdp: FsdpSettings | None) -> FsdpSettings:
     settings, problems = parse_fsdp_strategy(strategy)
     if fsdp is not None:
-        problems.append("it and `fsdp` both say how to shard, leave one of them out")
+        problems.append("`fsdp` is set too, set only one of them")
     if problems:
         raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
     return settings
 
 
-def _check_fsdp(fsdp: FsdpSettings | None, args: Any) -> None:
-    """Refuse what version 1 of FSDP cannot do here, or at all."""
+def _check_fsdp(fsdp: FsdpSettings | None, args: TrainingArguments) -> None:
+    """Refuse settings that FSDP version 1 does not support on this device, or at all."""
     if fsdp is None or fsdp.version == 2:
         return
     problems = []
     if args.device.type == "cpu" and fsdp.cpu_offload:
-        problems.append("`fsdp`: offloading to the host needs a GPU to compute on; drop 'offload' and `cpu_offload`.")
+        problems.append("`fsdp`: CPU offloading needs a GPU. Remove 'offload' and `cpu_offload`.")
     if args.device.type == "cpu" and args.mixed_precision == "fp16":
-        problems.append("`fp16=True`: gradients of sharded parameters are scaled on GPUs only; set `bf16=True`.")
+        problems.append("`fp16=True`: FSDP's gradient scaler needs a GPU. Set `bf16=True`.")
     if fsdp.sharding == "no_shard" and fsdp.state_dict_type == "sharded":
         problems.append(
-            "`fsdp`: with 'no_shard' there are no shards to save; set 'state_dict_type': 'FULL_STATE_DICT'."
+            "`fsdp`: with 'no_shard' there is no sharded state dict. Set 'state_dict_type': 'FULL_STATE_DICT'."
         )
     if problems:
         raise TrainerSetupError("\n  ".join(problems))
 
 
-def _ddp(strategy: Any, args: Any) -> StrategyChoice:
-    """Return what ``strategy`` says of DDP."""
+def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
+    """Return the choice of a DDP strategy."""
     if isinstance(strategy, str) and strategy in _DDP_NAMES:
         choice = StrategyChoice(*_DDP_NAMES[strategy])
     elif type(strategy) is DDPStrategy:
@@ -143,26 +148,27 @@ def _ddp(strategy: Any, args: Any) -> StrategyChoice:
             raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
         choice = StrategyChoice(start_method(strategy), settings, hooks)
     else:
-        kind = "" if isinstance(strategy, str | Strategy) else " It is neither a name nor a strategy."
         raise TrainerSetupError(
-            f"{format_strategy(strategy)} is not supported yet.{kind} Choose one of "
-            f"{', '.join(map(repr, ('auto', *_DDP_NAMES, *_FSDP_NAMES)))}, or pass Lightning's `DDPStrategy`, "
+            f"{format_strategy(strategy)} is not supported. Pass one of "
+            f"{', '.join(map(repr, ('auto', *_DDP_NAMES, *_FSDP_NAMES)))}, or Lightning's `DDPStrategy`, "
             "`FSDPStrategy` or `ModelParallelStrategy`."
         )
-    asked, given = args.ddp_find_unused_parameters, choice.settings.get("find_unused_parameters")
-    if None not in (asked, given) and asked != given:
+    field, keyword = args.ddp_find_unused_parameters, choice.settings.get("find_unused_parameters")
+    if None not in (field, keyword) and field != keyword:
         raise TrainerSetupError(
-            f"`ddp_find_unused_parameters={asked}` contradicts `find_unused_parameters={given}` of `lightning`'s "
+            f"`ddp_find_unused_parameters={field}` contradicts `find_unused_parameters={keyword}` of `lightning`'s "
             "`strategy`: set only one of them."
         )
     return choice
 
 
-def read_parallel_sizes(args: Any, strategy: Any, fsdp: FsdpSettings | None, launch: Launch) -> ParallelSizes | None:
-    """Return how the processes of ``launch`` split each matrix of the model; None if matrices stay whole.
+def read_parallel_sizes(
+    args: TrainingArguments, strategy: str | Strategy, fsdp: FsdpSettings | None, launch: Launch
+) -> ParallelSizes | None:
+    """Return data- and tensor-parallel size; None without tensor parallelism.
 
     Raises:
-        TrainerSetupError: If ``args`` and the user's ``strategy`` contradict each other, or do not fit the processes.
+        TrainerSetupError: If ``args`` and the user's ``strategy`` contradict each other, or do not fit the world size.
     """
     sizes = read_parallelism(args)
     if type(strategy) is ModelParallelStrategy:
@@ -171,28 +177,28 @@ def read_parallel_sizes(args: Any, strategy: Any, fsdp: FsdpSettings | None, lau
         return None
     if sizes.total != launch.world_size:
         raise TrainerSetupError(
-            f"{sizes.data} processes with different batches times {sizes.tensor} that split each matrix "
-            f"(`parallelism_config`'s `dp_shard_size` and `tp_size`, or `ModelParallelStrategy`'s sizes) make "
-            f"{sizes.total}, but the run has {launch.world_size}: start as many, or change the sizes."
+            f"Data-parallel size {sizes.data} times tensor-parallel size {sizes.tensor} (`parallelism_config`'s "
+            f"`dp_shard_size` and `tp_size`, or `ModelParallelStrategy`'s sizes) is {sizes.total}, but the world size "
+            f"is {launch.world_size}. Start {sizes.total} processes, or change the sizes."
         )
     if fsdp is not None and (sizes.data == 1 or fsdp.version != 2 or fsdp.state_dict_type != "full"):
         raise TrainerSetupError(
-            f"`fsdp` beside a tensor parallel size of {sizes.tensor}: that needs a `dp_shard_size` above 1, here "
-            f"{sizes.data}, and in `fsdp_config` `version` 2, here {fsdp.version}, and `state_dict_type` "
-            f"'FULL_STATE_DICT', here {fsdp.state_dict_type!r}. Change them, or drop `fsdp`."
+            f"`fsdp` with tensor-parallel size {sizes.tensor} needs a `dp_shard_size` above 1 (now {sizes.data}), and "
+            f"in `fsdp_config` `version` 2 (now {fsdp.version}) and `state_dict_type` 'FULL_STATE_DICT' (now "
+            f"{fsdp.state_dict_type!r}). Set them, or do not set `fsdp`."
         )
     return sizes
 
 
-def _sizes_of_instance(strategy: ModelParallelStrategy, args: Any, launch: Launch) -> ParallelSizes:
+def _sizes_of_instance(strategy: ModelParallelStrategy, args: TrainingArguments, launch: Launch) -> ParallelSizes:
     data, tensor, problems = parse_model_parallel_strategy(strategy)
     sizes = ParallelSizes(
         launch.num_nodes if data == "auto" else data, launch.local_world_size if tensor == "auto" else tensor
     )
     if sizes.tensor == 1:
-        problems.append("without a `tensor_parallel_size` above 1 this is FSDP: set `fsdp=True` and `fsdp_config`")
+        problems.append("with `tensor_parallel_size=1` it is FSDP: set `fsdp=True` and `fsdp_config` instead")
     if read_parallelism(args) not in (None, sizes):
-        problems.append(f"`parallelism_config={args.parallelism_config!r}` says otherwise: set only one of them")
+        problems.append(f"`parallelism_config={args.parallelism_config!r}` contradicts it, set only one of them")
     if problems:
         raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
     return sizes

@@ -1,8 +1,8 @@
-"""DDP: a copy of the model on each rank, in torch's ``DistributedDataParallel``."""
+"""DDP: the model is replicated on each rank, in torch's ``DistributedDataParallel``."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,19 +14,22 @@ from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.model_facts import is_pretrained_model
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["DDPStrategy", "ddp_settings", "ddp_strategy"]
 
 
 class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
-    """A copy of the model on each rank, gradients averaged in the last backward pass of each window.
+    """Replicates the model and averages gradients in the last backward pass of each window.
 
-    The wrapper goes around the model itself: it is the Trainer's ``model_wrapped``, and what ``compute_loss`` is given.
+    The wrapper is around the model itself: it is the Trainer's ``model_wrapped`` and the ``model`` of ``compute_loss``.
 
     Args:
-        placement: Which rank of how many this is.
+        placement: Rank and world size.
         device: The device of this rank.
         settings: Keywords of torch's ``DistributedDataParallel``.
-        hooks: Keywords of Lightning's ``DDPStrategy`` that say how gradients are communicated.
+        hooks: Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
         self._settings = settings
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """Return ``model`` with gradients averaged over all ranks, its weights those of rank 0."""
+        """Return ``model`` in ``DistributedDataParallel``, which broadcasts the weights of rank 0."""
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
 
 
@@ -46,13 +49,13 @@ _DDP_FIELDS = {
     "ddp_broadcast_buffers": "broadcast_buffers",
     "ddp_static_graph": "static_graph",
 }
-"""Field of ``TrainingArguments`` to the keyword of ``DistributedDataParallel`` that it sets if it is not None."""
+"""Field of ``TrainingArguments`` → the keyword of ``DistributedDataParallel`` that it sets unless it is None."""
 
 
-def ddp_settings(args: Any, model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keywords of ``DistributedDataParallel`` that follow from ``args``; those ``given`` win.
+def ddp_settings(args: TrainingArguments, model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the keywords of ``DistributedDataParallel`` that ``args`` set, overridden by those ``given``.
 
-    Unused parameters are looked for unless a model of transformers checkpoints its activations, which excludes it.
+    ``find_unused_parameters`` is True by default, except for a transformers model with activation checkpointing.
     """
     unused = args.ddp_find_unused_parameters
     if unused is None:
@@ -65,11 +68,11 @@ def ddp_settings(args: Any, model: nn.Module, given: dict[str, Any]) -> dict[str
     return settings | given
 
 
-def _checkpoints_activations(model: Any) -> bool:
+def _checkpoints_activations(model: nn.Module) -> bool:
     name = "is_activation_checkpointing" if hasattr(model, "is_activation_checkpointing") else None
     return bool(getattr(model, name or "is_gradient_checkpointing", False))
 
 
-def ddp_strategy(placement: Placement, args: Any, model: nn.Module) -> DDPStrategy:
-    """Return the strategy of one run from placement, arguments and model."""
+def ddp_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DDPStrategy:
+    """Return the DDP strategy of a run."""
     return DDPStrategy(placement, args.device, ddp_settings(args, model, placement.settings), placement.hooks)

@@ -1,79 +1,102 @@
-"""What is known of each strategy by its name alone, before there is one: a row per name."""
+"""Properties of each strategy that are known by its name, before it is created."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from hf_compat.engine.strategies.deepspeed.limits import deepspeed_limits
 from hf_compat.engine.strategies.fsdp.limits import fsdp_limits
 
+if TYPE_CHECKING:
+    from lightning.pytorch.plugins.precision import Precision
+    from torch import nn
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.fsdp.settings import FsdpSettings
+
 __all__ = ["STRATEGY_FACTS", "Limits", "StrategyFacts", "no_limits"]
 
 
 class Limits(Protocol):
-    """Tells what is wrong with a Trainer under one strategy, a sentence each; nothing if it can be trained."""
+    """Returns which of a Trainer's arguments a strategy does not support, one message each."""
 
-    def __call__(self, args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: Any) -> list[str]:
-        """Return them, from what the Trainer was constructed with.
+    def __call__(
+        self,
+        args: TrainingArguments,
+        *,
+        model: nn.Module | None,
+        has_optimizers: bool,
+        precision: Precision,
+        settings: FsdpSettings | None,
+    ) -> list[str]:
+        """Return the messages.
 
         Args:
             args: The training arguments.
-            model: The model; None if it is yet to be made.
-            has_optimizers: Whether an optimizer or a schedule was passed in.
+            model: The model; None if ``model_init`` has not been called yet.
+            has_optimizers: Whether an optimizer or a schedule was passed to the Trainer.
             precision: Lightning's precision plugin.
-            settings: How FSDP shards the model; None without it.
+            settings: How FSDP shards the model; None without FSDP.
         """
 
 
-def no_limits(args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: Any) -> list[str]:
-    """Return nothing: the strategy can do all that a Trainer can."""
+def no_limits(
+    args: TrainingArguments,
+    *,
+    model: nn.Module | None,
+    has_optimizers: bool,
+    precision: Precision,
+    settings: FsdpSettings | None,
+) -> list[str]:
+    """Return no messages: the strategy supports all arguments of a Trainer."""
     return []
 
 
-def _keeps_dtype(args: Any) -> torch.dtype | None:
+def _keeps_dtype(args: TrainingArguments) -> torch.dtype | None:
     return None
 
 
-def _never(args: Any) -> bool:
+def _never(args: TrainingArguments) -> bool:
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyFacts:
-    """What the rest of the Trainer has to know of a strategy; the defaults are those of one device."""
+    """Properties of a strategy; the defaults are those of a single device."""
 
     shards_model: bool = False
-    """A rank holds a part of the model: a checkpoint's weights are loaded once it is wrapped."""
+    """The model is sharded: a checkpoint's weights are loaded after it is wrapped."""
     places_model: bool = True
-    """The Trainer moves the model to its device; otherwise the strategy does, part by part."""
+    """The Trainer moves the model to its device; otherwise the strategy does, unit by unit."""
     has_engine: bool = False
-    """An engine owns weights, optimizer and schedule: they end with it, and ``resume_engine`` loads them together."""
+    """An engine owns weights, optimizer and schedule; ``resume_engine`` loads them together."""
     own_precision: bool = False
-    """The engine computes in a precision of its own: no gradient scaler, no autocast around the loss."""
+    """The engine handles mixed precision: no gradient scaler, no autocast around the loss."""
     saves_in_background: bool = False
-    """Each rank has the full state dicts, so that one can write them while training goes on."""
+    """Each rank has the full state dicts, so that rank 0 can write them in the background."""
     recounts_parameters: bool = False
-    """How many parameters a rank holds changes from batch to batch."""
+    """The number of parameters on a rank changes from batch to batch."""
     flat_shards: bool = False
-    """Gradients are sharded as flat parameters: a gradient scaler asks all ranks whether one is infinite."""
-    input_dtype: Callable[[Any], torch.dtype | None] = _keeps_dtype
-    """Training arguments to the dtype that floating-point inputs are cast to; None leaves them as they are."""
-    shards_as_it_loads: Callable[[Any], bool] = _never
-    """Training arguments to whether ``from_pretrained`` leaves each rank a part: saving needs the strategy then."""
+    """Gradients are shards of flat parameters: the gradient scaler checks for infinite ones on all ranks."""
+    input_dtype: Callable[[TrainingArguments], torch.dtype | None] = _keeps_dtype
+    """Training arguments → dtype that floating-point inputs are cast to; None for no cast."""
+    shards_as_it_loads: Callable[[TrainingArguments], bool] = _never
+    """Training arguments → whether ``from_pretrained`` shards the model, so that saving needs the strategy."""
     limits: Limits = no_limits
-    """What a Trainer cannot do under the strategy; called with what it was constructed with."""
+    """Which of a Trainer's arguments are not supported."""
 
 
-def _engine_dtype(args: Any) -> torch.dtype | None:
-    dtype: torch.dtype = args.hf_deepspeed_config.dtype()
-    return dtype
+def _engine_dtype(args: TrainingArguments) -> torch.dtype | None:
+    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
+    return args.hf_deepspeed_config.dtype()
 
 
-def _is_zero3(args: Any) -> bool:
+def _is_zero3(args: TrainingArguments) -> bool:
+    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
     return bool(args.hf_deepspeed_config.is_zero3())
 
 
@@ -94,4 +117,4 @@ STRATEGY_FACTS: dict[str, StrategyFacts] = {
         limits=deepspeed_limits,
     ),
 }
-"""``Placement.strategy`` to its facts."""
+"""``Placement.strategy`` → its properties."""

@@ -1,9 +1,9 @@
-"""From the name of a strategy to the strategy itself, one for each ``lightning.Trainer``."""
+"""Creating the strategy of a ``lightning.Trainer`` by its name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import Strategy
 from torch import nn
@@ -16,9 +16,12 @@ from hf_compat.engine.strategies.fsdp.version2 import fsdp2_strategy
 from hf_compat.engine.strategies.one_device import one_device_strategy
 from hf_compat.engine.strategies.tensor_parallel.strategy import tensor_parallel_strategy
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["STRATEGIES", "device_keywords"]
 
-STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
+STRATEGIES: dict[str, Callable[[Placement, TrainingArguments, nn.Module], Strategy]] = {
     "one device": one_device_strategy,
     "ddp": ddp_strategy,
     "fsdp1": fsdp1_strategy,
@@ -26,11 +29,11 @@ STRATEGIES: dict[str, Callable[[Placement, Any, nn.Module], Strategy]] = {
     "deepspeed": deepspeed_strategy,
     "tensor parallel": tensor_parallel_strategy,
 }
-"""``Placement.strategy`` to a function that builds the strategy of one run from placement, arguments and model."""
+"""``Placement.strategy`` → a function that creates the strategy of a run from placement, arguments and model."""
 
 
-def device_keywords(placement: Placement, args: Any, model: nn.Module) -> dict[str, Any]:
-    """Return the keywords of ``lightning.Trainer`` that say where it runs."""
+def device_keywords(placement: Placement, args: TrainingArguments, model: nn.Module) -> dict[str, Any]:
+    """Return the keywords of ``lightning.Trainer`` for devices, nodes and strategy."""
     device, launch = args.device, placement.launch
     devices: Any = launch.local_world_size
     if launch.world_size == 1 and device.type != "cpu":

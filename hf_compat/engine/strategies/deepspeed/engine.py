@@ -1,6 +1,6 @@
-"""DeepSpeed's engine around a model, and what stands for the optimizer and the schedule inside it.
+"""DeepSpeed's engine around a model, and wrappers of the optimizer and the schedule inside it.
 
-The engine clips, steps, and where its config says so schedules, all in the backward pass that ends an update step.
+The engine clips gradients, steps the optimizer and, if its config has one, the schedule at the end of an update step.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
 from hf_compat.distributed.launch import Launch
@@ -21,18 +22,18 @@ __all__ = ["EngineOptimizer", "EngineScheduler", "build_engine"]
 
 
 class EngineOptimizer(Optimizer):
-    """The optimizer inside an engine, which steps it: ``step`` and ``zero_grad`` do nothing.
+    """Wraps the optimizer of an engine, which steps it: ``step`` and ``zero_grad`` do nothing.
 
     Args:
-        optimizer: DeepSpeed's.
+        optimizer: The engine's optimizer.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any) -> None:  # ZeRO's optimizers derive from no class of torch's
         self.optimizer = optimizer
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parameter groups, of the parts that this rank updates."""
+        """The parameter groups, with this rank's partitions."""
         return self.optimizer.param_groups  # type: ignore[no-any-return]
 
     @property
@@ -42,42 +43,42 @@ class EngineOptimizer(Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The settings of a parameter group that names none."""
+        """The default settings of a parameter group."""
         return getattr(self.optimizer, "defaults", {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank's part."""
+        """Return the state dict of this rank's partitions."""
         return self.optimizer.state_dict()  # type: ignore[no-any-return]
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Take over a state of :meth:`state_dict`."""
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a result of :meth:`state_dict`."""
         self.optimizer.load_state_dict(state_dict)
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Do nothing: the backward pass has stepped."""
+        """Do nothing: the engine has stepped the optimizer."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Do nothing: the engine empties its gradients as it steps."""
+        """Do nothing: the engine zeroes the gradients after its step."""
 
 
 class EngineScheduler:
-    """The schedule inside an engine, which steps it: ``step`` does nothing; all else is the schedule's own.
+    """Wraps the schedule of an engine, which steps it: ``step`` does nothing; other attributes are the schedule's.
 
     Args:
-        scheduler: DeepSpeed's, or the one that was made for DeepSpeed's optimizer.
+        scheduler: DeepSpeed's schedule, or a schedule for DeepSpeed's optimizer.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
 
     def step(self, *_: Any) -> None:
-        """Do nothing: the backward pass has stepped."""
+        """Do nothing: the engine has stepped the schedule."""
 
     def get_last_lr(self) -> list[Any]:
-        """Return the learning rate of each parameter group; 0 before the first step, which fp16 may put off."""
+        """Return the learning rate of each parameter group; 0 before the first step, which fp16 may skip."""
         try:
             rates: list[Any] = self.scheduler.get_last_lr()
-        except AssertionError:  # DeepSpeed's own schedules know none yet
+        except AssertionError:  # DeepSpeed's schedules raise before the first step
             return [0 for _ in self.scheduler.optimizer.param_groups]
         return rates
 
@@ -95,21 +96,21 @@ def build_engine(
     launch: Launch,
     optimizer: Optimizer | None = None,
     parameters: list[nn.Parameter] | None = None,
-    scheduler: Callable[[Optimizer], Any] | None = None,
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
 ) -> Any:
     """Return a ``DeepSpeedEngine`` around ``model``.
 
     Args:
-        model: The model itself.
-        config: DeepSpeed's config, without any ``"auto"``.
+        model: The unwrapped model.
+        config: DeepSpeed's config, without ``"auto"`` values.
         device: The device of this rank.
-        launch: Which rank this is.
-        optimizer: Ours; None for the one in ``config``, or for none.
-        parameters: What an optimizer of ``config`` trains.
-        scheduler: Returns a schedule for DeepSpeed's optimizer; None for the one in ``config``, or for none.
+        launch: Rank and world size.
+        optimizer: The optimizer; None for the one in ``config``, or for none.
+        parameters: The trainable parameters, for an optimizer in ``config``.
+        scheduler: Creates a schedule for DeepSpeed's optimizer; None for the one in ``config``, or for none.
 
     Raises:
-        TrainerSetupError: If DeepSpeed refuses the config.
+        TrainerSetupError: If DeepSpeed does not accept the config.
     """
     deepspeed = import_deepspeed(device)
     index = 0 if device.index is None else device.index
@@ -122,5 +123,5 @@ def build_engine(
     try:
         engine, *_ = deepspeed.initialize(args=Namespace(device_rank=index), model=model, config=config, **given)
     except (AssertionError, ValueError) as error:
-        raise TrainerSetupError(f"`deepspeed`: DeepSpeed refuses its config for this run: {error}") from error
+        raise TrainerSetupError(f"`deepspeed`: DeepSpeed does not accept the config for this run: {error}") from error
     return engine

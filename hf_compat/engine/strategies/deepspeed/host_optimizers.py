@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizers for parameters that are offloaded to host memory."""
+"""DeepSpeed's CPU optimizers, for parameters that are offloaded to the CPU."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CPU_OPTIMIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Adagrad": ("adagrad", "DeepSpeedCPUAdagrad", {}),
     "Lion": ("lion", "DeepSpeedCPULion", {}),
 }
-"""Optimizer by the name of its class to the module and class of DeepSpeed's for offloaded parameters, and keywords."""
+"""Name of an optimizer's class → module, class and keywords of DeepSpeed's CPU optimizer."""
 
 
 def cpu_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Return what updates offloaded parameters in place of ``optimizer``, in the same parameter groups.
+    """Return DeepSpeed's CPU optimizer that corresponds to ``optimizer``, with the same parameter groups.
 
     Raises:
-        TrainerSetupError: If DeepSpeed has none like it.
+        TrainerSetupError: If there is none.
     """
     classes = [kind.__name__ for kind in type(optimizer).__mro__]
     if any(name.startswith("DeepSpeedCPU") for name in classes):
@@ -32,8 +32,8 @@ def cpu_optimizer(optimizer: Optimizer) -> Optimizer:
     found = next((_CPU_OPTIMIZERS[name] for name in classes if name in _CPU_OPTIMIZERS), None)
     if found is None:
         raise TrainerSetupError(
-            f"`zero_optimization.offload_optimizer`: DeepSpeed has no optimizer in host memory like {classes[0]}, only "
-            f"like {', '.join(_CPU_OPTIMIZERS)}: choose one of these by `optim`, drop the section, or set "
+            f"`zero_optimization.offload_optimizer`: DeepSpeed has no CPU optimizer for {classes[0]}, only for "
+            f"{', '.join(_CPU_OPTIMIZERS)}. Set `optim` to one of these, remove the section, or set "
             "`zero_force_ds_cpu_optimizer` to false."
         )
     module, name, keywords = found
@@ -43,7 +43,7 @@ def cpu_optimizer(optimizer: Optimizer) -> Optimizer:
 
 
 def optimizer_for_config(optimizer: Optimizer, config: dict[str, Any]) -> Optimizer:
-    """Return ``optimizer``, or DeepSpeed's in host memory where ``config`` keeps its state there."""
+    """Return ``optimizer``, or the corresponding CPU optimizer if ``config`` offloads its state."""
     offload = config.get("zero_optimization", {}).get("offload_optimizer") or {}
     offloads = offload.get("device", "none") != "none" and config.get("zero_force_ds_cpu_optimizer", True)
     return cpu_optimizer(optimizer) if offloads else optimizer

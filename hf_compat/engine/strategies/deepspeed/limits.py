@@ -1,46 +1,62 @@
-"""What a Trainer cannot do while DeepSpeed's engine trains its model, told before anything begins."""
+"""Which of a Trainer's arguments are not supported with DeepSpeed."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hf_compat.engine.precision import FullPrecision
 from hf_compat.optim.settings import plain_name
 
+if TYPE_CHECKING:
+    from lightning.pytorch.plugins.precision import Precision
+    from torch import nn
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.fsdp.settings import FsdpSettings
+
 __all__ = ["deepspeed_limits"]
 
 
-def deepspeed_limits(args: Any, *, model: Any, has_optimizers: bool, precision: Any, settings: Any) -> list[str]:
-    """Return what is wrong for a run under DeepSpeed.
+def deepspeed_limits(
+    args: TrainingArguments,
+    *,
+    model: nn.Module | None,
+    has_optimizers: bool,
+    precision: Precision,
+    settings: FsdpSettings | None,
+) -> list[str]:
+    """Return a message for each argument that is not supported with DeepSpeed.
 
     Args:
-        args: The training arguments, which hold DeepSpeed's config.
-        model: The model, any of which will do.
-        has_optimizers: Whether an optimizer or a schedule was passed in.
-        precision: Lightning's precision plugin; one that computes in less than full precision is the user's.
-        settings: FSDP's, which excludes DeepSpeed.
+        args: The training arguments, with DeepSpeed's config.
+        model: The model; any is supported.
+        has_optimizers: Whether an optimizer or a schedule was passed to the Trainer.
+        precision: Lightning's precision plugin; other than full precision only if the user passed it.
+        settings: FSDP's settings, always None.
     """
+    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
     problems = []
     if has_optimizers:
         problems.append(
-            "`optimizers` cannot be passed with `deepspeed`, where transformers drops them without a word: override "
+            "`optimizers` is not supported with `deepspeed`; transformers ignores it silently. Override "
             "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
         )
     if args.save_only_model and args.load_best_model_at_end:
         problems.append(
-            "`save_only_model=True` with `load_best_model_at_end=True`: DeepSpeed loads whole checkpoints only. Set "
-            "one of them to False."
+            "`save_only_model=True` with `load_best_model_at_end=True` is not supported with `deepspeed`, which loads "
+            "full checkpoints only. Set one of them to False."
         )
     if args.auto_find_batch_size:
         problems.append(
             "`auto_find_batch_size=True` is not supported with `deepspeed`: its engine is built for one batch size. "
-            "Choose a `per_device_train_batch_size`."
+            "Set `per_device_train_batch_size`."
         )
     if not isinstance(precision, FullPrecision):
         problems.append(
-            "`lightning={'plugins': [...]}` says how to compute, which under `deepspeed` its config does: drop it."
+            f"`lightning={{'plugins': [{type(precision).__name__}]}}` is not supported with `deepspeed`: its config "
+            "sets the precision. Remove the plugin."
         )
     optim = str(plain_name(args.optim))
     if "optimizer" in args.hf_deepspeed_config.config and not optim.startswith("adamw"):
-        problems.append(f"`optim={optim!r}`: the DeepSpeed config names an `optimizer` too; drop one of them.")
+        problems.append(f"`optim={optim!r}`: the DeepSpeed config has an `optimizer` too. Set only one of them.")
     return problems

@@ -1,7 +1,7 @@
-"""The Lightning strategy that trains through a DeepSpeed engine around the model.
+"""``DeepSpeedStrategy``, which trains with a DeepSpeed engine around the model.
 
 References:
-    The order of calls is that of accelerate ``utils/deepspeed.py``, ``DeepSpeedEngineWrapper.backward``.
+    Same order of calls as accelerate ``utils/deepspeed.py``, ``DeepSpeedEngineWrapper.backward``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import copy
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.checkpoint.background import Writes
@@ -31,26 +32,28 @@ from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 logger = logging.getLogger(__name__)
 
 __all__ = ["DeepSpeedStrategy", "deepspeed_strategy"]
 
 
 class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
-    """Trains through a DeepSpeed engine around the model itself, the Trainer's ``model_wrapped``.
+    """Trains with a DeepSpeed engine around the model itself, the Trainer's ``model_wrapped``.
 
-    It owns the engine: one for a fit, made with the run's optimizer; under ZeRO-3 one to evaluate with where nothing
-    was trained yet.
+    It owns the engine: one per fit, with the run's optimizer; with ZeRO-3 also one to evaluate before training.
 
     Args:
-        placement: Which rank of how many this is.
+        placement: Rank and world size.
         device: The device of this rank.
-        settings: DeepSpeed's config, some of it perhaps ``"auto"``.
-        finalize: Fills in what the model and the update steps of the run decide; ``settings`` are complete then.
-        log_level: Of DeepSpeed's own logger while a model trains.
+        settings: DeepSpeed's config, possibly with ``"auto"`` values.
+        finalize: Fills in the ``"auto"`` values that depend on the model and the number of update steps.
+        log_level: Level of DeepSpeed's logger in training.
 
     Attributes:
-        engine: The engine of the fit under way, or of the last one; None before.
+        engine: The engine of the current or last fit; None before the first.
     """
 
     def __init__(
@@ -73,11 +76,11 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
     # ---- a fit ----
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Build the engine with the run's optimizer; give it, its optimizer and its schedule to the run."""
+        """Create the engine with the run's optimizer; pass engine, optimizer and schedule to the run."""
         module: Any = self.lightning_module
         host: Host = module.host
         logging.getLogger("DeepSpeed").setLevel(self._log_level)
-        scheduler = self._start(module.model, host.optimization)
+        scheduler: LRScheduler | EngineScheduler | None = self._start(module.model, host.optimization)
         optimizer = EngineOptimizer(self.engine.optimizer)
         if self.engine.lr_scheduler is not None:
             scheduler = EngineScheduler(self.engine.lr_scheduler)
@@ -86,16 +89,16 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         host.take_wrapper(self.engine)
         host.take_optimizers(optimizer, scheduler)
 
-    def _start(self, model: nn.Module, optimization: Optimization) -> Any:
-        """Build the engine to train ``model``; return the schedule of the run, None if the engine has one.
+    def _start(self, model: nn.Module, optimization: Optimization) -> LRScheduler | None:
+        """Create the engine for training; return the run's schedule, None if the engine has one.
 
-        The run makes what the config does not name. A schedule for the config's optimizer is made inside
-        ``deepspeed.initialize``, which is where there is that optimizer.
+        The run creates what the config does not contain. A schedule for the config's optimizer is created inside
+        ``deepspeed.initialize``, which creates that optimizer.
         """
         self._finalize(self._settings, model, optimization.num_training_steps)
         config = self._settings.config
         optimizer = scheduler = None
-        factory: Callable[[Optimizer], Any] | None = None
+        factory: Callable[[Optimizer], LRScheduler] | None = None
         if "optimizer" not in config:
             optimizer = optimizer_for_config(optimization.create_optimizer(), config)
             config["zero_allow_untested_optimizer"] = True
@@ -115,42 +118,42 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         return scheduler
 
     def compiled(self, wrapped: nn.Module, *, backend: str, mode: str | None) -> nn.Module:
-        """Return ``wrapped``; the engine compiles the model in it, a model alone waits for its engine."""
+        """Return ``wrapped``; if it is the engine, compile its model. A model without engine is not compiled yet."""
         if wrapped is self.engine:
             self.engine.compile(backend=backend, compile_kwargs={"mode": mode} if mode else None)
         return wrapped
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last update step left the weights as they were, because a gradient was infinite."""
+        """Whether the last optimizer step was skipped, because of an infinite gradient."""
         return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
 
     def backward(  # type: ignore[override]
         self, closure_loss: Tensor, optimizer: Optimizer | None, *_: Any, **keywords: Any
     ) -> None:
-        """Run the backward pass; step if it ends the update step, with as many batches as that has."""
-        # The Trainer has averaged over the window; dividing by the config's accumulation as well would be wrong.
+        """Run the backward pass and, if it ends the update step, the engine's step."""
+        # The loss is averaged over the window already, so it is not scaled by the config's gradient accumulation.
         self.engine.set_gradient_accumulation_boundary(is_boundary=self.ends_update)
         self.engine.backward(closure_loss, scale_wrt_gas=False, **keywords)
         if self.ends_update:
             self.engine.step()
 
     def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: the engine decides when gradients are exchanged."""
+        """Return a context that does nothing: the engine decides when gradients are synchronised."""
         return nullcontext()
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Any:
-        """Return the norm of all gradients in the last update step: the engine has clipped them by its config."""
+        """Return the total gradient norm of the last update step; the engine clips gradients by its config."""
         norm = self.engine.get_global_grad_norm()
         return norm.item() if isinstance(norm, Tensor) else norm
 
     # ---- evaluating ----
 
     def prepare_evaluation(self, model: nn.Module) -> nn.Module | None:
-        """Return an engine to evaluate ``model`` with, or to save it from; None if there is one already.
+        """Return a new engine for evaluating or saving ``model``; None if there is one already.
 
         Raises:
-            ValueError: If the config is not of ZeRO-3, the one stage of use without training.
+            ValueError: If the config is not ZeRO-3, the only stage that is supported without training.
         """
         if self.engine is not None and self.engine.module is model:
             return None
@@ -158,9 +161,9 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         if not self._settings.is_zero3():
             raise ValueError(
                 "`deepspeed`: ZeRO inference only makes sense with ZeRO Stage 3. Set `zero_optimization.stage` to 3, "
-                "or drop `deepspeed` where a script evaluates without training."
+                "or do not set `deepspeed` in a script that evaluates without training."
             )
-        settings = copy.deepcopy(self._settings)  # a training later has its own
+        settings = copy.deepcopy(self._settings)  # a later training fills in other values
         self._finalize(settings, model, 0)
         for section in ("optimizer", "scheduler"):
             settings.config.pop(section, None)
@@ -168,19 +171,19 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         return self.engine  # type: ignore[no-any-return]
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return the model itself: under ZeRO-3 its layers gather their weights as they are called."""
+        """Return the unwrapped model: with ZeRO-3 its layers gather their weights when they are called."""
         return model.module if model is self.engine else model
 
     # ---- weights ----
 
     @property
     def saves_sharded_weights(self) -> bool:  # type: ignore[override]
-        """Whether the config has the weights of ZeRO-3 saved as each rank's part."""
+        """Whether the config saves ZeRO-3 weights sharded."""
         return self._is_sharded and not self.engine.zero_gather_16bit_weights_on_model_save()
 
     @property
     def gathers_weights(self) -> bool:  # type: ignore[override]
-        """Whether a save has full weights, which under ZeRO-3 are gathered."""
+        """Whether full weights are saved, which ZeRO-3 has to gather."""
         return not self.saves_sharded_weights
 
     @property
@@ -188,10 +191,10 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         return bool(self.engine.zero_optimization_partition_weights())
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state dict of ``model``, under ZeRO-3 on rank 0 alone; every rank calls it.
+        """Return the full state dict of ``model``, with ZeRO-3 on rank 0 only; every rank calls it.
 
         Raises:
-            ValueError: If the config does not have the weights of ZeRO-3 gathered.
+            ValueError: If the config does not gather ZeRO-3 weights on save.
         """
         if not self._is_sharded:
             from deepspeed.checkpoint import utils
@@ -206,42 +209,45 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         return self.engine._zero3_consolidated_16bit_state_dict(is_peft_model(model)) or {}
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
-        """Give the engine all that DeepSpeed wrote into ``folder``: weights, optimizer and schedule."""
+        """Load DeepSpeed's weights, optimizer and schedule in ``folder`` into the engine."""
         self.resume_engine(folder)
         return [], []
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
-        """Write into ``folder`` what each rank holds of the weights; every rank calls it."""
+        """Save this rank's shards to ``folder``; every rank calls it."""
         logger.warning(
             "The weights in `%s` are sharded, as `stage3_gather_16bit_weights_on_model_save=False`: run "
             "`zero_to_fp32.py` in it to consolidate them.",
             folder,
         )
-        self.save_optimizer(None, folder, writes=None)
+        self._save_engine(folder)
 
     # ---- the optimizer's state ----
 
     @property
     def saves_scheduler(self) -> bool:  # type: ignore[override]
-        """Whether the engine has a schedule, and so saves it."""
+        """Whether the engine has a schedule, which it then saves."""
         return self.engine.lr_scheduler is not None
 
-    def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write what DeepSpeed needs to resume into ``folder``; every rank calls it."""
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+        """Save DeepSpeed's checkpoint to ``folder``; every rank calls it."""
+        self._save_engine(folder)
+
+    def _save_engine(self, folder: str) -> None:
         self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
 
     def has_optimizer(self, folder: str) -> bool:
-        """Return True: ``resume_engine`` has loaded it, or has refused the folder."""
+        """Return True: ``resume_engine`` has loaded its state."""
         return True
 
-    def load_optimizer(self, optimizer: Any, folder: str) -> None:
-        """Do nothing: ``resume_engine`` has given the engine its state."""
+    def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
+        """Do nothing: ``resume_engine`` has loaded the state."""
 
     def resume_engine(self, folder: str) -> None:
-        """Give the engine weights, optimizer and schedule in ``folder``; nothing is unpickled that could run code.
+        """Load weights, optimizer and schedule in ``folder`` into the engine, without running code in the files.
 
         Raises:
-            CheckpointError: If DeepSpeed wrote none there, or another number of ranks did, or they do not fit.
+            CheckpointError: If DeepSpeed's files are missing, were written with another world size, or do not fit.
         """
         universal = bool(self.engine.load_universal_checkpoint())
         check_files(folder, launch=self._launch, universal=universal)
@@ -258,14 +264,15 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
     # ---- the end ----
 
     def close(self) -> None:
-        """Take the engine's hooks off the model and let go of it; every rank calls it."""
+        """Destroy the engine and remove its hooks from the model; every rank calls it."""
         if self.engine is not None:
             self.engine.destroy()
             self.engine = None
 
 
-def deepspeed_strategy(placement: Placement, args: Any, model: nn.Module) -> DeepSpeedStrategy:
-    """Return the strategy of one run from placement, arguments and model."""
+def deepspeed_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:
+    """Return the DeepSpeed strategy of a run."""
+    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
 
     def finalize(settings: HfTrainerDeepSpeedConfig, model: nn.Module, num_training_steps: int) -> None:
         settings.trainer_config_finalize(args, model, num_training_steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +28,22 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.wrapping import Wrapped, sharding_strategy, wrap_model
 from hf_compat.model_facts import unwrap_model
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["FSDP1Strategy", "fsdp1_strategy"]
 
 
 class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
-    """The model inside a wrapper that gathers and gives up its parameters; it is wrapped once and stays so.
+    """Wraps the model in ``FullyShardedDataParallel``, once: later runs use the same wrapper.
 
     Args:
-        placement: Which rank of how many this is.
+        placement: Rank and world size.
         device: The device of this rank.
-        settings: What is sharded how, and what checkpoints hold.
-        dtype: Of mixed precision; None without.
+        settings: FSDP's settings.
+        dtype: Dtype of mixed precision; None without it.
     """
 
     def __init__(
@@ -58,29 +63,29 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         self._settings = settings
         self._dtype = dtype
 
-    def wrapped(self, model: Any) -> FullyShardedDataParallel:
-        """Return ``model`` in its wrapper, the one that it has if there is one."""
+    def wrapped(self, model: nn.Module) -> FullyShardedDataParallel:
+        """Return ``model`` in its wrapper, which is created the first time."""
         return self._wrapped(model).root
 
     def _wrapped(self, model: nn.Module) -> Wrapped:
         return wrap_model(model, self._settings, launch=self._launch, device=self._device, dtype=self._dtype)
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
-        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
+        """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
         clipped, root = list(parameters), self.model
         if isinstance(root, FullyShardedDataParallel) and {*map(id, clipped)} == {*map(id, root.parameters())}:
             return root.clip_grad_norm_(max_norm, norm_type)
         return super().clip_grad_norm(clipped, max_norm, norm_type)
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state dict of ``model`` in host memory on rank 0, an empty one elsewhere."""
+        """Return the full state dict of ``model`` on the CPU on rank 0, an empty one on other ranks."""
         wrapped = self._wrapped(model)
-        with self._states(wrapped.root, full=True, first_alone=True):
+        with self._with_state_dict_type(wrapped.root, full=True, rank0_only=True):
             state = wrapped.root.state_dict()
         return wrapped.tied(state) if self._launch.rank == 0 else {}
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` in its wrapper: only a call of that gathers the parameters."""
+        """Return ``model`` in its wrapper, whose forward gathers the parameters."""
         return (
             model
             if isinstance(getattr(model, "_orig_mod", model), FullyShardedDataParallel)
@@ -88,25 +93,27 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         )
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which the unwrapped ``model`` has all its parameters, to be called by itself."""
+        """Return a context in which the unwrapped ``model`` has its full parameters."""
         context: Any = FullyShardedDataParallel.summon_full_params(self.wrapped(model), writeback=False)
         return context  # type: ignore[no-any-return]
 
     @contextmanager
-    def _states(self, root: FullyShardedDataParallel, *, full: bool, first_alone: bool = False) -> Iterator[None]:
-        """Have state dicts of ``root`` be full, or sharded.
+    def _with_state_dict_type(
+        self, root: FullyShardedDataParallel, *, full: bool, rank0_only: bool = False
+    ) -> Iterator[None]:
+        """Context that sets the type of state dicts of ``root``.
 
         Args:
             root: The wrapper.
-            full: Which of them.
-            first_alone: Whether rank 0 alone needs it, in host memory.
+            full: Full state dicts; otherwise sharded ones.
+            rank0_only: Whether only rank 0 needs the full state dict, on the CPU.
         """
-        offload = self._device.type != "cpu"  # torch frees what is on the CPU already
+        offload = self._device.type != "cpu"  # offloading CPU tensors would free them
         if full:
-            alone = first_alone and offload
+            rank0_only = rank0_only and offload
             kind = StateDictType.FULL_STATE_DICT
-            model: Any = FullStateDictConfig(offload_to_cpu=alone, rank0_only=alone)
-            optimizer: Any = FullOptimStateDictConfig(offload_to_cpu=alone, rank0_only=alone)
+            model: Any = FullStateDictConfig(offload_to_cpu=rank0_only, rank0_only=rank0_only)
+            optimizer: Any = FullOptimStateDictConfig(offload_to_cpu=rank0_only, rank0_only=rank0_only)
         else:
             kind = StateDictType.SHARDED_STATE_DICT
             model = ShardedStateDictConfig(offload_to_cpu=offload)
@@ -115,27 +122,27 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
             yield
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
-        """Give this rank's part of ``model`` the weights of a checkpoint, full or sharded."""
-        wrapped, parts = self._wrapped(model), distributed_files.sharded_weights(Path(folder))
-        with self._states(wrapped.root, full=parts is None), wrapped.state_dicts_through_wrapper():
-            if parts is None:
+        """Load a checkpoint's weights, full or sharded, into this rank's shards of ``model``."""
+        wrapped, sharded = self._wrapped(model), distributed_files.sharded_weights(Path(folder))
+        with self._with_state_dict_type(wrapped.root, full=sharded is None), wrapped.state_dicts_through_wrapper():
+            if sharded is None:
                 return weights.load_weights(model, folder, trains_on=trains_on)
-            return distributed_files.load_model(model, parts)
+            return distributed_files.load_model(model, sharded)
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
-        """Write this rank's part of ``model`` into ``folder``."""
+        """Save this rank's shards of ``model`` to ``folder``."""
         root = self.wrapped(model)
-        with self._states(root, full=False):
+        with self._with_state_dict_type(root, full=False):
             state = root.state_dict()
         distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME))
 
-    def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state, full or this rank's part of it, as accelerate does.
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+        """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
-        Where state dicts are full, transformers resumes from weights that it keeps beside the optimizer's state.
+        With a full state dict the weights are saved a second time, in the file that transformers resumes from.
         """
         root: Any = self.model
-        with self._states(root, full=not self.saves_sharded_weights, first_alone=True):
+        with self._with_state_dict_type(root, full=not self.saves_sharded_weights, rank0_only=True):
             state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
         if self.saves_sharded_weights:
             distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
@@ -143,22 +150,22 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         model = unwrap_model(root)
         resumable = optimizer_states.weights_for_resuming(model, self.full_state_dict(model))
         if writes is not None and self._launch.rank == 0:
-            for name, content in ((names.WHOLE_OPTIMIZER_NAME, state), (names.WHOLE_FSDP_WEIGHTS_NAME, resumable)):
+            for name, content in ((names.FULL_OPTIMIZER_NAME, state), (names.FULL_FSDP_WEIGHTS_NAME, resumable)):
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 
-    def load_optimizer(self, optimizer: Any, folder: str) -> None:
-        """Give the optimizer its part of the state in ``folder``, full or sharded, by whichever strategy."""
+    def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
+        """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
         root: Any = self.model
         path = Path(folder)
-        saved = optimizer_states.read_whole(optimizer, unwrap_model(root), path)
-        with self._states(root, full=saved is not None), optimizer_states.fitting(optimizer, path):
+        saved = optimizer_states.read_full(optimizer, unwrap_model(root), path)
+        with self._with_state_dict_type(root, full=saved is not None), optimizer_states.fitting(optimizer, path):
             if saved is None:
-                saved = optimizer_states.read_shards(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
+                saved = optimizer_states.read_sharded(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
 
 
-def fsdp1_strategy(placement: Placement, args: Any, model: nn.Module) -> FSDP1Strategy:
-    """Return the strategy of one run from placement and arguments."""
-    assert placement.fsdp is not None, "the placement is FSDP's"
+def fsdp1_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> FSDP1Strategy:
+    """Return the FSDP version 1 strategy of a run."""
+    assert placement.fsdp is not None, "the strategy is FSDP"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision)
     return FSDP1Strategy(placement, args.device, placement.fsdp, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,17 +23,22 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.sharding import reshard, shard_model
 from hf_compat.errors import TrainerSetupError
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["FSDP2Strategy", "fsdp2_strategy", "sharding_dtype"]
 
 
 class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
-    """The model itself with parameters that are DTensors; it is sharded once and stays so.
+    """Shards the model's parameters in place as DTensors, once: later runs use the sharded model.
 
     Args:
-        placement: Which rank of how many this is.
+        placement: Rank and world size.
         device: The device of this rank.
-        settings: What is sharded how, and what checkpoints hold.
-        dtype: Of mixed precision; None without.
+        settings: FSDP's settings.
+        dtype: Dtype of mixed precision; None without it.
     """
 
     def __init__(
@@ -52,21 +57,21 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         self._settings = settings
         self._dtype = dtype
 
-    def shard(self, model: Any) -> None:
+    def shard(self, model: nn.Module) -> None:
         """Shard ``model`` in place, unless it is already."""
         if not isinstance(model, FSDPModule):
             mesh = self.device_mesh["data_parallel"]
             shard_model(model, self._settings, mesh=mesh, device=self._device, dtype=self._dtype)
 
     def on_validation_end(self) -> None:
-        """Free what the last evaluation gathered: no backward pass does, and an optimizer must not be made of it."""
+        """Free the parameters that the evaluation gathered, since no backward pass follows that would."""
         module: Any = self.lightning_module
         reshard(module.model)
 
     on_test_end = on_validation_end
 
     @contextmanager
-    def _unreduced(self, model: Any) -> Iterator[None]:
+    def _without_gradient_sync(self, model: Any) -> Iterator[None]:
         model.set_requires_gradient_sync(False)
         try:
             yield
@@ -74,11 +79,11 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
             model.set_requires_gradient_sync(True)
 
     def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which gradients stay unsharded on their rank, to be reduced once by the next pass."""
-        return self._unreduced(model)
+        """Return a context in which gradients are accumulated unsharded, without being reduced."""
+        return self._without_gradient_sync(model)
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
-        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
+        """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
         clipped = [parameter for parameter in parameters if parameter.grad is not None]
         norm = get_total_norm([parameter.grad for parameter in clipped if parameter.grad is not None], norm_type)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
@@ -86,28 +91,28 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         return norm
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state dict of ``model`` in host memory on rank 0, an empty one elsewhere."""
-        state: dict[str, Any] = dtensors.whole(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
+        """Return the full state dict of ``model`` on the CPU on rank 0, an empty one on other ranks."""
+        state: dict[str, Any] = dtensors.full_tensors(model.state_dict(keep_vars=True), keeps=self._launch.rank == 0)
         return state
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return ``model``: only its own call gathers the parameters."""
+        """Return ``model``, whose forward gathers the parameters."""
         return model
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
-        """Give this rank's part of ``model`` the weights of a checkpoint, full or sharded."""
+        """Load a checkpoint's weights, full or sharded, into this rank's shards of ``model``."""
         reshard(model)
-        with dtensors.placing(model):  # peft's own loading knows nothing of DTensors
+        with dtensors.distributing_on_load(model):  # peft's loading does not support DTensors
             return weights.load_weights(model, folder, trains_on=trains_on)
 
     def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
-        """Write this rank's part of ``model`` into ``folder``."""
+        """Save this rank's shards of ``model`` to ``folder``."""
         distributed_files.save({"model": model.state_dict()}, Path(folder, names.SHARDED_WEIGHTS_NAME))
 
-    def save_optimizer(self, optimizer: Any, folder: str, *, writes: Writes | None) -> None:
-        """Write the optimizer's state, full or this rank's part of it, as accelerate does.
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+        """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
-        Where state dicts are full, transformers resumes from weights that it keeps beside the optimizer's state.
+        With a full state dict the weights are saved a second time, in the file that transformers resumes from.
         """
         module: Any = self.lightning_module
         reshard(module.model)
@@ -115,33 +120,33 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         if self.saves_sharded_weights:
             distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
             return
-        whole = {names.WHOLE_OPTIMIZER_NAME: dtensors.whole(state, keeps=self._launch.rank == 0)}
+        files = {names.FULL_OPTIMIZER_NAME: dtensors.full_tensors(state, keeps=self._launch.rank == 0)}
         resumable = optimizer_states.weights_for_resuming(module.model, self.full_state_dict(module.model))
-        whole[names.WHOLE_FSDP_WEIGHTS_NAME] = resumable
+        files[names.FULL_FSDP_WEIGHTS_NAME] = resumable
         if writes is not None and self._launch.rank == 0:
-            for name, content in whole.items():
+            for name, content in files.items():
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 
-    def load_optimizer(self, optimizer: Any, folder: str) -> None:
-        """Give the optimizer its part of the state in ``folder``, full or sharded, by whichever strategy."""
+    def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
+        """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
         module: Any = self.lightning_module
         reshard(module.model)
         optimizer_states.load(optimizer, module.model, Path(folder))
 
 
-def fsdp2_strategy(placement: Placement, args: Any, model: nn.Module) -> FSDP2Strategy:
-    """Return the strategy of one run from placement and arguments.
+def fsdp2_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> FSDP2Strategy:
+    """Return the FSDP version 2 strategy of a run.
 
     Raises:
-        TrainerSetupError: If the arguments ask for what FSDP version 2 cannot do here.
+        TrainerSetupError: If an argument is not supported with FSDP version 2.
     """
     settings = placement.fsdp
-    assert settings is not None, "the placement is FSDP's"
+    assert settings is not None, "the strategy is FSDP"
     return FSDP2Strategy(placement, args.device, settings, sharding_dtype(args))
 
 
-def sharding_dtype(args: Any) -> torch.dtype | None:
-    """Return the dtype of mixed precision, None without.
+def sharding_dtype(args: TrainingArguments) -> torch.dtype | None:
+    """Return the dtype of mixed precision, None without it.
 
     Raises:
         TrainerSetupError: If it is float16.

@@ -1,4 +1,4 @@
-"""From a model and the FSDP settings to the model in torch's ``FullyShardedDataParallel``."""
+"""Wrapping a model in torch's ``FullyShardedDataParallel`` by FSDP's settings."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ from hf_compat.errors import TrainerSetupError
 __all__ = ["Wrapped", "sharding_strategy", "wrap_model"]
 
 _WRAPPER_ATTRIBUTE = "_hf_compat_wrapped"
-"""Attribute of a model that holds its :class:`Wrapped`: the wrapper has to live as long as the model in it."""
+"""Attribute of a model with its :class:`Wrapped`: the wrapper has to live as long as the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapped:
-    """A model in its wrapper."""
+    """A model in its FSDP wrapper."""
 
     root: FullyShardedDataParallel
     settings: FsdpSettings
     dtype: torch.dtype | None
     first_names: dict[str, str]
-    """Each name of a parameter that has several to the first of them; torch copies what they share."""
+    """Each name of a parameter → its first name; torch's state dicts contain a copy for each name."""
 
     def tied(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return ``state`` with one tensor under all names of a parameter."""
+        """Return the state dict ``state`` with one tensor for all names of a tied parameter."""
         return {name: state[self.first_names.get(name, name)] for name in state}
 
     @contextmanager
     def state_dicts_through_wrapper(self) -> Iterator[None]:
-        """Have ``state_dict`` and ``load_state_dict`` of the model be those of the wrapper, by the model's names."""
+        """Context in which the model's state-dict methods are the wrapper's, with the model's names."""
         model, root = self.root.module, self.root
 
-        def load_state_dict(state: Any, strict: bool = True, assign: bool = False) -> Any:
+        def load_state_dict(state: dict[str, Any], strict: bool = True, assign: bool = False) -> Any:
             result = root.load_state_dict(state, strict=strict)
             for found in result:
                 found[:] = [name.replace("_fsdp_wrapped_module.", "") for name in found]
             return result
 
         def state_dict(*args: Any, **kwargs: Any) -> Any:
-            # The wrapper asks the model in turn, and says where to put it.
+            # Calls with arguments come from the wrapper's own state_dict.
             return type(model).state_dict(model, *args, **kwargs) if args or kwargs else root.state_dict()
 
         vars(model).update(state_dict=state_dict, load_state_dict=load_state_dict)
@@ -73,7 +73,7 @@ class Wrapped:
 
 
 def sharding_strategy(settings: FsdpSettings) -> ShardingStrategy:
-    """Return torch's name of what ``settings`` shard."""
+    """Return torch's ``ShardingStrategy`` of ``settings``."""
     name = settings.sharding.upper()
     return ShardingStrategy[f"_{name}" if name == "HYBRID_SHARD_ZERO2" else name]
 
@@ -81,43 +81,43 @@ def sharding_strategy(settings: FsdpSettings) -> ShardingStrategy:
 def wrap_model(
     model: nn.Module, settings: FsdpSettings, *, launch: Launch, device: torch.device, dtype: torch.dtype | None
 ) -> Wrapped:
-    """Return ``model`` in its wrapper; the first time, with each process's part of it. Every process has to call it.
+    """Return ``model`` in its wrapper, which shards it the first time; every rank has to call it.
 
     Args:
-        model: The model, on any device, meta too on ranks other than 0.
-        settings: What is sharded, and what is gathered by itself.
-        launch: Which rank of how many this is.
-        device: Where this rank computes.
-        dtype: Of mixed precision: what is gathered, reduced and buffered in. Weights become float32 then. None:
-            everything in its own.
+        model: The model, on any device; on ranks other than 0 also on meta.
+        settings: FSDP's settings.
+        launch: Rank and world size.
+        device: The device of this rank.
+        dtype: Dtype of mixed precision, for gathered parameters, reduced gradients and buffers; trainable parameters
+            are kept in float32 then. None: the parameters' own dtype.
 
     Raises:
-        TrainerSetupError: If the model is wrapped otherwise, or cannot be wrapped like that.
+        TrainerSetupError: If the model is wrapped already with other settings, or cannot be wrapped.
     """
-    before: Wrapped | None = vars(model).get(_WRAPPER_ATTRIBUTE)
-    if before is None:
-        before = _wrap(model, settings, launch, device, dtype)
-        vars(model)[_WRAPPER_ATTRIBUTE] = before
-    elif (before.settings, before.dtype) != (settings, dtype):
+    wrapped: Wrapped | None = vars(model).get(_WRAPPER_ATTRIBUTE)
+    if wrapped is None:
+        wrapped = _wrap(model, settings, launch, device, dtype)
+        vars(model)[_WRAPPER_ATTRIBUTE] = wrapped
+    elif (wrapped.settings, wrapped.dtype) != (settings, dtype):
         raise TrainerSetupError(
-            f"`model`: this {type(model).__name__} is sharded already, as another Trainer's arguments asked for "
-            f"({before.settings}); load it anew."
+            f"`model`: this {type(model).__name__} was sharded by another Trainer with other settings "
+            f"({wrapped.settings}). Load it again."
         )
-    return before
+    return wrapped
 
 
 def _wrap(
     model: nn.Module, settings: FsdpSettings, launch: Launch, device: torch.device, dtype: torch.dtype | None
 ) -> Wrapped:
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
-        raise TrainerSetupError("`model` is wrapped in FullyShardedDataParallel already: pass the model itself.")
+        raise TrainerSetupError("`model` is wrapped in FullyShardedDataParallel already. Pass the unwrapped model.")
     _check_frozen(model, settings)
     first_names = _first_names(model)
     if settings.activation_checkpointing:
         checkpoint_activations(model, find_layers(model, settings.layer_classes))
     units = set(fsdp_units(model, settings))
     on_cpu = device.type == "cpu"
-    if on_cpu and settings.sync_module_states:  # torch sends nothing from CPU to CPU by itself
+    if on_cpu and settings.sync_module_states:  # torch's sync_module_states needs a GPU
         broadcast_from_rank0(model, device, upcast=False)
     else:
         _materialize(model, launch)
@@ -141,10 +141,10 @@ def _wrap(
 
 
 def _mesh(settings: FsdpSettings, launch: Launch, device: torch.device) -> DeviceMesh:
-    """Return the processes to shard over; for hybrid sharding, copies of the model by parts of it."""
+    """Return the device mesh to shard over; for hybrid sharding, replicas by shards."""
     if settings.sharding.startswith("hybrid"):
         return init_device_mesh(
-            device.type, (launch.num_nodes, launch.local_world_size), mesh_dim_names=("copies", "parts")
+            device.type, (launch.num_nodes, launch.local_world_size), mesh_dim_names=("replicate", "shard")
         )
     return init_device_mesh(device.type, (launch.world_size,))
 
@@ -153,13 +153,13 @@ def _check_frozen(model: nn.Module, settings: FsdpSettings) -> None:
     trained = {parameter.requires_grad for parameter in model.parameters()}
     if len(trained) > 1 and not settings.use_orig_params:
         raise TrainerSetupError(
-            f"`fsdp_config={{'use_orig_params': False}}`: some parameters of {type(model).__name__} are frozen, which "
-            "flat parameters cannot tell apart: set it to True."
+            f"`fsdp_config={{'use_orig_params': False}}`: some parameters of {type(model).__name__} are frozen, but a "
+            "flat parameter is either trainable or frozen. Set it to True."
         )
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
-    """Return each name of a parameter that has several, the first too, to the first."""
+    """Return each name of a parameter → its first name."""
     firsts: dict[int, str] = {}
     return {
         name: firsts.setdefault(id(parameter), name)
@@ -168,7 +168,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
 
 
 def _materialize(model: nn.Module, launch: Launch) -> None:
-    """Give ``model``'s parameters and buffers that have none memory, not filled: process 0's values will be."""
+    """Allocate ``model``'s parameters and buffers on meta; rank 0's values are broadcast into them later."""
     made: dict[int, Tensor] = {}
     for module in model.modules():
         held: Any
@@ -178,8 +178,8 @@ def _materialize(model: nn.Module, launch: Launch) -> None:
                     continue
                 if launch.rank == 0:
                     raise TrainerSetupError(
-                        f"`model`: `{name}` of a {type(module).__name__} is on the meta device, without values, on "
-                        "process 0 too; load the model there."
+                        f"`model`: `{name}` of a {type(module).__name__} is on the meta device on rank 0, where it "
+                        "needs values. Load the model's weights on rank 0."
                     )
                 if id(tensor) not in made:
                     values = torch.empty_like(tensor, device="cpu")
@@ -189,7 +189,7 @@ def _materialize(model: nn.Module, launch: Launch) -> None:
 
 
 def _upcast(model: nn.Module) -> None:
-    """Make trained weights float32 that are less: mixed precision casts them down for computing only."""
+    """Cast half-precision parameters to float32 if any of them is trainable: mixed precision casts only copies."""
     low = [parameter for parameter in model.parameters() if parameter.dtype in (torch.float16, torch.bfloat16)]
     if any(parameter.requires_grad for parameter in low):  # a unit's parameters have to be of one dtype
         for parameter in low:
