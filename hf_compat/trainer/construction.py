@@ -1,4 +1,4 @@
-"""Building a Trainer: its first model, what that takes and returns, callbacks and loggers."""
+"""Constructing a Trainer: its first model, what the model takes and returns, callbacks and loggers."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.engine.runtime import Runtime
     from hf_compat.trainer.trainer import Trainer
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = [
     "build_accelerator",
@@ -46,26 +47,26 @@ __all__ = [
 
 
 def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
-    """Return the processing class, which may have been passed under the name it had before transformers 4.46."""
+    """Return the processing class, which may have been passed as ``tokenizer``, its name before transformers 4.46."""
     if tokenizer is None:
         return processing_class
     if processing_class is not None:
-        raise ValueError("`tokenizer` and `processing_class` were both passed: they are one argument; pass the latter.")
-    warnings.warn("`tokenizer` is now `processing_class`.", FutureWarning, stacklevel=4)
+        raise ValueError("`tokenizer` and `processing_class` were both passed: pass only `processing_class`.")
+    warnings.warn("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning, stacklevel=4)
     return tokenizer
 
 
 def set_log_level(args: TrainingArguments) -> None:
-    """Give our loggers, and transformers', the level that ``args`` ask of this rank; open its log file."""
-    asked = args.log_level if args.should_log else args.log_level_replica
-    if asked != "passive":
+    """Set the level of hf_compat's and transformers' loggers on this rank, and open its log file."""
+    level = args.log_level if args.should_log else args.log_level_replica
+    if level != "passive":
         for name in ("hf_compat", "transformers"):
             logging.getLogger(name).setLevel(args.get_process_log_level())
     write_log_file(args.process_index, args.get_process_log_level())
 
 
 def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
-    """Return accelerate's members that subclasses call, as a view of ``runtime``."""
+    """Return the Trainer's ``accelerator``, which reads ``runtime``."""
     return Accelerator(
         args.device,
         args.launch,
@@ -78,34 +79,34 @@ def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
 
 
 def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
-    """Return the model that was passed, or a fresh one of ``model_init``, on its device where that is done at once.
+    """Return the model that was passed, or a new one from ``model_init``; move it to its device if that is due now.
 
     Raises:
-        ModelError: If it cannot be trained: it has no loss, or is spread over several devices.
+        ModelError: If it cannot be trained: it has no loss, or a ``device_map`` with several devices.
         ValueError: If both were passed.
     """
     if trainer.model_init is not None:
         if model is not None and trainer.semantics.refuses_model_and_model_init:
             raise ValueError("`model` and `model_init` were both passed: choose one.")
         if model is not None:
-            warnings.warn("`model_init` takes the place of `model`; pass only one.", FutureWarning, stacklevel=4)
+            warnings.warn("`model_init` replaces `model`: pass only one.", FutureWarning, stacklevel=4)
         model = trainer.call_model_init()
     assert model is not None, "checked before"
     if is_bare_model(model) and _uses_model_loss(trainer):
         raise ModelError(
             f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
-            "Choose one with a head for the task, such as an `AutoModelFor...`."
+            "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
     check_plan(model, trainer.get_tp_size())
     runtime = trainer._runtime
     trainer.place_model_on_device = _places_model(trainer, runtime)
-    if trainer.place_model_on_device and runtime.placement.start is None:  # processes started later move it to theirs
+    if trainer.place_model_on_device and runtime.placement.start is None:  # started processes move it themselves
         trainer._move_model_to_device(model, trainer.args.device)
     return model
 
 
 def _places_model(trainer: Trainer, runtime: Runtime) -> bool:
-    """Return whether the model is moved to its device at once; otherwise the first run or evaluation moves it."""
+    """Return whether the constructor moves the model to its device; otherwise the first run or evaluation does."""
     if not runtime.facts.places_model:
         return False
     args, wanted = trainer.args, trainer.args.place_model_on_device
@@ -116,25 +117,25 @@ def _places_model(trainer: Trainer, runtime: Runtime) -> bool:
 
 
 def _uses_model_loss(trainer: Trainer) -> bool:
-    """Return whether training would take the loss that the model returns."""
+    """Return whether training uses the loss that the model returns."""
     own = is_ours(trainer.compute_loss) and is_ours(trainer.training_step)
     return trainer.train_dataset is not None and trainer.compute_loss_func is None and own
 
 
-def call_model_init(trainer: Trainer, trial: Any) -> Any:
-    """Return a fresh model; see the Trainer's ``call_model_init``."""
-    assert trainer.model_init is not None, "only called with a model_init"
+def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
+    """Return a new model; see the Trainer's ``call_model_init``."""
+    assert trainer.model_init is not None, "called only if there is a model_init"
     arguments = number_of_arguments(trainer.model_init)
     if arguments > 1:
-        raise RuntimeError(f"`model_init` takes {arguments} arguments; it may take none, or the trial.")
+        raise RuntimeError(f"`model_init` takes {arguments} arguments, but it may only take none, or the trial.")
     model = trainer.model_init(trial) if arguments else trainer.model_init()
     if model is None:
-        raise RuntimeError("`model_init` returned None; it has to return the model.")
+        raise RuntimeError("`model_init` returned None, but it has to return the model.")
     return model
 
 
 def inspect_model(trainer: Trainer) -> None:
-    """Find out what the model takes and returns."""
+    """Set the attributes that depend on what the model takes and returns."""
     args, inner = trainer.args, unwrap_peft(trainer.model)
     trainer.model_accepts_loss_kwargs = accepts_loss_kwargs(trainer.model)
     trainer.label_names = find_labels(inner) if args.label_names is None else args.label_names
@@ -144,15 +145,15 @@ def inspect_model(trainer: Trainer) -> None:
     if args.label_smoothing_factor != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
             trainer._warn_once(
-                f"`label_smoothing_factor={args.label_smoothing_factor}` has no meaning for a multi-label "
-                "classification and is left out."
+                f"`label_smoothing_factor={args.label_smoothing_factor}` is ignored: label smoothing is not defined "
+                "for multi-label classification."
             )
         else:
             trainer.label_smoother = LabelSmoother(epsilon=args.label_smoothing_factor)
 
 
 def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
-    """Tell user callbacks from Lightning's, build the loggers, and make the handler."""
+    """Create the loggers and the callback handler, and separate Lightning callbacks from user callbacks."""
     runtime = trainer._runtime
     users, runtime.callbacks = split_callbacks(callbacks)
     runtime.loggers = [*build_loggers(trainer.args), *runtime.user_loggers]

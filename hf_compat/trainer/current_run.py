@@ -1,25 +1,26 @@
-"""The run of a Trainer: the one under way or the last one."""
+"""The current or last run of a Trainer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_compat.run.run import TrainingRun
 from hf_compat.trainer.views import counts_of
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["current_run", "new_run", "prepare_strategy"]
 
 
-def new_run(trainer: Trainer, trial: Any = None, ignore_keys: list[str] | None = None) -> TrainingRun:
-    """Set and return the run of ``trainer``, which has not begun yet.
+def new_run(trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str] | None = None) -> TrainingRun:
+    """Create a run, set it as the current one of ``trainer`` and return it.
 
     Args:
         trainer: The Trainer.
-        trial: The trial of a search, None without one.
-        ignore_keys: Model outputs that evaluations during training leave out of the predictions.
+        trial: The trial of a hyperparameter search, None outside one.
+        ignore_keys: Model outputs excluded from the predictions of evaluations during training.
     """
     parts = (trainer._runtime, counts_of(trainer), trainer._checkpoints, trainer._warn_once)
     run = trainer._run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
@@ -27,12 +28,12 @@ def new_run(trainer: Trainer, trial: Any = None, ignore_keys: list[str] | None =
 
 
 def current_run(trainer: Trainer) -> TrainingRun:
-    """Return the run under way or the last one; before any, one that has not begun."""
+    """Return the current or last run; before the first, a new one."""
     return new_run(trainer) if trainer._run is None else trainer._run
 
 
 def prepare_strategy(trainer: Trainer) -> None:
-    """Let the strategy put around the model what it is evaluated, or saved, through."""
+    """Let the strategy wrap the model if it needs a wrapper to be evaluated or saved."""
     wrapped = trainer._runtime.prepare_evaluation(trainer.args, trainer.model)
     if wrapped is not None:
         current_run(trainer).take_wrapper(wrapped)

@@ -1,10 +1,11 @@
-"""Evaluation and prediction: data set to loader to session to metrics, and one prediction step."""
+"""Evaluation and prediction: the loop over a dataset, and one prediction step."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,13 +33,13 @@ __all__ = ["evaluate", "predict", "prediction_step", "run_loop", "trace"]
 logger = logging.getLogger(__name__)
 
 _PREPARATION_TIMES = ("jit_compilation_time", "model_preparation_time")
-"""Attributes that hold seconds which the speeds of an evaluation leave out."""
+"""Attributes with times in seconds that are excluded from an evaluation's speed metrics."""
 
 
 def evaluate(
     trainer: Trainer, eval_dataset: Any, ignore_keys: list[str] | None, metric_key_prefix: str
 ) -> dict[str, float]:
-    """Return the metrics of an evaluation, logged too; see the Trainer's ``evaluate``."""
+    """Evaluate, log and return the metrics; see the Trainer's ``evaluate``."""
     given = eval_dataset is not None
     eval_dataset = eval_dataset if given else trainer.eval_dataset
     if isinstance(eval_dataset, dict):
@@ -89,7 +90,7 @@ def predict(
     return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
 
-def _loop_of(trainer: Trainer) -> Any:
+def _loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
     return trainer.prediction_loop if trainer.args.use_legacy_prediction_loop else trainer.evaluation_loop
 
 
@@ -102,19 +103,19 @@ def _add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time
 def run_loop(
     trainer: Trainer,
     kind: type[EvaluationSession],
-    dataloader: Any,
+    dataloader: Iterable[Any],
     description: str,
     prediction_loss_only: bool | None,
     ignore_keys: list[str] | None,
     prefix: str,
 ) -> EvalLoopOutput:
-    """Return what one pass over ``dataloader`` gives, by the rules of ``kind``."""
+    """Run one pass over ``dataloader`` with a session of class ``kind``; return its output."""
     loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
     model = _prepare_model(trainer, dataloader)
     if callable(getattr(trainer.optimizer, "eval", None)):  # a schedule-free optimizer
         trainer.optimizer.eval()
     trainer.callback_handler.eval_dataloader = dataloader
-    if kind is not LegacySession and has_length(dataloader):  # that one asks itself, once
+    if kind is not LegacySession and has_length(dataloader):  # a LegacySession logs it itself
         logger.info("%s of %s samples.", description, trainer.num_examples(dataloader))
     names = () if kind is LegacySession else _PREPARATION_TIMES
     runtime, is_prediction = trainer._runtime, description == "Prediction"
@@ -132,31 +133,31 @@ def run_loop(
     )
     with fresh_past(trainer):
         runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
-    if session.output is None:  # Lightning leaves an empty loader out
+    if session.output is None:  # Lightning skips an empty loader
         session.finish()
     assert session.output is not None, "a finished session has an output"
     return session.output
 
 
-def _prepare_model(trainer: Trainer, dataloader: Any) -> Any:
-    """Return the model to evaluate: in its place, in evaluation mode, traced if asked for."""
+def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
+    """Return the model to evaluate: on its device, in evaluation mode, traced under ``jit_mode_eval``."""
     _prepare(trainer)
     wrapped = call_as_defined(trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader)
     strategy = trainer._runtime.strategy
-    model = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
+    model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
     if trainer.args.jit_mode_eval:
         start = time.time()
         traced = trainer.torch_jit_model_eval(trainer.model, dataloader)
         trainer.jit_compilation_time = round(time.time() - start, 4)
         if traced is not trainer.model:
-            vars(trainer).pop("model_preparation_time", None)  # the trace took its place
+            vars(trainer).pop("model_preparation_time", None)  # the trace is evaluated instead
             model = traced
     model.eval()
     return model
 
 
 def _prepare(trainer: Trainer) -> None:
-    """Put the model where and as it is evaluated; the first time, note how many seconds that took."""
+    """Move the model to its device, wrap and cast it for evaluation; the first time, store how long that took."""
     start, args, runtime = time.time(), trainer.args, trainer._runtime
     place_model(trainer, runtime)
     prepare_strategy(trainer)
@@ -170,22 +171,26 @@ def _prepare(trainer: Trainer) -> None:
             trainer.model_wrapped.to(dtype=torch.bfloat16, device=args.device)
 
 
-def trace(trainer: Trainer, model: nn.Module, dataloader: Any) -> Any:
-    """Return ``model`` traced on the first batch of ``dataloader``, or itself if it cannot be traced."""
+def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
+    """Return ``model`` traced with the first batch of ``dataloader``, or ``model`` if it cannot be traced."""
     if dataloader is None:
-        logger.warning("`jit_mode_eval=True`: there is no loader to trace the model with, so it runs as it is.")
+        logger.warning("`jit_mode_eval=True`: there is no loader to trace the model with, so it is not traced.")
         return model
     example = trainer._prepare_inputs(next(iter(dataloader)))
     try:
         precision = forward_precision(trainer._runtime.precision)
         return trace_model(model, example, mixed_precision=precision, device=trainer.args.device)
     except (RuntimeError, TypeError, ValueError, NameError, IndexError) as error:
-        logger.warning("`jit_mode_eval=True`: the model cannot be traced, so it runs as it is: %s", error)
+        logger.warning("`jit_mode_eval=True`: the model cannot be traced, so it is evaluated untraced: %s", error)
         return model
 
 
 def prediction_step(
-    trainer: Trainer, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None
+    trainer: Trainer,
+    model: nn.Module,
+    inputs: dict[str, Any],
+    prediction_loss_only: bool,
+    ignore_keys: list[str] | None,
 ) -> tuple[Tensor | None, Any, Any]:
     """Return the loss, the logits and the labels of one batch; see the Trainer's ``prediction_step``."""
     names = trainer.label_names
@@ -195,7 +200,7 @@ def prediction_step(
     scored = has_labels or (not names and bool(returns_loss))
     inputs = trainer._prepare_inputs(inputs)
     ignored = _ignored_outputs(trainer, ignore_keys)
-    # Taken first: computing the loss may take them out of the inputs.
+    # Before the loss is computed, which may remove them from the inputs.
     labels = nested_detach(tuple(inputs.get(name) for name in names)) if scored else None
     if labels is not None and len(labels) == 1:
         labels = labels[0]
@@ -215,12 +220,12 @@ def prediction_step(
     return loss, logits[0] if len(logits) == 1 else logits, labels
 
 
-def _forward(trainer: Trainer, model: nn.Module, inputs: Any, scored: bool) -> tuple[Tensor | None, Any]:
-    """Return the loss, None if the batch is not ``scored``, and what the model returned."""
+def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: bool) -> tuple[Tensor | None, Any]:
+    """Return the loss, None if the batch is not ``scored``, and the model's outputs."""
     if not scored:
         with trainer.compute_loss_context_manager():
             outputs = model(**inputs)
-            store_past(trainer, outputs, trainer.args.past_index - 1)  # one place earlier: there is no loss
+            store_past(trainer, outputs, trainer.args.past_index - 1)  # one index less, as there is no loss
             return None, outputs
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
     context, inputs = trainer._prepare_context_parallel_inputs(model, inputs)

@@ -1,7 +1,6 @@
-"""``train`` in processes that the Trainer starts itself, by multiprocessing, and what comes back of it.
+"""``train`` in processes that the Trainer starts by multiprocessing, and copying the results back.
 
-The processes are there for the training alone. Before and after it there is one process, the caller's: it builds the
-Trainer, evaluates, predicts and saves.
+The processes exist during training only. The calling process constructs the Trainer, evaluates, predicts and saves.
 """
 
 from __future__ import annotations
@@ -45,57 +44,60 @@ if TYPE_CHECKING:
 __all__ = ["train_in_processes"]
 
 _GRACE_PERIOD = 5.0
-"""Seconds that the other processes have to end by themselves once one has failed, and again after SIGTERM."""
+"""Seconds that the other processes have to exit after one has failed, and again after SIGTERM."""
+_TRAINER_FILE = "trainer"
+_RESULT_FILE = "result"
 _COPIED_BACK = ("state", "control", "run_plan", "_train_batch_size")
-"""Attributes that the caller's Trainer takes over from the main process of the training."""
+"""Attributes that are copied from rank 0 to the calling process' Trainer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _WorkerConfig:
-    """What a started process is told."""
+    """The configuration of a started process."""
 
     trainer: Trainer | None
-    """Inherited by a forked process; None where it is read from a file."""
+    """The Trainer of a forked process; None if it is unpickled from ``folder``."""
     run: Callable[[Any], TrainOutput] | None
     folder: Path
-    """Where the Trainer is read from, and results and errors go to."""
-    count: int
+    """The folder for the pickled Trainer, the result and errors."""
+    world_size: int
     port: int
 
 
 def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any], TrainOutput]) -> TrainOutput:
-    """Start processes, ``run`` the trainer in each, wait for all and return the main process's result.
+    """Start processes, call ``run`` in each, wait for all of them and return rank 0's result.
 
-    The caller's trainer has then the trained weights in ``model``, the main process's ``state`` (the history, the best
-    metric, ...), ``control`` and random states; checkpoints are where the processes wrote them. It has no optimizer: a
-    further ``train`` begins with a new one, unless it resumes. What callbacks keep for themselves stays with the
-    processes, as far as it is not in ``state.stateful_callbacks``.
+    Afterwards ``trainer`` has the trained weights in ``model``, and rank 0's ``state``, ``control`` and random states.
+    It has no optimizer: the next ``train`` creates a new one, unless it resumes. Attributes of callbacks are not copied
+    back, except those in ``state.stateful_callbacks``.
 
     Args:
-        trainer: By any method but fork it goes to the processes by pickle.
-        start: How many processes, and how they are started.
-        run: Called with the trainer of each process.
+        trainer: The Trainer; pickled, unless the start method is fork.
+        start: Start method and number of processes.
+        run: Called with the Trainer in each process.
 
     Raises:
-        TrainerSetupError: If the trainer cannot be pickled, or CUDA is in use and the processes are to be forked.
-        LaunchError: If a process ended without a result. What ``run`` raises in a process is raised here.
-        SystemExit: If the processes were asked to leave, by SIGTERM or SLURM, and have saved.
+        TrainerSetupError: If the trainer cannot be pickled, or processes are forked after CUDA was initialised.
+        LaunchError: If a process exited without a result. Errors of ``run`` in a process are raised as they are.
+        SystemExit: If the processes were preempted, by SIGTERM or SLURM, and have saved.
     """
     if start.method == "fork" and cuda_is_initialized():
         raise TrainerSetupError(
-            "`train` is to fork, but this process uses CUDA, by an evaluation perhaps, and forked ones then cannot: "
-            "train first, or choose the strategy 'ddp_spawn'."
+            "`train` would fork processes, but CUDA is initialised in this process, perhaps by an evaluation, and "
+            "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
         )
-    trainer._runtime.drop_last_run()  # an evaluation's strategy holds the module that was evaluated
+    trainer._runtime.drop_last_run()  # cannot be pickled
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:
-            _pickle_trainer(trainer, run, folder / "job")
-        job = _WorkerConfig(trainer if forks else None, run if forks else None, folder, start.processes, _free_port())
-        with warnings.catch_warnings():  # one that chose fork has chosen it for a process with threads, too
+            _pickle_trainer(trainer, run, folder / _TRAINER_FILE)
+        config = _WorkerConfig(
+            trainer if forks else None, run if forks else None, folder, start.processes, _free_port()
+        )
+        with warnings.catch_warnings():  # the user has chosen to fork, with or without threads
             warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
             context = start_processes(  # type: ignore[no-untyped-call]
-                _work, (job,), start.processes, join=False, start_method=start.method
+                _worker, (config,), start.processes, join=False, start_method=start.method
             )
         watch = SignalWatch(slurm_signal(trainer._runtime.plugins))
         try:
@@ -105,17 +107,17 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             for process in context.processes:
                 process.kill()
                 process.join()
-        return _copy_results(trainer, folder / "result")
+        return _copy_results(trainer, folder / _RESULT_FILE)
 
 
 def _pickle_trainer(trainer: Trainer, run: Callable[[Any], TrainOutput], path: Path) -> None:
-    """Write what a process that inherits nothing needs."""
+    """Pickle the Trainer, ``run`` and the random states for the started processes."""
     try:
         torch.save({"trainer": trainer, "run": run, "random": host_rng_state()}, path)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TrainerSetupError(
-            f"The Trainer has to be pickled for the processes to be started, and cannot be: {error}. Define functions "
-            "and classes at the top of a module, not in a function or as a lambda; or choose the strategy 'ddp_fork'."
+            f"The Trainer has to be pickled to start processes, but it cannot be: {error}. Define functions and "
+            "classes at the top of a module, not in a function or as a lambda, or use the strategy 'ddp_fork'."
         ) from error
 
 
@@ -126,107 +128,108 @@ def _free_port() -> int:
 
 
 def _wait(context: ProcessContext, watch: SignalWatch, folder: Path) -> None:
-    """Return when all processes have ended well; pass on what asks this one to leave."""
-    processes, told = context.processes, False
+    """Wait until all processes have exited with 0; forward signals to them."""
+    processes, forwarded = context.processes, False
     while any(process.exitcode is None for process in processes) and not any(_exit_codes(context)):
         connection.wait([process.sentinel for process in processes if process.exitcode is None], timeout=1)
-        if watch.received and not told:
-            told = True
+        if watch.received and not forwarded:
+            forwarded = True
             for process in processes:
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, watch.received)
-    codes = _exit_codes(context)  # before those that are left are ended
+    codes = _exit_codes(context)  # before `join` terminates the other processes
     try:
         while not context.join(grace_period=_GRACE_PERIOD):
             pass
-    except (ProcessRaisedException, ProcessExitedException) as ended:
-        _raise_first_error(ended, codes, watch.received, folder)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        _raise_first_error(error, codes, watch.received, folder)
 
 
 def _exit_codes(context: ProcessContext) -> list[int]:
-    """Return the exit codes of the processes, 0 of those that run."""
+    """Return the exit codes of the processes, 0 for those that are running."""
     return [process.exitcode or 0 for process in context.processes]
 
 
-def _raise_first_error(ended: Exception, codes: list[int], asked: int, folder: Path) -> None:
-    """Raise what the first process to fail raised, or say how it ended; what befell the others follows from that.
+def _raise_first_error(error: Exception, codes: list[int], received: int, folder: Path) -> None:
+    """Raise the error of the first process that failed, or a ``LaunchError``; errors of others are consequences.
 
     Args:
-        ended: What torch made of it.
-        codes: Exit codes of the processes when the first had failed.
-        asked: The signal that asked this process to leave, 0 for none.
-        folder: Where the processes left their errors.
+        error: torch's error.
+        codes: Exit codes of the processes when the first one failed.
+        received: The signal that this process has received, 0 for none.
+        folder: The folder with the processes' errors.
     """
-    if asked:
-        raise SystemExit(exit_status(asked)) from ended
+    if received:
+        raise SystemExit(exit_status(received)) from error
     errors = sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
     if min(codes) >= 0 and errors:
-        raise pickle.loads(errors[0].read_bytes()) from ended
+        raise pickle.loads(errors[0].read_bytes()) from error
     if max(codes) > 128:
-        raise SystemExit(max(codes)) from ended
-    code = min(codes) if min(codes) < 0 else max(codes)  # one that was killed told nobody, the others fail for it
-    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}; standard error says why"
-    process = codes.index(code)
-    raise LaunchError(f"Training ended without a result: process {process} of {len(codes)} ended {how}.") from ended
+        raise SystemExit(max(codes)) from error
+    code = min(codes) if min(codes) < 0 else max(codes)  # a killed process leaves no error, and makes the others fail
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}; see its standard error"
+    rank = codes.index(code)
+    raise LaunchError(f"Training ended without a result: rank {rank} of {len(codes)} {how}.") from error
 
 
 def _copy_results(trainer: Trainer, path: Path) -> TrainOutput:
-    """Give ``trainer`` what the main process wrote to ``path``, and return its result."""
+    """Copy rank 0's results in ``path`` to ``trainer``, and return its output."""
     if not path.is_file():
-        raise LaunchError("Training was interrupted: no process left a result.")
-    kept = torch.load(path, map_location="cpu", weights_only=False)  # written by our own process in a private folder
-    trainer.model.load_state_dict(kept["weights"])
-    for name, value in kept["attributes"].items():
+        raise LaunchError("Training was interrupted before rank 0 had a result.")
+    result = torch.load(path, map_location="cpu", weights_only=False)  # written by rank 0 in a private folder
+    trainer.model.load_state_dict(result["weights"])
+    for name, value in result["attributes"].items():
         setattr(trainer, name, value)
-    set_host_rng_state(kept["random"])
-    if kept["scaler"] is not None:
+    set_host_rng_state(result["random"])
+    if result["scaler"] is not None:
         scaler: Any = getattr(trainer._runtime.precision, "scaler", None)
-        scaler.load_state_dict(kept["scaler"])
-    output: TrainOutput = kept["output"]
+        scaler.load_state_dict(result["scaler"])
+    output: TrainOutput = result["output"]
     return output
 
 
-def _work(rank: int, job: _WorkerConfig) -> None:
-    """Train in process ``rank``; keep the result, or the error, in the job's folder."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": job.count, "LOCAL_WORLD_SIZE": job.count}
-    place |= {"MASTER_PORT": job.port, OWN_MARK: 1}
-    os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    if job.trainer is not None or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # as torchrun does; the threads of a forked process stayed behind
+def _worker(rank: int, config: _WorkerConfig) -> None:
+    """Train as ``rank``; write the result, or the error, to the folder."""
+    size = config.world_size
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    variables |= {"MASTER_PORT": config.port, OWN_MARK: 1}
+    os.environ.update({name: str(value) for name, value in variables.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    if config.trainer is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # as torchrun does; a forked process does not inherit the threads
     try:
-        _train(rank, job)
+        _train(rank, config)
     except Exception as error:
-        part = job.folder / f"{rank}.part"
-        part.write_bytes(_pickle_error(error, rank))
-        part.rename(job.folder / f"{rank}.error")
+        partial = config.folder / f"{rank}.partial"
+        partial.write_bytes(_pickle_error(error, rank))
+        partial.rename(config.folder / f"{rank}.error")
         raise
 
 
-def _train(rank: int, job: _WorkerConfig) -> None:
-    trainer, run = job.trainer, job.run
+def _train(rank: int, config: _WorkerConfig) -> None:
+    trainer, run = config.trainer, config.run
     if trainer is None or run is None:
-        packed = torch.load(job.folder / "job", map_location="cpu", weights_only=False)
-        trainer, run = packed["trainer"], packed["run"]
-        set_host_rng_state(packed["random"])
+        pickled = torch.load(config.folder / _TRAINER_FILE, map_location="cpu", weights_only=False)
+        trainer, run = pickled["trainer"], pickled["run"]
+        set_host_rng_state(pickled["random"])
     _join_as_rank(trainer)
     output = run(trainer)
     if rank == 0:
         attributes = {name: getattr(trainer, name) for name in _COPIED_BACK if hasattr(trainer, name)}
         scaler = getattr(trainer._runtime.precision, "scaler", None)
-        kept = {
+        result = {
             "output": output,
             "weights": trainer.model.state_dict(),
             "attributes": attributes,
             "random": host_rng_state(),
             "scaler": None if scaler is None else scaler.state_dict(),
         }
-        torch.save(kept, job.folder / "result")
+        torch.save(result, config.folder / _RESULT_FILE)
     collectives.barrier()
     distributed.destroy_process_group()
 
 
-def _join_as_rank(trainer: Any) -> None:
-    """Tell ``trainer`` which process this is now, and let it meet the others."""
+def _join_as_rank(trainer: Trainer) -> None:
+    """Initialise the process group, and set up ``trainer`` for the rank of this process."""
     runtime = trainer._runtime
     runtime.placement = place_started(trainer.args, runtime.placement)
     set_log_level(trainer.args)
@@ -238,11 +241,11 @@ def _join_as_rank(trainer: Any) -> None:
 
 
 def _pickle_error(error: Exception, rank: int) -> bytes:
-    """Return ``error`` for the caller's process; one that cannot go there becomes a ``LaunchError`` that names it."""
+    """Return ``error`` pickled; an error that cannot be pickled as a ``LaunchError`` with its message."""
     try:
-        packed = pickle.dumps(error)
-        if str(pickle.loads(packed)) == str(error):
-            return packed
-    except Exception as problem:  # a class of the user's, which may fail in any way
+        pickled = pickle.dumps(error)
+        if str(pickle.loads(pickled)) == str(error):
+            return pickled
+    except Exception as problem:  # pickling a user's class may raise anything
         del problem
-    return pickle.dumps(LaunchError(f"Process {rank} raised {type(error).__name__}: {error}"))
+    return pickle.dumps(LaunchError(f"Rank {rank} raised {type(error).__name__}: {error}"))

@@ -1,4 +1,4 @@
-"""The data loaders of a Trainer: from data set and arguments to the settings of a loader."""
+"""The data loaders of a Trainer, from dataset and arguments."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_
 
 
 def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
-    """Return the loader of an evaluation, an earlier one where its workers persist; see ``get_eval_dataloader``."""
+    """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``."""
     if eval_dataset is None and trainer.eval_dataset is None:
-        raise DataError("`eval_dataset=None`: pass the data set to evaluate on to the Trainer or to `evaluate`.")
+        raise DataError("`eval_dataset=None`: pass the evaluation dataset to the Trainer or to `evaluate`.")
     key = eval_dataset if isinstance(eval_dataset, str) else "eval"
     keeps_workers = trainer.args.dataloader_persistent_workers
     if keeps_workers and key in trainer._eval_dataloaders:
@@ -54,7 +54,7 @@ def build_loader(
     *,
     is_training: bool,
 ) -> DataLoader[Any]:
-    """Return a prepared loader of ``dataset`` without the columns that the model does not take."""
+    """Return a prepared loader of ``dataset`` without unused columns."""
     collator = trainer.data_collator
     if columns.is_arrow_dataset(dataset):
         dataset = trainer._remove_unused_columns(dataset, description=description)
@@ -89,7 +89,7 @@ def build_loader(
 
 
 def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] | None:
-    """Return the sampler that ``train_sampling_strategy`` asks for; None for a data set without length."""
+    """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
     args = trainer.args
     return train_sampler(
         trainer.train_dataset if train_dataset is None else train_dataset,
@@ -101,7 +101,7 @@ def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] |
 
 
 def choose_eval_sampler(trainer: Trainer, eval_dataset: Any) -> Sampler[Any] | None:
-    """Return the sampler of an evaluation: in order, or by length where training groups by length."""
+    """Return the evaluation sampler: sequential, or by length if training groups by length."""
     args = trainer.args
     seed = args.seed if args.data_seed is None else args.data_seed
     return eval_sampler(

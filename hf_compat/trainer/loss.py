@@ -1,4 +1,4 @@
-"""The loss of one batch: items that it is averaged over, inputs, forward, scaling, what a model remembers."""
+"""The loss of one batch: preparing inputs, counting items, forward and backward pass, past state."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
 
 
 def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
-    """Return the labels that are scored in ``batches``, ``()``; None if nobody asks or they have none."""
-    asked = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if not batches or "labels" not in batches[0] or not asked:
+    """Return the number of scored labels in ``batches``, ``()``; None if there are none, or it is not used."""
+    is_used = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if not batches or "labels" not in batches[0] or not is_used:
         return None
     try:
         count = sum(_scored_labels(trainer, batch).ne(-100).sum() for batch in batches)
-    except (TypeError, AttributeError):  # labels that are no tensors, as in object detection
+    except (TypeError, AttributeError):  # labels that are not tensors, as in object detection
         return None
     if isinstance(count, Tensor):
         scored = count.to(device)
@@ -55,8 +55,10 @@ def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
     return batch["labels"][..., 1:] if trainer._loss_shifts_labels else batch["labels"]
 
 
-def forward_and_backward(trainer: Trainer, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> Tensor:
-    """Run forward and backward on one batch and return its share of the window's loss, ``()``, detached."""
+def forward_and_backward(
+    trainer: Trainer, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
+) -> Tensor:
+    """Run forward and backward pass of one batch; return its share of the window's loss, ``()``, detached."""
     args = trainer.args
     model.train()
     if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free optimizer
@@ -72,14 +74,14 @@ def forward_and_backward(trainer: Trainer, model: nn.Module, inputs: Any, num_it
         torch.cuda.empty_cache()
     if not _is_scaled(trainer, num_items_in_batch):
         loss = loss / trainer.current_gradient_accumulation_steps
-    again = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
-    given = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
-    trainer.accelerator.backward(loss if again == 1 else loss / again, **given)
+    divisor = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
+    kwargs = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
+    trainer.accelerator.backward(loss if divisor == 1 else loss / divisor, **kwargs)
     return loss.detach()
 
 
-def _is_scaled(trainer: Trainer, num_items_in_batch: Any) -> bool:
-    """Return whether the loss already is an average over the window."""
+def _is_scaled(trainer: Trainer, num_items_in_batch: Tensor | int | None) -> bool:
+    """Return whether the loss is averaged over the window already."""
     if trainer.loss_is_scaled_for_ga is not None:
         return trainer.loss_is_scaled_for_ga
     by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
@@ -87,7 +89,12 @@ def _is_scaled(trainer: Trainer, num_items_in_batch: Any) -> bool:
 
 
 def compute_loss(
-    trainer: Trainer, model: nn.Module, inputs: dict[str, Any], *, return_outputs: bool, num_items_in_batch: Any
+    trainer: Trainer,
+    model: nn.Module,
+    inputs: dict[str, Any],
+    *,
+    return_outputs: bool,
+    num_items_in_batch: Tensor | int | None,
 ) -> Any:
     """Return the loss of one batch; see the Trainer's ``compute_loss``."""
     own_loss = trainer.label_smoother is not None or trainer.compute_loss_func is not None
@@ -104,11 +111,13 @@ def compute_loss(
         loss = _loss_of(trainer, outputs, inputs)
     by_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if trainer.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
-        loss = loss * trainer.accelerator.data_parallel_size  # the mean over ranks will divide by it
+        loss = loss * trainer.accelerator.data_parallel_size  # DDP and FSDP average gradients over the ranks
     return (loss, outputs) if return_outputs else loss
 
 
-def _smoothed_loss(trainer: Trainer, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Any) -> Tensor:
+def _smoothed_loss(
+    trainer: Trainer, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None
+) -> Tensor:
     count = num_items_in_batch if trainer.semantics.smoother_takes_item_count else None
     shift = is_causal_lm(trainer.accelerator.unwrap_model(model))
     loss: Tensor = trainer.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=count)
@@ -121,8 +130,8 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
             return outputs["loss"]
         returned, given = ", ".join(outputs), ", ".join(inputs)
         raise ModelError(
-            f"`model`: {type(trainer.model).__name__} returned no loss, only: {returned}. It was given: {given}. "
-            "Give it labels under a name its forward takes, pass `compute_loss_func`, or override `compute_loss`."
+            f"`model`: {type(trainer.model).__name__} returned no loss, only: {returned}. Its inputs were: {given}. "
+            "Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
         )
     if isinstance(outputs, Tensor) and outputs.numel() != 1:
         raise ModelError(
@@ -133,7 +142,7 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast that the loss is computed in besides the model's own: one of some releases, on the CPU."""
+    """Return the autocast around the loss, which some releases of transformers have on the CPU."""
     args = trainer.args
     on_cpu = args.device.type == "cpu" and args.mixed_precision == "bf16" and not trainer._runtime.facts.own_precision
     if on_cpu and not trainer.semantics.leaves_loss_out_of_cpu_autocast:
@@ -141,8 +150,8 @@ def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contex
     return contextlib.nullcontext()
 
 
-def prepare_input(trainer: Trainer, data: Any) -> Any:
-    """Return ``data`` with its tensors on the training device; a mapping as a new one, to be taken apart."""
+def prepare_input(trainer: Trainer, data: object) -> Any:
+    """Return ``data`` with its tensors on the training device; a mapping is copied."""
     if isinstance(data, Mapping):
         return type(data)({name: trainer._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
     data = move_to_device(data, trainer.args.device)
@@ -150,18 +159,19 @@ def prepare_input(trainer: Trainer, data: Any) -> Any:
     return data if dtype is None else _cast(data, dtype)
 
 
-def _cast(data: Any, dtype: torch.dtype) -> Any:
-    """Return ``data`` with its floating-point tensors in ``dtype``, which an engine computes in."""
+def _cast(data: object, dtype: torch.dtype) -> Any:
+    """Return ``data`` with its floating-point tensors cast to ``dtype``."""
 
-    def cast(leaf: Any) -> Any:
-        floating = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-        return leaf.to(dtype) if floating else leaf
+    def cast(leaf: object) -> object:
+        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf.to(dtype)
+        return leaf
 
     return map_nested(cast, data)
 
 
-def prepare_inputs(trainer: Trainer, inputs: Any) -> Any:
-    """Return one batch on the training device, with what the model remembers of the one before as ``mems``.
+def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return one batch on the training device, with the past state of the previous one as ``mems``.
 
     Raises:
         DataError: If it is empty.
@@ -169,9 +179,9 @@ def prepare_inputs(trainer: Trainer, inputs: Any) -> Any:
     inputs = trainer._prepare_input(inputs)
     if len(inputs) == 0:
         raise DataError(
-            f"`train_dataset`: a batch is empty. {type(trainer.model).__name__} takes: "
-            f"{', '.join(trainer._signature_columns or ['anything'])}; give samples at least one of these columns, or "
-            "set `remove_unused_columns=False`."
+            f"`train_dataset`: a batch is empty. {type(trainer.model).__name__} takes the columns "
+            f"{', '.join(trainer._signature_columns or ['(any)'])}. Add at least one of them to the dataset, or set "
+            "`remove_unused_columns=False`."
         )
     if trainer._past is not None:
         inputs["mems"] = trainer._past
@@ -179,7 +189,7 @@ def prepare_inputs(trainer: Trainer, inputs: Any) -> Any:
 
 
 def store_past(trainer: Trainer, outputs: Any, index: int) -> None:
-    """Keep output ``index`` of a model with memory, one for which ``past_index`` is set, for its next batch."""
+    """Store output ``index`` as past state for the next batch, if ``past_index`` is set."""
     if trainer.args.past_index < 0:
         return
     values = outputs if isinstance(outputs, tuple) else tuple(outputs.values())
@@ -188,5 +198,5 @@ def store_past(trainer: Trainer, outputs: Any, index: int) -> None:
     except IndexError:
         raise ModelError(
             f"`past_index={trainer.args.past_index}`: {type(trainer.model).__name__} returned only {len(values)} "
-            "values; set it to the place of the memory among them, counted from 0 with the loss."
+            "values. Set it to the index of the past state in the outputs, counted from 0 with the loss."
         ) from None

@@ -1,4 +1,4 @@
-"""The files of a Trainer's model: saving them, full or sharded as the strategy says, and loading weights."""
+"""Saving and loading the model's weights, full or sharded, and the other states of a checkpoint."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ logger = logging.getLogger(__name__)
 
 
 class LoadResult(NamedTuple):
-    """Which weights did not fit, as ``load_state_dict`` says it."""
+    """Missing and unexpected names, as ``load_state_dict`` returns them."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool) -> None:
-    """Write the model, its configuration, the processing class and the arguments; every rank has to call it.
+    """Save model, configuration, processing class and arguments; every rank has to call it.
 
     Args:
         trainer: The Trainer.
-        output_dir: Default: the output folder of the run.
-        is_checkpoint: Whether a checkpoint is being written, for which a sharded model may stay so.
+        output_dir: The folder. Default: ``args.output_dir``.
+        is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
     args, runtime = trainer.args, trainer._runtime
     folder = args.output_dir if output_dir is None else output_dir
@@ -64,7 +64,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
-    """Write model, processing class and arguments into ``output_dir``; the default is the run's output folder."""
+    """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoints.writes
@@ -79,7 +79,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
 
 
 def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
-    """Write processing class and arguments into ``folder``."""
+    """Save processing class and arguments to ``folder``."""
     processing_class = trainer.processing_class
     if processing_class is None:
         processing_class = getattr(trainer.data_collator, "tokenizer", None)
@@ -92,26 +92,26 @@ def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, 
     """Load the weights of a checkpoint into ``model``, the Trainer's by default.
 
     Raises:
-        CheckpointError: If the folder holds no weights, or they cannot be read.
+        CheckpointError: If the folder has no weights, or they cannot be read.
     """
     target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
     missing, unexpected = trainer._runtime.strategy.load_weights(target, folder, trains_on=trains_on)
     trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
 
 
-def warn_of_missing_weights(load_result: Any) -> None:
-    """Warn of the weights that a checkpoint lacks, and of those that the model does not know."""
+def warn_of_missing_weights(load_result: LoadResult) -> None:
+    """Warn about missing and unexpected weights."""
     if load_result.missing_keys:
         logger.warning("The checkpoint has no weights for %s.", load_result.missing_keys)
     if load_result.unexpected_keys:
-        logger.warning("The checkpoint has weights the model does not know: %s.", load_result.unexpected_keys)
+        logger.warning("The checkpoint has weights that the model does not have: %s.", load_result.unexpected_keys)
 
 
-# The other states that a checkpoint holds
+# Optimizer, schedule, gradient scaler and random states
 
 
 def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
-    """Write ``optimizer.pt`` and ``scheduler.pt``, or what the strategy writes in their place."""
+    """Save ``optimizer.pt`` and ``scheduler.pt``, or the strategy's files instead."""
     strategy, should_save = trainer._runtime.strategy, trainer.args.should_save
     writes = trainer._checkpoints.writes
     strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes if should_save else None)
@@ -120,7 +120,7 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
 
 
 def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> None:
-    """Give optimizer and schedule the state of ``checkpoint`` if it has both; an engine has its own part by now."""
+    """Load the states of optimizer and schedule if ``checkpoint`` has both; an engine has loaded its own already."""
     if checkpoint is None:
         return
     strategy = trainer._runtime.strategy
@@ -131,14 +131,14 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
 
 
 def save_scaler(trainer: Trainer, output_dir: str) -> None:
-    """Write ``scaler.pt`` of an fp16 run."""
+    """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
     scaler = trainer.accelerator.scaler
     if scaler is not None and trainer.args.should_save:
         state_dict_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=trainer._checkpoints.writes)
 
 
 def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
-    """Give the gradient scaler of an fp16 run the state of ``checkpoint`` if it has one."""
+    """Load the gradient scaler's state if ``checkpoint`` has one."""
     scaler = trainer.accelerator.scaler
     if checkpoint is None or scaler is None:
         return
@@ -147,6 +147,6 @@ def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
 
 
 def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:
-    """Set the random generators to the states of ``checkpoint`` if it has them."""
+    """Restore the random states if ``checkpoint`` has them."""
     if checkpoint is not None:
         rng.load_rng_state(checkpoint, rank=trainer.args.process_index, world_size=trainer.args.world_size)

@@ -1,4 +1,4 @@
-"""What only transformers 4 had, for subclasses and scripts that call it; no run does."""
+"""Methods that only transformers 4 has, for subclasses and scripts that call them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["count_tokens", "sorted_checkpoints"]
 
 
 def count_tokens(loader: Iterable[Mapping[str, Any]], max_steps: int | None) -> int:
-    """Return the tokens in ``input_ids`` of one pass over ``loader``.
+    """Return the number of tokens in ``input_ids`` in one pass over ``loader``, 0 without ``input_ids``.
 
     Args:
-        loader: One whose batches have no ``input_ids`` counts as 0.
-        max_steps: Count this many batches as large as the first instead.
+        loader: The loader.
+        max_steps: Return the tokens of the first batch times this number instead.
     """
     total = 0
     for batch in loader:
@@ -38,16 +38,16 @@ def sorted_checkpoints(
     """Return the checkpoint folders in ``folder``, oldest first, the best one next to last.
 
     Args:
-        folder: Where the checkpoints are.
+        folder: The folder with the checkpoints.
         best: The best checkpoint, None if there is none.
-        checkpoint_prefix: What their names start with: ``"checkpoint"``, as all that a Trainer writes.
-        use_mtime: Go by the time of the last change instead of the update step.
+        checkpoint_prefix: Prefix of the names; only ``"checkpoint"`` is supported.
+        use_mtime: Sort by modification time instead of update step.
 
     Raises:
-        ValueError: If ``checkpoint_prefix`` is another.
+        ValueError: If ``checkpoint_prefix`` is not supported.
     """
     if checkpoint_prefix != PREFIX_CHECKPOINT_DIR:
-        raise ValueError(f"`checkpoint_prefix={checkpoint_prefix!r}`: use {PREFIX_CHECKPOINT_DIR!r}.")
+        raise ValueError(f"`checkpoint_prefix={checkpoint_prefix!r}` is not supported. Use {PREFIX_CHECKPOINT_DIR!r}.")
     found = list_checkpoints(folder)
     paths = by_age(found) if use_mtime else [item.path for item in found]
     if best is not None and Path(best) in paths[:-1]:

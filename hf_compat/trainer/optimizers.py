@@ -1,4 +1,4 @@
-"""The optimizer and the learning-rate schedule of a Trainer, by name; learning rates and parameter groups."""
+"""Creating a Trainer's optimizer and learning-rate schedule; learning rates and parameter groups."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["create_optimizer", "create_scheduler", "learning_rate", "optimizer_g
 
 
 def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
-    """Set ``optimizer``, unless there is one, to the one that ``optim`` names; see the Trainer's method."""
+    """Set ``optimizer`` to the one that ``optim`` names, unless there is one; see the Trainer's method."""
     if trainer.optimizer is not None:
         return
     target: nn.Module = trainer.model if model is None else model
@@ -39,18 +39,20 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
         trainer._warn_once(notice)
 
 
-def _instantiate(trainer: Trainer, chosen: Any, kwargs: dict[str, Any], groups: Any, model: nn.Module) -> Any:
-    """Return an optimizer of ``groups``, or of what ``kwargs`` hold in their place; a factory gets the model."""
+def _instantiate(
+    trainer: Trainer, chosen: Any, kwargs: dict[str, Any], groups: list[dict[str, Any]], model: nn.Module
+) -> Any:
+    """Return the optimizer of ``groups``, or of the parameters in ``kwargs``; a factory is called with the model."""
     is_class = isinstance(chosen, type) and issubclass(chosen, Optimizer)
     if trainer.semantics.calls_optimizer_factories and not is_class:
         return chosen()(model, **kwargs)
-    for own in ("params", "model", "optimizer_dict"):
-        groups = kwargs.pop(own, groups)
+    for name in ("params", "model", "optimizer_dict"):
+        groups = kwargs.pop(name, groups)
     return chosen(groups, **kwargs)
 
 
 def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optimizer | None) -> None:
-    """Set ``lr_scheduler``, unless there is one, to the one that ``lr_scheduler_type`` names."""
+    """Set ``lr_scheduler`` to the one that ``lr_scheduler_type`` names, unless there is one."""
     if trainer.lr_scheduler is not None:
         return
     args = trainer.args
@@ -66,25 +68,26 @@ def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optim
 
 
 def learning_rate(trainer: Trainer) -> float:
-    """Return the learning rate of the first parameter group, as last scheduled."""
+    """Return the current learning rate of the first parameter group."""
     scheduler = trainer.lr_scheduler
     rate: Any = trainer.optimizer.param_groups[0]["lr"] if steps_on_metric(scheduler) else scheduler.get_last_lr()[0]
     return rate.item() if isinstance(rate, Tensor) else rate
 
 
-def optimizer_of(trainer: Trainer) -> Any:
+def optimizer_of(trainer: Trainer) -> Optimizer:
     """Return the optimizer.
 
     Raises:
         ValueError: If there is none yet.
     """
     if trainer.optimizer is None:
-        raise ValueError("The Trainer has no optimizer yet; call `train` or `create_optimizer` first.")
-    return trainer.optimizer
+        raise ValueError("The Trainer has no optimizer yet: call `train` or `create_optimizer` first.")
+    optimizer: Optimizer = trainer.optimizer
+    return optimizer
 
 
-def optimizer_group(trainer: Trainer, param: str | nn.Parameter | None) -> Any:
-    """Return the parameter group of ``param``, None if it is in none; all groups' parameters for None."""
+def optimizer_group(trainer: Trainer, param: str | nn.Parameter | None) -> dict[str, Any] | list[Any] | None:
+    """Return the parameter group of ``param``, None if it has none; for None, the parameters of all groups."""
     groups = optimizer_of(trainer).param_groups
     if param is None:
         return [group["params"] for group in groups]

@@ -1,4 +1,4 @@
-"""The Trainer's model card and its pushes to the Hub."""
+"""The model card, and pushes to the Hub."""
 
 from __future__ import annotations
 
@@ -35,41 +35,41 @@ def write_model_card(trainer: Trainer, described: Mapping[str, Any]) -> None:
 
     Args:
         trainer: The Trainer.
-        described: What the caller says of the model, by the names of ``create_model_card``'s arguments.
+        described: The arguments of ``create_model_card``.
     """
     if not trainer.is_world_process_zero():
         return
     folder = Path(trainer.args.output_dir)
     path = folder / "README.md"
-    former = _metadata_of(path)
+    existing = _metadata_of(path)
     tags = described.get("tags")
     if tags is not None:
-        tags = list(dict.fromkeys([*as_list(tags), *as_list(former.get("tags"))]))
+        tags = list(dict.fromkeys([*as_list(tags), *as_list(existing.get("tags"))]))
     summary = TrainingSummary.from_trainer(trainer, **{**described, "tags": tags})
     folder.mkdir(parents=True, exist_ok=True)
     write_text(path, summary.to_model_card())
-    if former.get("library_name") == "peft":  # written by peft as it saved: it adds what it knows
+    if existing.get("library_name") == "peft":  # a card that peft wrote when saving: peft updates it
         inner: Any = trainer.accelerator.unwrap_model(trainer.model)
         inner.create_or_update_model_card(str(folder))
 
 
 def _metadata_of(card: Path) -> dict[str, Any]:
-    """Return the metadata of a card, empty if there is none."""
+    """Return the metadata of a model card, empty if there is none."""
     if not card.is_file():
         return {}
-    from huggingface_hub import ModelCard  # comes with datasets; loading it takes a while
+    from huggingface_hub import ModelCard  # slow to import
 
     return dict(ModelCard.load(card).data.to_dict())
 
 
 class Pusher:
-    """Pushes a Trainer's output folder and its checkpoints; owns the connection to the Hub, made on first use."""
+    """Pushes a Trainer's output folder and checkpoints to the Hub; its client is created on first use."""
 
     def __init__(self) -> None:
         self._api: HfApi | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_api": None}  # another process connects by itself
+        return {"_api": None}  # each process creates its own client
 
     @property
     def api(self) -> HfApi:
@@ -79,7 +79,7 @@ class Pusher:
         return self._api
 
     def init_repo(self, trainer: Trainer, token: str | None, private: bool | None) -> None:
-        """Make the repository on the Hub if it is not there; see the Trainer's ``init_hf_repo``."""
+        """Create the repository on the Hub if it does not exist; see the Trainer's ``init_hf_repo``."""
         if not trainer.is_world_process_zero():
             return
         args = trainer.args
@@ -107,7 +107,7 @@ class Pusher:
         except HubError as error:
             if not trainer.is_in_train:
                 raise
-            logger.warning("%s Training goes on; nothing is lost on this machine.", error)
+            logger.warning("%s Training continues; the files in the output folder are complete.", error)
             return None
 
     def _push_output(
@@ -148,9 +148,9 @@ class Pusher:
         return upload() if blocking else self.api.run_as_future(upload)
 
     def push_checkpoint(self, trainer: Trainer, checkpoint: Path) -> None:
-        """Start to push a published checkpoint, as ``hub_strategy`` says; a failure is logged, never raised.
+        """Start pushing a complete checkpoint, by ``hub_strategy``; a failure is logged, not raised.
 
-        Nothing is pushed while the push before is under way, unless ``hub_always_push`` is set.
+        While the previous push is running, nothing is pushed, unless ``hub_always_push`` is set.
         """
         current = trainer.push_in_progress
         under_way = current is not None and not current.is_done()
@@ -161,24 +161,24 @@ class Pusher:
         _fire_push_begin(trainer)
         try:
             jobs = self._start_push(trainer, checkpoint, trainer.hub_model_id)
-        except Exception as error:  # a full disk, say: no push is worth the training
-            logger.warning("`%s` is not pushed to the Hub: %r", checkpoint, error)
+        except Exception as error:  # a failed push must not end training
+            logger.warning("`%s` was not pushed to the Hub: %r", checkpoint, error)
             return
         trainer.push_in_progress = hub.PushInProgress([*(current.jobs if current and under_way else ()), *jobs])
 
     def _start_push(self, trainer: Trainer, checkpoint: Path, repo_id: str) -> list[Future[Any]]:
-        """Bring the output folder up to date with ``checkpoint``; return the uploads of it, and of the checkpoint."""
+        """Update the output folder with ``checkpoint``; start and return its upload, and the checkpoint's."""
         args, output = trainer.args, Path(trainer.args.output_dir)
         weights = model_files(checkpoint)
         copy_model_files(weights, output)
         if trainer.processing_class is not None:
             trainer.processing_class.save_pretrained(output)
         training_args.save_training_args(args, output)
-        # Of the checkpoint: one that was written in the background is behind the training.
+        # From the checkpoint: with background saving, training is ahead of it.
         state = read_json_object(checkpoint / TRAINER_STATE_NAME)
         progress = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'])}"
         message = f"Training in progress, {progress}"
-        # The weights of the checkpoint, not their copies: a checkpoint's files are never written to again.
+        # The checkpoint's weights, not their copies: a checkpoint's files do not change.
         files = {**hub.shared_files(output), **{path.name: path for path in weights}}
         pushes: list[tuple[Path, str, str | None]] = [(_snapshot(checkpoint, files, frozen=False), message, None)]
         path_in_repo = {
@@ -186,8 +186,8 @@ class Pusher:
             HubStrategy.ALL_CHECKPOINTS: checkpoint.name,
         }.get(HubStrategy(args.hub_strategy))
         if path_in_repo is not None:
-            whole = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
-            pushes.append((_snapshot(checkpoint, whole, frozen=True), f"{message}, checkpoint", path_in_repo))
+            every = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+            pushes.append((_snapshot(checkpoint, every, frozen=True), f"{message}, checkpoint", path_in_repo))
         return [
             self.api.run_as_future(
                 hub.push_snapshot,
@@ -203,7 +203,7 @@ class Pusher:
         ]
 
     def finish(self, trainer: Trainer) -> None:
-        """Return when the pushes made during training have ended."""
+        """Wait for pushes that are running."""
         current = trainer.push_in_progress
         if current is not None and not current.is_done():
             logger.info("Waiting for the last push to the Hub to end.")

@@ -1,4 +1,4 @@
-"""A Trainer's hyperparameter search: the same training again and again with other arguments."""
+"""Hyperparameter search: trainings of the same model with different arguments."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments.enums import HPSearchBackend
     from hf_compat.trainer.trainer import Trainer
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["release_model", "report", "search", "set_up_trial"]
 
@@ -37,29 +38,29 @@ def search(
 
     Args:
         trainer: The Trainer.
-        hp_space: A trial to argument names and values.
-        compute_objective: Metrics of an evaluation to what is compared.
-        n_trials: How many trainings.
-        direction: ``"minimize"`` or ``"maximize"``, or one of them per objective.
-        backend: The library that chooses trials.
+        hp_space: A trial to names and values of arguments.
+        compute_objective: Metrics of an evaluation to the objective, or objectives.
+        n_trials: Number of trials.
+        direction: ``"minimize"`` or ``"maximize"``, or one per objective.
+        backend: The search library.
         hp_name: A trial to the name of its folder.
         settings: Keywords of the library.
     """
     chosen = choose_backend(backend)
     if trainer.model_init is None:
         raise SearchError(
-            "`model_init=None`: `hyperparameter_search` makes a new model in each trial; pass a function."
+            "`model_init=None`: `hyperparameter_search` needs a new model for each trial. Pass a `model_init`."
         )
     if trainer.args.world_size > 1:
         raise SearchError(
-            f"`hyperparameter_search` runs in one process, but this run has {trainer.args.world_size}. Start it with "
-            "one, or let `backend='ray'` share the trials out."
+            f"`hyperparameter_search` is not supported with world size {trainer.args.world_size}. Start a single "
+            "process, or use `backend='ray'`, which distributes the trials."
         )
     start = trainer._runtime.placement.start
     if start is not None:
         raise SearchError(
-            "`hyperparameter_search` runs in one process, but `lightning`'s `strategy` starts "
-            f"{start.processes}: leave it out."
+            f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts {start.processes} "
+            "processes. Do not pass `strategy`."
         )
     trainer.hp_space = BACKENDS[chosen].default_space if hp_space is None else hp_space
     trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
@@ -71,8 +72,8 @@ def search(
         trainer.hp_search_backend = None
 
 
-def set_up_trial(trainer: Trainer, trial: Any) -> None:
-    """Give the arguments the values that ``trial`` tries."""
+def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
+    """Set the arguments to the values of ``trial``."""
     trainer._trial = trial
     if trainer.hp_search_backend is None or trial is None:
         return
@@ -85,8 +86,8 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
         publish.clean_orphans(trainer._get_output_dir(trial))
 
 
-def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Report to the search library what the evaluation at update step ``step`` gave; it may end the training."""
+def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, float]) -> None:
+    """Report the metrics at update step ``step`` to the search library, which may stop the trial."""
     if trainer.hp_search_backend is None or trial is None:
         return
     trainer.objective = trainer.compute_objective(dict(metrics))
@@ -94,7 +95,7 @@ def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -
 
 
 def release_model(trainer: Trainer) -> None:
-    """Let go of the model and the run around it, so that the next trial has the memory."""
+    """Drop the model and its run, to free the memory for the next trial."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
     trainer._run = trainer.deepspeed = None
     trainer._runtime.release()

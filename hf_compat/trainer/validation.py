@@ -1,4 +1,4 @@
-"""All that is wrong with constructor and arguments, found before anything begins and told in one error."""
+"""Validating constructor and training arguments; all problems are reported in one error."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["validate"]
 
 
 def validate(trainer: Trainer) -> None:
-    """Refuse constructor arguments that exclude each other or the training arguments.
+    """Check that constructor and training arguments are supported together.
 
     Raises:
-        TrainerSetupError: If constructor arguments are wrong; it tells of all else too.
-        ArgumentsError: If training arguments are.
-        DataError: If the training data set is empty.
+        TrainerSetupError: If constructor arguments are not; it lists all other problems too.
+        ArgumentsError: If training arguments are not.
+        DataError: If the training dataset is empty.
     """
     setup, empty = _setup_problems(trainer), _empty_data(trainer)
     problems = [*_data_problems(trainer), *_optimization_problems(trainer)]
@@ -57,14 +57,14 @@ def _setup_problems(trainer: Trainer) -> list[str]:
     problems += precision_problems(args.mixed_precision, runtime.plugins)
     if args.world_size > 1 and args.auto_find_batch_size:
         problems.append(
-            f"`auto_find_batch_size=True` is not supported with {args.world_size} processes: the rank that runs out of "
-            "memory would start again without the others. Set a `per_device_train_batch_size` that fits."
+            f"`auto_find_batch_size=True` is not supported with world size {args.world_size}: a rank that runs out of "
+            "memory would restart without the others. Set a `per_device_train_batch_size` that fits."
         )
     alone = args.world_size == 1 and placement.start is None
     if alone and args.device.type == "cuda" and torch.cuda.device_count() > 1:
         problems.append(
-            f"{torch.cuda.device_count()} GPUs are visible, over which transformers would split each batch in one "
-            "process. Start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to the one to use."
+            f"{torch.cuda.device_count()} GPUs are visible to one process, for which transformers uses `DataParallel`. "
+            "That is not supported: start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU."
         )
     if trainer.model is None and trainer.model_init is None:
         problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
@@ -79,34 +79,35 @@ def _empty_data(trainer: Trainer) -> list[str]:
     dataset = trainer.train_dataset
     if isinstance(dataset, torch.utils.data.IterableDataset) or not has_length(dataset) or len(dataset):
         return []
-    return ["`train_dataset` is empty: it holds no sample to train on."]
+    return ["`train_dataset` is empty. Pass at least one sample."]
 
 
 def _data_problems(trainer: Trainer) -> list[str]:
     args, problems = trainer.args, []
     if args.eval_strategy != "no" and trainer.eval_dataset is None:
         problems.append(
-            f"`eval_strategy={plain_name(args.eval_strategy)!r}`: there is no `eval_dataset` to evaluate on; pass "
-            "one to the Trainer, or set `eval_strategy='no'`."
+            f"`eval_strategy={plain_name(args.eval_strategy)!r}`: there is no `eval_dataset`. Pass one to the Trainer, "
+            "or set `eval_strategy='no'`."
         )
     wants_best = args.save_strategy == "best" or args.load_best_model_at_end
     if wants_best and args.metric_for_best_model is None:
-        problems.append("`metric_for_best_model=None`: `save_strategy='best'` needs a metric to go by; name one.")
+        problems.append("`metric_for_best_model=None`: `save_strategy='best'` needs a metric. Set it.")
     unsized = trainer.train_dataset is not None and not has_length(trainer.train_dataset)
     if unsized and args.max_steps <= 0:
         problems.append(
-            f"`max_steps={args.max_steps}`: `train_dataset` has no length, so epochs cannot be counted; set "
-            "`max_steps` to the number of update steps to make."
+            f"`max_steps={args.max_steps}`: `train_dataset` has no length, so the number of update steps is unknown. "
+            "Set `max_steps`."
         )
     if is_metric(trainer.compute_metrics):
         if args.include_for_metrics:
             problems.append(
                 f"`include_for_metrics={args.include_for_metrics!r}`: `compute_metrics` is a torchmetrics metric, "
-                "which takes predictions and labels alone; drop it, or pass a function."
+                "which takes only predictions and labels. Do not set it, or pass a function."
             )
     elif args.batch_eval_metrics and trainer.compute_metrics is not None and not _takes_result(trainer.compute_metrics):
         problems.append(
-            "`batch_eval_metrics=True`: `compute_metrics` has to take `compute_result`, True on the last batch."
+            "`batch_eval_metrics=True`: `compute_metrics` has no parameter `compute_result`. Add it; it is True for "
+            "the last batch."
         )
     return problems
 
@@ -116,7 +117,7 @@ def _takes_result(compute_metrics: Callable[..., object]) -> bool:
 
 
 def _optimization_problems(trainer: Trainer) -> list[str]:
-    """Return what the optimizer and the schedule that the arguments name cannot read, unless overrides do."""
+    """Return the problems of ``optim_args`` and ``lr_scheduler_kwargs``, unless overridden methods read them."""
     args = trainer.args
     problems: list[str] = []
     named = trainer.optimizer is None and trainer.optimizer_cls_and_kwargs is None
@@ -132,12 +133,12 @@ def _optimization_problems(trainer: Trainer) -> list[str]:
 
 
 def _given_optimizer_problems(trainer: Trainer) -> list[str]:
-    """Return why an optimizer or a schedule that was passed in cannot be used."""
+    """Return why an optimizer or a schedule that was passed to the Trainer cannot be used."""
     problems: list[str] = []
     if trainer.model_init is not None and _has_optimizers(trainer):
         problems.append(
-            "`model_init` makes a new model at each `train`, which `optimizers` would not know: override "
-            "`create_optimizer` instead, or pass `optimizer_cls_and_kwargs`."
+            "`optimizers` is not supported with `model_init`: each `train` creates a new model, whose parameters are "
+            "not in the optimizer. Override `create_optimizer`, or pass `optimizer_cls_and_kwargs`."
         )
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
         problems.append("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")

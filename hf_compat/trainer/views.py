@@ -1,4 +1,4 @@
-"""Upstream's attributes that belong to a run: the Trainer shows them under upstream's names."""
+"""``View``: attributes of the Trainer, with transformers' names, whose values are in the run's ``Counts``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["View", "counts_of"]
 
 
 def counts_of(trainer: Trainer) -> Counts:
-    """Return the counts of ``trainer``, made on first touch: a subclass may ask before ``super().__init__()``."""
+    """Return the counts of ``trainer``, created on first use, which may be before ``super().__init__()``."""
     counts: Counts = vars(trainer).setdefault("_counts", Counts())
     return counts
 
@@ -31,5 +31,5 @@ class View:
     def __get__(self, trainer: Trainer | None, owner: type) -> Any:
         return self if trainer is None else getattr(counts_of(trainer), self._field)
 
-    def __set__(self, trainer: Trainer, value: Any) -> None:
+    def __set__(self, trainer: Trainer, value: object) -> None:
         setattr(counts_of(trainer), self._field, value)

@@ -19,7 +19,7 @@ SCRIPT = SCRIPTS / "spawn_script.py"
 
 FAILURES = {
     "raise": "KeyError: 'process 1 gives up'",
-    "SIGKILL": "LaunchError: Training ended without a result: process 1 of 2 ended by SIGKILL.",
+    "SIGKILL": "LaunchError: Training ended without a result: rank 1 of 2 was killed by SIGKILL.",
     "SIGTERM": "SystemExit: 143",
 }
 """What process 1 does to what the caller is told."""

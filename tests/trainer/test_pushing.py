@@ -217,7 +217,7 @@ def test_a_push_that_cannot_be_prepared(local_hub, tmp_path, caplog):
     trainer = trainer_of(hf_compat, tmp_path)
     (tmp_path / "out" / "model.safetensors").mkdir(parents=True)
     assert trainer.train().global_step == 4
-    assert caplog.text.count("is not pushed to the Hub") == 2
+    assert caplog.text.count("was not pushed to the Hub") == 2
     assert not local_hub.commits
 
 
