@@ -89,6 +89,7 @@ class TrainingRun:
         self.watch: SignalWatch | None = None
         self.pieces: Pieces | None = None
         self.output: TrainOutput | None = None
+        self._is_finished = False
         self.optimization: Optimization = RunOptimization(host, 0)
         self._warn_once = warn_once
         self.members = build_members(self)
@@ -183,6 +184,7 @@ class TrainingRun:
     ) -> TrainOutput:
         """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
         host = self.host
+        self._is_finished = False
         self.pieces = self.output = None  # frees the memory of a fit that ran out of memory
         host._train_batch_size = batch_size or host._train_batch_size
         self.ignore_keys = ignore_keys_for_eval
@@ -207,8 +209,7 @@ class TrainingRun:
         members.progress.begin()
         host.callback_handler.train_dataloader = loader
         self._fit(plan, loader, start)
-        assert self.output is not None, "a finished run has a result"
-        return self.output
+        return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
 
     def _fit(self, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None) -> None:
         host, runtime = self.host, self.runtime
@@ -220,7 +221,7 @@ class TrainingRun:
         runtime.begin_fit(loader)
         step = host.state.global_step
         runtime.fit(pieces.module, pieces.windows, start=None if start is None else (start.epoch, step, step))
-        if self.output is None:  # no epoch was left, so Lightning called no hook
+        if not self._is_finished:  # no epoch was left, so Lightning called no hook
             pieces.group.on_train_start(pieces.trainer, pieces.module)
             pieces.group.on_train_end(pieces.trainer, pieces.module)
 
@@ -257,7 +258,7 @@ class TrainingRun:
 
     def set_output(self, output: TrainOutput) -> None:
         """Store the run's result."""
-        self.output = output
+        self.output, self._is_finished = output, True
 
     def activate_neftune(self, model: nn.Module) -> nn.Module:
         """Call the Trainer's ``_activate_neftune`` with its model; return the model."""
