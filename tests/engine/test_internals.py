@@ -18,6 +18,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.engine.internals import fsdp, loops, strategies
+from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 
 def test_progress_counters_exist():
@@ -102,7 +103,7 @@ def test_fsdp_is_set_up_through_what_we_override():
     assert source.index("_setup_model(") < source.index("setup_optimizers(trainer)")
     assert "type(self._strategy_flag) is FSDPStrategy" in inspect.getsource(_AcceleratorConnector)
     assert "creates_processes_externally" in inspect.getsource(FSDPStrategy._configure_launcher)
-    assert fsdp.RawModelFSDPStrategy.precision_plugin is Strategy.precision_plugin
+    assert FSDP1Strategy.precision_plugin is Strategy.precision_plugin
 
 
 @pytest.mark.parametrize(

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
-import lightning.pytorch as pl
-from lightning.pytorch.strategies import FSDPStrategy, Strategy
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
+from lightning.pytorch.strategies import FSDPStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals.strategies import RawModelStrategy
 
-__all__ = ["RawModelFSDPStrategy", "parse_fsdp_strategy"]
-
-
-class RawModelFSDPStrategy(RawModelStrategy, FSDPStrategy):
-    """Lightning's FSDP with the wrapper around the model, not the LightningModule, in processes started already.
-
-    Contract: only the exact class is refused on a CPU; the wrapper is created from ``kwargs``, ``sharding_strategy``,
-    ``cpu_offload`` and ``mixed_precision`` in ``_setup_model``, which only ``setup`` calls; ``setup_optimizers`` calls
-    the module's ``configure_optimizers``.
-    """
-
-    # Lightning's accepts only FSDPPrecision, whose settings the wrapper has already.
-    precision_plugin = Strategy.precision_plugin  # type: ignore[assignment]
-
-    def wrapped(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` in its FSDP wrapper; a strategy overrides this."""
-        return model
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Wrap the model, in evaluations too, and pass the wrapper to the run; in a fit, create the optimizer."""
-        assert self.accelerator is not None, "set by the trainer"
-        module: Any = self.lightning_module
-        self.accelerator.setup(trainer)
-        self.model = self.wrapped(module.model)
-        module.host.take_wrapper(self.model)
-        if trainer.state.fn is TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
+__all__ = ["parse_fsdp_strategy"]
 
 
 def parse_fsdp_strategy(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:

@@ -2,41 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from hf_compat.engine.internals.strategies import RawModelStrategy
-
-__all__ = ["RawModelParallelStrategy", "create_device_mesh", "parse_model_parallel_strategy"]
-
-
-class RawModelParallelStrategy(RawModelStrategy, ModelParallelStrategy):
-    """Lightning's DTensor strategy for the model, not the LightningModule, in processes started already.
-
-    Contract: ``setup_environment`` creates ``device_mesh``, ``data_parallel`` by ``tensor_parallel``, in the existing
-    process group; ``setup_optimizers`` calls the module's ``configure_optimizers``.
-    """
-
-    def shard(self, model: nn.Module) -> None:
-        """Shard ``model`` in place, unless it is already; a strategy overrides this."""
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Shard the model, in evaluations too; in a fit, pass it to the run and create the optimizer."""
-        assert self.accelerator is not None, "set by the trainer"
-        module: Any = self.lightning_module
-        self.accelerator.setup(trainer)
-        self.shard(module.model)
-        if trainer.state.fn is TrainerFn.FITTING:
-            self.model = module.model
-            module.host.take_wrapper(module.model)
-            self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
+__all__ = ["create_device_mesh", "parse_model_parallel_strategy"]
 
 
 def create_device_mesh(data: int, tensor: int, device: torch.device) -> DeviceMesh:

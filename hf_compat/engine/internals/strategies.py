@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
-from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor, nn
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from torch import Tensor
 
 __all__ = [
     "KeepOnDeviceStrategy",
-    "RawModelDDPStrategy",
-    "RawModelDeepSpeedStrategy",
     "RawModelStrategy",
     "calling_strategy",
     "parse_ddp_strategy",
+    "register_communication_hooks",
 ]
 
 
@@ -49,7 +46,7 @@ class KeepOnDeviceStrategy(Strategy):
         self.optimizers = kept
 
 
-class RawModelStrategy(KeepOnDeviceStrategy):
+class RawModelStrategy(Strategy):
     """Base class of strategies that wrap the model, not the LightningModule, in processes started already.
 
     Contract: if ``self.model`` is not the module, Lightning calls the steps through it; ``_configure_launcher`` creates
@@ -84,37 +81,6 @@ class RawModelStrategy(KeepOnDeviceStrategy):
         with self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
 
-
-class RawModelDDPStrategy(RawModelStrategy, DDPStrategy):
-    """Lightning's DDP with the wrapper around the model, not the LightningModule, in processes started already.
-
-    Contract: in a fit, ``setup`` calls ``model_to_device`` and ``configure_ddp``; communication hooks are registered on
-    ``self.model``, which ``teardown`` unwraps.
-    """
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` in its wrapper for training; a strategy overrides this."""
-        return model
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """Set up a fit; an evaluation outside a fit does not wrap the model."""
-        if trainer.state.fn is TrainerFn.FITTING:
-            super().setup(trainer)
-        else:
-            assert self.accelerator is not None, "set by the trainer"
-            self.accelerator.setup(trainer)
-            self.setup_precision_plugin()
-
-    def model_to_device(self) -> None:
-        """Do nothing: the Trainer has moved the model to its device."""
-
-    def configure_ddp(self) -> None:
-        """Wrap the model and pass the wrapper to the run."""
-        module: Any = self.lightning_module
-        self.model = self.wrap(module.model)
-        self._register_ddp_hooks()
-        module.host.take_wrapper(self.model)
-
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Do nothing: the wrapper has prepared the backward pass in its forward."""
 
@@ -122,32 +88,12 @@ class RawModelDDPStrategy(RawModelStrategy, DDPStrategy):
         """Do nothing, for the same reason."""
 
 
-class RawModelDeepSpeedStrategy(RawModelDDPStrategy, DeepSpeedStrategy):
-    """Lightning's DeepSpeed with the engine around the model, not the LightningModule, on any device.
+def register_communication_hooks(strategy: DDPStrategy) -> None:
+    """Register the communication hooks that the user chose on ``strategy.model``, the wrapper.
 
-    Contract: Lightning changes ``config`` only in ``_init_config_if_needed``, which its ``setup`` calls. Other
-    differences from DDP in training are the methods here and ``setup_optimizers``, which is empty in Lightning; a
-    subclass creates the engine in it.
+    Contract: Lightning's ``DDPStrategy`` does that in ``_register_ddp_hooks``; ``teardown`` unwraps ``model``.
     """
-
-    def setup_environment(self) -> None:
-        """Set the device; the process group is initialised already."""
-        assert self.accelerator is not None, "set by the trainer"
-        self.accelerator.setup_device(self.root_device)
-        self.set_world_ranks()
-
-    def setup(self, trainer: pl.Trainer) -> None:
-        """In a fit, create the optimizer and the engine around the model."""
-        assert self.accelerator is not None, "set by the trainer"
-        self.accelerator.setup(trainer)
-        if trainer.state.fn is TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
-
-    @property
-    def handles_gradient_accumulation(self) -> bool:
-        """False: the module accumulates the batches of a window."""
-        return False
+    strategy._register_ddp_hooks()
 
 
 def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch import strategies
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.internals.strategies import RawModelDDPStrategy
+from hf_compat.engine.internals.strategies import (
+    KeepOnDeviceStrategy,
+    RawModelStrategy,
+    register_communication_hooks,
+)
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.model_facts import is_pretrained_model
@@ -20,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DDPStrategy", "ddp_settings", "ddp_strategy"]
 
 
-class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
+class DDPStrategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, strategies.DDPStrategy):
     """Replicates the model and averages gradients in the last backward pass of each window.
 
     The wrapper is around the model itself: it is the Trainer's ``model_wrapped`` and the ``model`` of ``compute_loss``.
@@ -42,6 +49,25 @@ class DDPStrategy(ModelStrategy, RawModelDDPStrategy):
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
         """Return ``model`` in ``DistributedDataParallel``, which broadcasts the weights of rank 0."""
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Set up a fit; an evaluation outside a fit does not wrap the model."""
+        if trainer.state.fn is TrainerFn.FITTING:
+            super().setup(trainer)
+        else:
+            assert self.accelerator is not None, "set by the trainer"
+            self.accelerator.setup(trainer)
+            self.setup_precision_plugin()
+
+    def model_to_device(self) -> None:
+        """Do nothing: the Trainer has moved the model to its device."""
+
+    def configure_ddp(self) -> None:
+        """Wrap the model and pass the wrapper to the run."""
+        module: Any = self.lightning_module
+        self.model = self.wrap(module.model)
+        register_communication_hooks(self)
+        module.host.take_wrapper(self.model)
 
 
 _DDP_FIELDS = {

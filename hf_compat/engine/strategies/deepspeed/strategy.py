@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch import strategies
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -23,7 +25,7 @@ from hf_compat.checkpoint.background import Writes
 from hf_compat.distributed.deepspeed import import_deepspeed
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.host import Host, Optimization
-from hf_compat.engine.internals.strategies import RawModelDeepSpeedStrategy
+from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy, RawModelStrategy
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["DeepSpeedStrategy", "deepspeed_strategy"]
 
 
-class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
+class DeepSpeedStrategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, strategies.DeepSpeedStrategy):
     """Trains with a DeepSpeed engine around the model itself, the Trainer's ``model_wrapped``.
 
     It owns the engine: one per fit, with the run's optimizer; with ZeRO-3 also one to evaluate before training.
@@ -72,6 +74,27 @@ class DeepSpeedStrategy(ModelStrategy, RawModelDeepSpeedStrategy):
         self._settings = settings
         self._finalize = finalize
         self._log_level = log_level
+
+    # ---- set-up: Lightning changes ``config`` only in ``_init_config_if_needed``, which its own ``setup`` calls ----
+
+    def setup_environment(self) -> None:
+        """Set the device; the process group is initialised already."""
+        assert self.accelerator is not None, "set by the trainer"
+        self.accelerator.setup_device(self.root_device)
+        self.set_world_ranks()
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """In a fit, create the optimizer and the engine around the model."""
+        assert self.accelerator is not None, "set by the trainer"
+        self.accelerator.setup(trainer)
+        if trainer.state.fn is TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    @property
+    def handles_gradient_accumulation(self) -> bool:
+        """False: the module accumulates the batches of a window."""
+        return False
 
     # ---- a fit ----
 

@@ -7,7 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import FSDPStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
@@ -22,7 +25,7 @@ from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, names, optimizer_states, weights
 from hf_compat.checkpoint.background import Writes
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.internals.fsdp import RawModelFSDPStrategy
+from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy, RawModelStrategy
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.wrapping import Wrapped, sharding_strategy, wrap_model
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["FSDP1Strategy", "fsdp1_strategy"]
 
 
-class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
+class FSDP1Strategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, FSDPStrategy):
     """Wraps the model in ``FullyShardedDataParallel``, once: later runs use the same wrapper.
 
     Args:
@@ -45,6 +48,9 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         settings: FSDP's settings.
         dtype: Dtype of mixed precision; None without it.
     """
+
+    # Lightning's accepts only FSDPPrecision, whose settings the wrapper has already.
+    precision_plugin = Strategy.precision_plugin  # type: ignore[assignment]
 
     def __init__(
         self, placement: Placement, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
@@ -62,6 +68,17 @@ class FSDP1Strategy(ModelStrategy, RawModelFSDPStrategy):
         self._device = device
         self._settings = settings
         self._dtype = dtype
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Wrap the model, in evaluations too, and pass the wrapper to the run; in a fit, create the optimizer."""
+        assert self.accelerator is not None, "set by the trainer"
+        module: Any = self.lightning_module
+        self.accelerator.setup(trainer)
+        self.model = self.wrapped(module.model)
+        module.host.take_wrapper(self.model)
+        if trainer.state.fn is TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
 
     def wrapped(self, model: nn.Module) -> FullyShardedDataParallel:
         """Return ``model`` in its wrapper, which is created the first time."""

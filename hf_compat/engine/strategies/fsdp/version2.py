@@ -7,7 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -17,7 +20,7 @@ from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, dtensors, names, optimizer_states, weights
 from hf_compat.checkpoint.background import Writes
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.internals.parallel import RawModelParallelStrategy
+from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy, RawModelStrategy
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.sharding import reshard, shard_model
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["FSDP2Strategy", "fsdp2_strategy", "sharding_dtype"]
 
 
-class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
+class FSDP2Strategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, ModelParallelStrategy):
     """Shards the model's parameters in place as DTensors, once: later runs use the sharded model.
 
     Args:
@@ -56,6 +59,18 @@ class FSDP2Strategy(ModelStrategy, RawModelParallelStrategy):
         self._device = device
         self._settings = settings
         self._dtype = dtype
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Shard the model, in evaluations too; in a fit, pass it to the run and create the optimizer."""
+        assert self.accelerator is not None, "set by the trainer"
+        module: Any = self.lightning_module
+        self.accelerator.setup(trainer)
+        self.shard(module.model)
+        if trainer.state.fn is TrainerFn.FITTING:
+            self.model = module.model
+            module.host.take_wrapper(module.model)
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
 
     def shard(self, model: nn.Module) -> None:
         """Shard ``model`` in place, unless it is already."""
