@@ -103,7 +103,7 @@ class SignalWatch:
 class Preemption(RunCallback):
     """Saves and exits when any rank has received a signal, unless training is about to end.
 
-    Hooks: ``on_train_batch_end``, except after the epoch's last window; ``on_train_epoch_end``.
+    Hooks: ``on_train_batch_end``, except after the epoch's last window, ``on_train_epoch_end``.
 
     Args:
         host: The Trainer.
