@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import ModelError
+from hf_compat.metrics import speed_metrics
 from hf_compat.overriding import WarnOnce
 from hf_compat.plan import DataPosition, RunPlan
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from hf_compat.run.host import RunHost
 
-__all__ = ["Counts", "Progress", "floating_point_ops", "track_input_tokens"]
+__all__ = ["Counts", "Progress", "floating_point_ops", "store_flos", "token_logs", "track_input_tokens"]
 
 
 @dataclass(slots=True)
@@ -118,6 +119,26 @@ class Progress(RunCallback):
         state.epoch = window.epoch + done / plan.batches_per_epoch
         shift = self.shift[1] if window.epoch == self.shift[0] else 0
         self.position = DataPosition.after(plan, window.epoch, done, shift)
+
+
+def token_logs(host: RunHost, counts: Counts, start_time: float | None) -> dict[str, float]:
+    """Return the input tokens seen and, with ``start_time``, their speed; empty if they are not counted."""
+    if host.args.include_num_input_tokens_seen == "no":
+        return {}
+    seen = host.state.num_input_tokens_seen
+    logs: dict[str, float] = {"num_input_tokens_seen": seen}
+    if start_time is not None:
+        logs |= speed_metrics("train", start_time, num_tokens=seen - counts.initial_tokens)
+    return logs
+
+
+def store_flos(host: RunHost, counts: Counts) -> None:
+    """Add the floating-point operations of all ranks since the last call to ``state.total_flos``."""
+    flos = counts.flos
+    if host.args.world_size > 1:  # summed in float32, as in transformers
+        flos = host.accelerator.gather(Tensor([flos]).to(host.args.device)).sum().item()
+    host.state.total_flos += flos
+    counts.flos = 0
 
 
 def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *, recounts: bool) -> int:

@@ -173,7 +173,6 @@ class Resume(RunCallback):
 def init_training_state(
     host: RunHost,
     point: ResumePoint | None,
-    *,
     max_steps: int,
     num_update_steps_per_epoch: int,
     num_train_epochs: int,

@@ -28,6 +28,7 @@ from hf_compat.log_files import write_log_file
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_arguments, shifts_labels, unwrap_peft
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import is_ours
+from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -39,6 +40,7 @@ __all__ = [
     "build_accelerator",
     "call_model_init",
     "first_model",
+    "initial_state",
     "inspect_model",
     "processing_class_of",
     "set_log_level",
@@ -150,6 +152,16 @@ def inspect_model(trainer: Trainer) -> None:
             )
         else:
             trainer.label_smoother = LabelSmoother(epsilon=args.label_smoothing_factor)
+
+
+def initial_state(trainer: Trainer) -> TrainerState:
+    """Return the state of ``trainer`` before its first run."""
+    callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+    return TrainerState(
+        is_local_process_zero=trainer.is_local_process_zero(),
+        is_world_process_zero=trainer.is_world_process_zero(),
+        stateful_callbacks=[callback for callback in callbacks if is_exportable(callback)],
+    )
 
 
 def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "compute_loss",
     "count_items",
     "forward_and_backward",
+    "loss_context",
     "prepare_input",
     "prepare_inputs",
     "store_past",
@@ -148,6 +149,15 @@ def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contex
     if on_cpu and not trainer.semantics.leaves_loss_out_of_cpu_autocast:
         return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
     return contextlib.nullcontext()
+
+
+def loss_context(trainer: Trainer) -> contextlib.ExitStack:
+    """Return the context of ``autocast_smart_context_manager``, entered."""
+    stack = contextlib.ExitStack()
+    context = trainer.autocast_smart_context_manager()
+    if not isinstance(context, contextlib.nullcontext):
+        stack.enter_context(context)
+    return stack
 
 
 def prepare_input(trainer: Trainer, data: object) -> Any:

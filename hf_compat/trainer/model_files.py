@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from hf_compat.checkpoint import names, rng, state_dict_files, training_args, weights
+from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.trainer.current_run import prepare_strategy
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ __all__ = [
     "load_rng_state",
     "load_scaler",
     "load_weights",
+    "rotate_checkpoints",
     "save_model",
     "save_optimizer_and_scheduler",
     "save_scaler",
@@ -128,6 +129,19 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
         strategy.load_optimizer(trainer.optimizer, checkpoint)
         if not strategy.saves_scheduler:
             state_dict_files.load_state_file(trainer.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+
+
+def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
+    """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
+    args = trainer.args
+    if args.should_save and args.save_total_limit is not None and args.save_total_limit > 0:
+        rotation.rotate(
+            args.output_dir if output_dir is None else output_dir,
+            limit=args.save_total_limit,
+            best=trainer.state.best_model_checkpoint,
+            protects_newest=trainer.semantics.rotation_protects_newest,
+            ledger=trainer._checkpoints.ledger,
+        )
 
 
 def save_scaler(trainer: Trainer, output_dir: str) -> None:

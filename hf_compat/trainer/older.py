@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,17 @@ from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
 
-__all__ = ["count_tokens", "sorted_checkpoints"]
+__all__ = ["count_tokens", "resume_argument", "sorted_checkpoints"]
+
+
+def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:
+    """Return ``model_path`` of ``train``'s keyword arguments, by default ``resume_from_checkpoint``."""
+    if "model_path" in kwargs:
+        warnings.warn("`model_path` is deprecated: pass `resume_from_checkpoint`.", FutureWarning, stacklevel=3)
+        resume_from_checkpoint = kwargs.pop("model_path")
+    if kwargs:
+        raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+    return resume_from_checkpoint
 
 
 def count_tokens(loader: Iterable[Mapping[str, Any]], max_steps: int | None) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import publish
 from hf_compat.errors import SearchError
 from hf_compat.run.batch_size import free_memory
-from hf_compat.tuning.backends import BACKENDS, choose_backend
+from hf_compat.tuning.backends import BACKENDS, choose_backend, run_id
 from hf_compat.tuning.spaces import BestRun, default_compute_objective
 from hf_compat.tuning.values import apply_values
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["release_model", "report", "search", "set_up_trial"]
+__all__ = ["output_dir", "release_model", "report", "search", "set_up_trial"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,14 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     trainer.create_accelerator_and_postprocess()
     if trainer.args.should_save:
         publish.clean_orphans(trainer._get_output_dir(trial))
+
+
+def output_dir(trainer: Trainer, trial: Trial | None) -> str:
+    """Return the folder of the run's checkpoints; each trial has its own in ``args.output_dir``."""
+    if trainer.hp_search_backend is None or trial is None:
+        return trainer.args.output_dir
+    name = f"run-{run_id(trainer.hp_search_backend, trial)}" if trainer.hp_name is None else trainer.hp_name(trial)
+    return os.path.join(trainer.args.output_dir, name)
 
 
 def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""``Seq2SeqTrainer``: a Trainer whose evaluations may generate text."""
+"""``Seq2SeqTrainer``: a Trainer that evaluates generated text."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Seq2SeqTrainer"]
 
 
 class Seq2SeqTrainer(Trainer):
-    """A :class:`Trainer` that, with ``predict_with_generate``, evaluates what the model generates.
+    """A :class:`Trainer` that evaluates generated text with ``predict_with_generate``.
 
-    The constructor takes what :class:`Trainer`'s takes, in upstream's order: ``optimizer_cls_and_kwargs`` by keyword
-    alone. ``args`` are ``Seq2SeqTrainingArguments``. Keywords of ``generate`` go into ``evaluate`` and ``predict``;
-    without them ``generation_max_length`` and ``generation_num_beams`` hold, then the model's own generation
-    configuration, which ``args.generation_config`` replaces.
+    The constructor's arguments are those of :class:`Trainer`, in transformers' order; ``optimizer_cls_and_kwargs`` is
+    keyword-only. ``args`` are ``Seq2SeqTrainingArguments``. ``evaluate`` and ``predict`` take keywords of ``generate``;
+    the defaults are ``generation_max_length`` and ``generation_num_beams``, then the model's generation configuration,
+    which ``args.generation_config`` replaces.
 
     References:
-        Same predictions and numbers as transformers' class, whose evaluation loss counts the samples of a partial last
-        batch as a whole batch.
+        Same predictions and numbers as transformers' class, whose evaluation loss weights a partial last batch like a
+        full one.
     """
 
     _gen_kwargs: dict[str, Any]
@@ -72,7 +72,7 @@ class Seq2SeqTrainer(Trainer):
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
-        """Return a ``GenerationConfig``: a copy of the one given, or read from a file, a folder or a model's name.
+        """Return a ``GenerationConfig``: a copy, or loaded from a file, a folder or a model's name on the Hub.
 
         Raises:
             ArgumentsError: If its values contradict each other.
@@ -97,12 +97,12 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Return the metrics of an evaluation; see :meth:`Trainer.evaluate`.
+        """Evaluate, log and return the metrics; see :meth:`Trainer.evaluate`.
 
         Args:
-            eval_dataset: What to evaluate on.
-            ignore_keys: Model outputs left out of the predictions.
-            metric_key_prefix: What metric names start with.
+            eval_dataset: The dataset, or a dict of several.
+            ignore_keys: Model outputs excluded from the predictions.
+            metric_key_prefix: Prefix of metric names.
             **gen_kwargs: Keywords of ``generate``, such as ``max_length`` and ``num_beams``.
         """
         self._set_gen_kwargs(gen_kwargs)
@@ -118,9 +118,9 @@ class Seq2SeqTrainer(Trainer):
         """Return the predictions on ``test_dataset``; see :meth:`Trainer.predict`.
 
         Args:
-            test_dataset: What to predict.
-            ignore_keys: Model outputs left out of the predictions.
-            metric_key_prefix: What metric names start with.
+            test_dataset: The dataset.
+            ignore_keys: Model outputs excluded from the predictions.
+            metric_key_prefix: Prefix of metric names.
             **gen_kwargs: Keywords of ``generate``.
         """
         self._set_gen_kwargs(gen_kwargs)
@@ -150,9 +150,9 @@ class Seq2SeqTrainer(Trainer):
         Args:
             model: The model.
             inputs: One batch.
-            prediction_loss_only: Return the loss alone.
-            ignore_keys: Outputs left out when nothing is generated.
-            **gen_kwargs: Keywords of ``generate``; default: those of the evaluation under way.
+            prediction_loss_only: Return only the loss.
+            ignore_keys: Outputs excluded if no text is generated.
+            **gen_kwargs: Keywords of ``generate``. Default: those of the current evaluation.
         """
         if not getattr(self.args, "predict_with_generate", False) or prediction_loss_only:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
@@ -175,16 +175,16 @@ class Seq2SeqTrainer(Trainer):
         given = dict(inputs)
         labels, decoder = given.get("labels"), given.get("decoder_input_ids")
         if labels is not None and decoder is not None and labels.shape == decoder.shape:
-            # These were made from the labels: the model would go on from the answer instead of finding one.
+            # Decoder inputs that were made from the labels: the model would continue the answer.
             given = {key: given[key] for key in given if key not in ("decoder_input_ids", "decoder_attention_mask")}
         with self._runtime.strategy.gathered(self.model):
             tokens: Tensor = self.model.generate(**given, **{"synced_gpus": self._runtime.facts.shards_model} | chosen)
         return tokens
 
     def _generation_config(self) -> Any:
-        """Return the model's generation configuration, its defaults filled in."""
+        """Return the model's generation configuration with its defaults."""
         config = self.model.generation_config
-        config._from_model_config = False  # else each ``generate`` would make it anew
+        config._from_model_config = False  # else each ``generate`` would create it again
         if hasattr(config, "_get_default_generation_params"):
             config.update(**config._get_default_generation_params(), defaults_only=True)
         return config
@@ -208,10 +208,10 @@ class Seq2SeqTrainer(Trainer):
         return mean
 
     def _pad_tensors_to_max_len(self, tensor: Tensor, max_length: int) -> Tensor:
-        """Return ``tensor``, ``(batch, length)``, filled up on the right to ``max_length``.
+        """Return ``tensor``, ``(batch, length)``, padded on the right to ``max_length``.
 
         Raises:
-            ModelError: If neither the processing class nor the model names a padding token.
+            ModelError: If neither the processing class nor the model has a padding token.
         """
         source = self.processing_class
         pad = getattr(source, "pad_token_id", None)
@@ -220,7 +220,7 @@ class Seq2SeqTrainer(Trainer):
         if pad is None:
             pad = getattr(self.model.config, "pad_token_id", None)
         if pad is None:
-            raise ModelError("`model.config.pad_token_id=None`: set it, so that generated text can be padded.")
+            raise ModelError("`model.config.pad_token_id=None`: generated text cannot be padded. Set it.")
         padded = tensor.new_full((tensor.shape[0], max_length), pad)
         padded[:, : tensor.shape[-1]] = tensor
         return padded

@@ -192,7 +192,7 @@ def test_slurm_requeue(server, undisturbed, tmp_path):
             id="an array",
         ),
         pytest.param({}, 3, "requeue 17\n", "failed: refused", id="refused"),
-        pytest.param({"PATH": ""}, 0, None, "no `scontrol`", id="no scontrol"),
+        pytest.param({"PATH": ""}, 0, None, "cannot be requeued: `scontrol`", id="no scontrol"),
     ],
 )
 def test_requeue(tmp_path, monkeypatch, caplog, variables, status, expected, message):
