@@ -130,7 +130,7 @@ class UnwatchedWriter(CheckpointWriter):
     """Takes nobody to be looking at its folders."""
 
     def write(self, *args: Any, **kwargs: Any) -> None:
-        super().write(*args, **{**kwargs, "looked_at": lambda: False})
+        super().write(*args, **{**kwargs, "must_finish": lambda: False})
 
 
 def _unwatched(kit: Kit) -> Any:
