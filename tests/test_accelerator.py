@@ -66,7 +66,7 @@ def test_training_gathers_whole_batches_after_an_evaluation(tmp_path):
 def test_only_the_last_batch_is_trimmed(tmp_path, at_end):
     """A batch is cut to the samples that the data set has left, on the last batch alone."""
     trainer = trainer_of(tmp_path)
-    accelerator, loaders = trainer.accelerator, trainer._runtime.loaders
+    accelerator, loaders = trainer.accelerator, trainer._lightning_runtime.loaders
 
     class Followed:
         end_of_dataloader = at_end

@@ -33,9 +33,14 @@ class ResumePoint:
 
     Args:
         folder: The checkpoint. What it lacks is not resumed.
+
+    Attributes:
+        path: The folder as it was given.
+        folder: The folder.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(folder)
         self.folder = Path(folder)
         self._state: TrainerState | None = None
         self._lightning: dict[str, Any] | None = None

@@ -28,18 +28,20 @@ class HFModule(pl.LightningModule):
     Args:
         model: The model; ``self.model`` is the same object.
         host: The run.
+        group: The callbacks of a fit; None for a module that only evaluates.
 
     Attributes:
         made_update: Whether the last window ended with an update step.
         session: The current evaluation, None outside one.
     """
 
-    def __init__(self, model: nn.Module, host: Host) -> None:
+    def __init__(self, model: nn.Module, host: Host, group: CallbackGroup | None = None) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
         # A weak reference: a Lightning callback that copies the module must not copy the Trainer and its datasets.
         self._host = weakref.ref(host)
+        self._group = None if group is None else weakref.ref(group)
         self.made_update = False
         self.session: EvaluationPass | None = None
 
@@ -49,6 +51,10 @@ class HFModule(pl.LightningModule):
         host = self._host()
         assert host is not None, "a fit's callbacks keep its run alive"
         return host
+
+    def belongs_to(self, host: Host) -> bool:
+        """Return whether ``host`` is the run of this module, which may be gone."""
+        return self._host() is host
 
     def __setattr__(self, name: str, value: object) -> None:
         # Lightning sets this one some 45 times per update step; nn.Module's bookkeeping would cost 2 µs each time.
@@ -71,7 +77,8 @@ class HFModule(pl.LightningModule):
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
         host, trainer = self.host, self.trainer
-        group: CallbackGroup = trainer.callbacks[-1]  # type: ignore[attr-defined]
+        group = None if self._group is None else self._group()
+        assert group is not None, "a fit has a group of callbacks, which its trainer keeps alive"
         last = len(window.batches) - 1
         object.__setattr__(self, "made_update", False)
         total: Tensor | None = None

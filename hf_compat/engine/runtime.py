@@ -79,6 +79,7 @@ class Runtime:
     Attributes:
         keywords: The user's keywords, without the loggers.
         placement: Ranks and strategy.
+        facts: The properties of the strategy that are known by its name.
         precision: The precision plugin of every run; its gradient scaler is kept from one training to the next.
         callbacks: The user's Lightning callbacks.
         loggers: The Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
@@ -96,7 +97,7 @@ class Runtime:
         self.keywords: dict[str, Any] = dict(lightning or {})
         self.problems = keyword_problems(self.keywords)
         # Processes are started only if the keywords are valid; all problems are reported in one error later.
-        self.placement = Placement(args.launch, "one device") if self.problems else place_run(args, self.keywords)
+        self.set_placement(Placement(args.launch, "one device") if self.problems else place_run(args, self.keywords))
         loggers = self.keywords.pop("logger", ())
         self.user_loggers: list[Logger] = [*loggers] if isinstance(loggers, list | tuple) else [loggers]
         self.precision: Precision = precision_plugin(
@@ -120,15 +121,15 @@ class Runtime:
 
     # ---- facts ----
 
+    def set_placement(self, placement: Placement) -> None:
+        """Set ``placement``, and ``facts``, which every batch asks."""
+        self.placement: Placement = placement
+        self.facts: StrategyFacts = placement.facts
+
     @property
     def plugins(self) -> list[Any]:
         """The user's plugins."""
         return user_plugins(self.keywords)
-
-    @property
-    def facts(self) -> StrategyFacts:
-        """The properties of the strategy that are known by its name."""
-        return self.placement.facts
 
     @property
     def strategy(self) -> ModelStrategy:
@@ -270,9 +271,9 @@ class Runtime:
         """
         trainer = self.trainer
         assert trainer is not None, "evaluations are prepared before"
-        if self.module is None or self.module.model is not model:
-            self.module = HFModule(model, host)
-        module = self.module
+        module, fits = self.module, is_fitting(trainer)
+        if module is None or module.model is not model or not (fits or module.belongs_to(host)):
+            module = self.module = HFModule(model, host)
         if module.session is not None:
             for batch in session.batches:
                 session.step(batch)
@@ -281,7 +282,7 @@ class Runtime:
         module.session = session
         try:
             with quiet_lightning():
-                if is_fitting(trainer):
+                if fits:
                     validate_in_fit(trainer, session.batches)
                 elif test:
                     trainer.test(module, dataloaders=session.batches, verbose=False)

@@ -126,4 +126,4 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Epoc
         start,
         restores_without_batches=host.semantics.restores_rng_without_batches,
     )
-    return Pieces(plan, trainer, HFModule(host.model, run), windows, group)
+    return Pieces(plan, trainer, HFModule(host.model, run, group), windows, group)

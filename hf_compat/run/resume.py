@@ -24,6 +24,7 @@ from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    from lightning.pytorch.strategies import Strategy
 
     from hf_compat.arguments import TrainingArguments
     from hf_compat.data.loader import PreparedDataLoader
@@ -53,7 +54,7 @@ class Resume(RunCallback):
     @property
     def folder(self) -> str | None:
         """The checkpoint's folder, None without one."""
-        return None if self._point is None else str(self._point.folder)
+        return None if self._point is None else self._point.path
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
@@ -66,6 +67,8 @@ class Resume(RunCallback):
         if folder is not None or not host.semantics.loads_state_if_resumed:
             host._load_optimizer_and_scheduler(folder)
             host._load_scaler(folder)
+        if strategy.engine is None:
+            _hand_over(trainer.strategy, host)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Free the cached content of the checkpoint."""
@@ -168,6 +171,14 @@ class Resume(RunCallback):
                 f"The stream's state in `{self.folder}` does not fit `train_dataset`: {error}. Resume with the same "
                 "dataset, or set `ignore_data_skip=True`."
             ) from error
+
+
+def _hand_over(strategy: Strategy, host: RunHost) -> None:
+    """Have Lightning step the optimizer that ``host`` has now: an override that loads states may have replaced it."""
+    if [host.optimizer] != strategy.optimizers:
+        strategy.optimizers = [host.optimizer]
+    for config in strategy.lr_scheduler_configs:
+        config.scheduler = host.lr_scheduler
 
 
 def init_training_state(

@@ -98,21 +98,22 @@ class TrainingRun:
 
     def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
         """Train and return the result; see the Trainer's ``train``."""
-        host, args = self.host, self.host.args
+        host = self.host
         self._begin(resume_from_checkpoint)
         try:
             prepare_model(host, self.runtime, self.trial, self._warn_once)
+            args = host.args  # `call_model_init`, or a trial, may have replaced them
             if self.point is None:
                 self.checkpoints.ledger = Ledger.start()
             else:
                 self.checkpoints.ledger = Ledger.resume(self.point.folder)
                 if not self.runtime.facts.shards_model:
-                    host._load_from_checkpoint(str(self.point.folder))
+                    host._load_from_checkpoint(self.point.path)
                 self._resume_batch_size(self.point)
             loop = functools.partial(
                 host._inner_training_loop,
                 args=args,
-                resume_from_checkpoint=None if self.point is None else str(self.point.folder),
+                resume_from_checkpoint=None if self.point is None else self.point.path,
                 trial=self.trial,
                 ignore_keys_for_eval=self.ignore_keys,
             )
@@ -229,7 +230,7 @@ class TrainingRun:
         """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""
         if folder is None:
             return None
-        own = self.point is not None and str(self.point.folder) == folder
+        own = self.point is not None and self.point.path == folder
         return self.point if own else ResumePoint(folder)
 
     def _plan(self, loader: Iterable[Any]) -> RunPlan:
@@ -261,22 +262,21 @@ class TrainingRun:
         self.output, self._is_finished = output, True
 
     def activate_neftune(self, model: nn.Module) -> nn.Module:
-        """Call the Trainer's ``_activate_neftune`` with its model; return the model."""
-        self.host.model = self.host._activate_neftune(self.host.model)
+        """Call the Trainer's ``_activate_neftune``, which may return another model to train; return it."""
+        self.host.model = self.host._activate_neftune(model)
         return self.host.model  # type: ignore[no-any-return]
 
     def deactivate_neftune(self, model: nn.Module) -> None:
-        """Call the Trainer's ``_deactivate_neftune`` with its model."""
-        self.host._deactivate_neftune(self.host.model)
+        """Call the Trainer's ``_deactivate_neftune`` with the model that was activated."""
+        self.host._deactivate_neftune(model)
 
     # ---- called by the engine ----
 
     def accumulating(self, *, ends_update: bool, syncs: bool) -> AbstractContextManager[None]:
-        """Return the context for one batch: the strategy's, or ``no_sync`` of the Trainer's accelerator."""
-        host = self.host
-        if syncs:
-            return self.runtime.strategy.accumulating(host.model_wrapped, ends_update=ends_update, syncs=True)
-        return host.accelerator.no_sync(host.model_wrapped)  # a subclass may have put its own accelerator in place
+        """Return the context for one batch, by the Trainer's accelerator: a subclass may have put its own in place."""
+        accelerator = self.host.accelerator
+        accelerator.sync_gradients = ends_update
+        return nullcontext() if syncs else accelerator.no_sync(self.host.model_wrapped)
 
     def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
         """Call the Trainer's ``training_step`` with one batch; return its loss, ``()``."""
@@ -297,7 +297,7 @@ class TrainingRun:
         if facts.has_engine:
             self.host.deepspeed = wrapped
         elif facts.shards_model and self.point is not None and self.runtime.trains:
-            self.host._load_from_checkpoint(str(self.point.folder))
+            self.host._load_from_checkpoint(self.point.path)
 
     def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
         """Use the optimizer and the schedule that the strategy has created."""

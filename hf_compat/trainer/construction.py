@@ -54,7 +54,7 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
         return processing_class
     if processing_class is not None:
         raise ValueError("`tokenizer` and `processing_class` were both passed: pass only `processing_class`.")
-    warnings.warn("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning, stacklevel=4)
+    warnings.warn("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning, stacklevel=3)
     return tokenizer
 
 
@@ -91,7 +91,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
         if model is not None and trainer.semantics.refuses_model_and_model_init:
             raise ValueError("`model` and `model_init` were both passed: choose one.")
         if model is not None:
-            warnings.warn("`model_init` replaces `model`: pass only one.", FutureWarning, stacklevel=4)
+            warnings.warn("`model_init` replaces `model`: pass only one.", FutureWarning, stacklevel=3)
         model = trainer.call_model_init()
     assert model is not None, "checked before"
     if is_bare_model(model) and _uses_model_loss(trainer):
@@ -100,7 +100,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
     check_plan(model, trainer.get_tp_size())
-    runtime = trainer._runtime
+    runtime = trainer._lightning_runtime
     trainer.place_model_on_device = _places_model(trainer, runtime)
     if trainer.place_model_on_device and runtime.placement.start is None:  # started processes move it themselves
         trainer._move_model_to_device(model, trainer.args.device)
@@ -166,7 +166,7 @@ def initial_state(trainer: Trainer) -> TrainerState:
 
 def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
     """Create the loggers and the callback handler, and separate Lightning callbacks from user callbacks."""
-    runtime = trainer._runtime
+    runtime = trainer._lightning_runtime
     users, runtime.callbacks = split_callbacks(callbacks)
     runtime.loggers = [*build_loggers(trainer.args), *runtime.user_loggers]
     reporting = [LoggingCallback(runtime.loggers)] if runtime.loggers else []

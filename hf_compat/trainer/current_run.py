@@ -22,18 +22,18 @@ def new_run(trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str]
         trial: The trial of a hyperparameter search, None outside one.
         ignore_keys: Model outputs excluded from the predictions of evaluations during training.
     """
-    parts = (trainer._runtime, counts_of(trainer), trainer._checkpoints, trainer._warn_once)
-    run = trainer._run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
+    parts = (trainer._lightning_runtime, counts_of(trainer), trainer._checkpoint_writer, trainer._warn_once)
+    run = trainer._training_run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
     return run
 
 
 def current_run(trainer: Trainer) -> TrainingRun:
     """Return the current or last run; before the first, a new one."""
-    return new_run(trainer) if trainer._run is None else trainer._run
+    return new_run(trainer) if trainer._training_run is None else trainer._training_run
 
 
 def prepare_strategy(trainer: Trainer) -> None:
     """Let the strategy wrap the model if it needs a wrapper to be evaluated or saved."""
-    wrapped = trainer._runtime.prepare_evaluation(trainer.args, trainer.model)
+    wrapped = trainer._lightning_runtime.prepare_evaluation(trainer.args, trainer.model)
     if wrapped is not None:
         current_run(trainer).take_wrapper(wrapped)

@@ -118,21 +118,25 @@ def run_loop(
     if kind is not LegacySession and has_length(dataloader):  # a LegacySession logs it itself
         logger.info("%s of %s samples.", description, trainer.num_examples(dataloader))
     names = () if kind is LegacySession else _PREPARATION_TIMES
-    runtime, is_prediction = trainer._runtime, description == "Prediction"
-    session = kind(
-        trainer,
-        model,
-        dataloader,
-        loaders=runtime.loaders,
-        data_parallel_group=runtime.placement.data_parallel_group,
-        prediction_loss_only=loss_only,
-        ignore_keys=ignore_keys,
-        prefix=prefix,
-        keeps_predictions=is_prediction,
-        times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
-    )
-    with fresh_past(trainer):
-        runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
+    runtime, is_prediction = trainer._lightning_runtime, description == "Prediction"
+    outer = runtime.loaders.evaluation
+    try:
+        session = kind(
+            trainer,
+            model,
+            dataloader,
+            loaders=runtime.loaders,
+            data_parallel_group=runtime.placement.data_parallel_group,
+            prediction_loss_only=loss_only,
+            ignore_keys=ignore_keys,
+            prefix=prefix,
+            keeps_predictions=is_prediction,
+            times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
+        )
+        with fresh_past(trainer):
+            runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
+    finally:
+        runtime.loaders.evaluation = outer  # also after an error
     if session.output is None:  # Lightning skips an empty loader
         session.finish()
     assert session.output is not None, "a finished session has an output"
@@ -143,7 +147,7 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     """Return the model to evaluate: on its device, in evaluation mode, traced under ``jit_mode_eval``."""
     _prepare(trainer)
     wrapped = call_as_defined(trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader)
-    strategy = trainer._runtime.strategy
+    strategy = trainer._lightning_runtime.strategy
     model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
     if trainer.args.jit_mode_eval:
         start = time.time()
@@ -158,7 +162,7 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
 
 def _prepare(trainer: Trainer) -> None:
     """Move the model to its device, wrap and cast it for evaluation; the first time, store how long that took."""
-    start, args, runtime = time.time(), trainer.args, trainer._runtime
+    start, args, runtime = time.time(), trainer.args, trainer._lightning_runtime
     place_model(trainer, runtime)
     prepare_strategy(trainer)
     if not runtime.model_is_prepared:
@@ -178,7 +182,7 @@ def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) 
         return model
     example = trainer._prepare_inputs(next(iter(dataloader)))
     try:
-        precision = forward_precision(trainer._runtime.precision)
+        precision = forward_precision(trainer._lightning_runtime.precision)
         return trace_model(model, example, mixed_precision=precision, device=trainer.args.device)
     except (RuntimeError, TypeError, ValueError, NameError, IndexError) as error:
         logger.warning("`jit_mode_eval=True`: the model cannot be traced, so it is evaluated untraced: %s", error)

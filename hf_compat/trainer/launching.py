@@ -86,7 +86,7 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             "`train` would fork processes, but CUDA is initialised in this process, perhaps by an evaluation, and "
             "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
         )
-    trainer._runtime.drop_last_run()  # cannot be pickled
+    trainer._lightning_runtime.drop_last_run()  # cannot be pickled
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:
@@ -99,7 +99,7 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             context = start_processes(  # type: ignore[no-untyped-call]
                 _worker, (config,), start.processes, join=False, start_method=start.method
             )
-        watch = SignalWatch(slurm_signal(trainer._runtime.plugins))
+        watch = SignalWatch(slurm_signal(trainer._lightning_runtime.plugins))
         try:
             with watch.watching():
                 _wait(context, watch, folder)
@@ -182,7 +182,7 @@ def _copy_results(trainer: Trainer, path: Path) -> TrainOutput:
         setattr(trainer, name, value)
     set_host_rng_state(result["random"])
     if result["scaler"] is not None:
-        scaler: Any = getattr(trainer._runtime.precision, "scaler", None)
+        scaler: Any = getattr(trainer._lightning_runtime.precision, "scaler", None)
         scaler.load_state_dict(result["scaler"])
     output: TrainOutput = result["output"]
     return output
@@ -215,7 +215,7 @@ def _train(rank: int, config: _WorkerConfig) -> None:
     output = run(trainer)
     if rank == 0:
         attributes = {name: getattr(trainer, name) for name in _COPIED_BACK if hasattr(trainer, name)}
-        scaler = getattr(trainer._runtime.precision, "scaler", None)
+        scaler = getattr(trainer._lightning_runtime.precision, "scaler", None)
         result = {
             "output": output,
             "weights": trainer.model.state_dict(),
@@ -230,8 +230,8 @@ def _train(rank: int, config: _WorkerConfig) -> None:
 
 def _join_as_rank(trainer: Trainer) -> None:
     """Initialise the process group, and set up ``trainer`` for the rank of this process."""
-    runtime = trainer._runtime
-    runtime.placement = place_started(trainer.args, runtime.placement)
+    runtime = trainer._lightning_runtime
+    runtime.set_placement(place_started(trainer.args, runtime.placement))
     set_log_level(trainer.args)
     trainer._eval_dataloaders = {}
     trainer.create_accelerator_and_postprocess()

@@ -81,7 +81,7 @@ def build_loader(
             settings["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=trainer.accelerator.data_parallel_rank
             )
-    watch = None if trainer._run is None else trainer._run.watch
+    watch = None if trainer._training_run is None else trainer._training_run.watch
     if watch is not None and args.dataloader_num_workers > 0:
         settings["worker_init_fn"] = partial(begin_worker, signals=watch.signals(), then=settings.get("worker_init_fn"))
     loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))

@@ -145,7 +145,11 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
     """Return the autocast around the loss, which some releases of transformers have on the CPU."""
     args = trainer.args
-    on_cpu = args.device.type == "cpu" and args.mixed_precision == "bf16" and not trainer._runtime.facts.own_precision
+    on_cpu = (
+        args.device.type == "cpu"
+        and args.mixed_precision == "bf16"
+        and not trainer._lightning_runtime.facts.own_precision
+    )
     if on_cpu and not trainer.semantics.leaves_loss_out_of_cpu_autocast:
         return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
     return contextlib.nullcontext()
@@ -165,7 +169,7 @@ def prepare_input(trainer: Trainer, data: object) -> Any:
     if isinstance(data, Mapping):
         return type(data)({name: trainer._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
     data = move_to_device(data, trainer.args.device)
-    dtype = trainer._runtime.facts.input_dtype(trainer.args)
+    dtype = trainer._lightning_runtime.facts.input_dtype(trainer.args)
     return data if dtype is None else _cast(data, dtype)
 
 

@@ -46,7 +46,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
         output_dir: The folder. Default: ``args.output_dir``.
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
-    args, runtime = trainer.args, trainer._runtime
+    args, runtime = trainer.args, trainer._lightning_runtime
     folder = args.output_dir if output_dir is None else output_dir
     if runtime.facts.shards_as_it_loads(args):
         prepare_strategy(trainer)
@@ -68,7 +68,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoints.writes
+    model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
     writes(
         weights.save_weights,
         model,
@@ -96,7 +96,7 @@ def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, 
         CheckpointError: If the folder has no weights, or they cannot be read.
     """
     target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
-    missing, unexpected = trainer._runtime.strategy.load_weights(target, folder, trains_on=trains_on)
+    missing, unexpected = trainer._lightning_runtime.strategy.load_weights(target, folder, trains_on=trains_on)
     trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
 
 
@@ -113,8 +113,8 @@ def warn_of_missing_weights(load_result: LoadResult) -> None:
 
 def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
     """Save ``optimizer.pt`` and ``scheduler.pt``, or the strategy's files instead."""
-    strategy, should_save = trainer._runtime.strategy, trainer.args.should_save
-    writes = trainer._checkpoints.writes
+    strategy, should_save = trainer._lightning_runtime.strategy, trainer.args.should_save
+    writes = trainer._checkpoint_writer.writes
     strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes if should_save else None)
     if should_save and not strategy.saves_scheduler:
         state_dict_files.save_state_file(trainer.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=writes)
@@ -124,7 +124,7 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
     """Load the states of optimizer and schedule if ``checkpoint`` has both; an engine has loaded its own already."""
     if checkpoint is None:
         return
-    strategy = trainer._runtime.strategy
+    strategy = trainer._lightning_runtime.strategy
     if strategy.has_optimizer(checkpoint):
         strategy.load_optimizer(trainer.optimizer, checkpoint)
         if not strategy.saves_scheduler:
@@ -140,7 +140,7 @@ def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
             limit=args.save_total_limit,
             best=trainer.state.best_model_checkpoint,
             protects_newest=trainer.semantics.rotation_protects_newest,
-            ledger=trainer._checkpoints.ledger,
+            ledger=trainer._checkpoint_writer.ledger,
         )
 
 
@@ -148,7 +148,9 @@ def save_scaler(trainer: Trainer, output_dir: str) -> None:
     """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
     scaler = trainer.accelerator.scaler
     if scaler is not None and trainer.args.should_save:
-        state_dict_files.save_state_file(scaler, output_dir, names.SCALER_NAME, writes=trainer._checkpoints.writes)
+        state_dict_files.save_state_file(
+            scaler, output_dir, names.SCALER_NAME, writes=trainer._checkpoint_writer.writes
+        )
 
 
 def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:

@@ -57,7 +57,7 @@ def search(
             f"`hyperparameter_search` is not supported with world size {trainer.args.world_size}. Start a single "
             "process, or use `backend='ray'`, which distributes the trials."
         )
-    start = trainer._runtime.placement.start
+    start = trainer._lightning_runtime.placement.start
     if start is not None:
         raise SearchError(
             f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts {start.processes} "
@@ -106,8 +106,8 @@ def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, 
 def release_model(trainer: Trainer) -> None:
     """Drop the model and its run, to free the memory for the next trial."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
-    trainer._run = trainer.deepspeed = None
-    trainer._runtime.release()
+    trainer._training_run = trainer.deepspeed = None
+    trainer._lightning_runtime.release()
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None
     free_memory()

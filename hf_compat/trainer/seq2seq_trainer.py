@@ -177,8 +177,10 @@ class Seq2SeqTrainer(Trainer):
         if labels is not None and decoder is not None and labels.shape == decoder.shape:
             # Decoder inputs that were made from the labels: the model would continue the answer.
             given = {key: given[key] for key in given if key not in ("decoder_input_ids", "decoder_attention_mask")}
-        with self._runtime.strategy.gathered(self.model):
-            tokens: Tensor = self.model.generate(**given, **{"synced_gpus": self._runtime.facts.shards_model} | chosen)
+        with self._lightning_runtime.strategy.gathered(self.model):
+            tokens: Tensor = self.model.generate(
+                **given, **{"synced_gpus": self._lightning_runtime.facts.shards_model} | chosen
+            )
         return tokens
 
     def _generation_config(self) -> Any:

@@ -64,7 +64,7 @@ from hf_compat.trainer import (
 from hf_compat.trainer.current_run import current_run, new_run
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
-from hf_compat.trainer.views import View, counts_of
+from hf_compat.trainer.views import View, counts_of, keep_views
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments.enums import HPSearchBackend
     from hf_compat.engine.module import HFModule
     from hf_compat.hub import PushInProgress
+    from hf_compat.run.progress import Counts
     from hf_compat.run.run import TrainingRun
     from hf_compat.tuning.spaces import BestRun, Trial
 
@@ -190,10 +191,11 @@ class Trainer:
     _initial_num_input_tokens_seen = View("initial_tokens")
     current_flos = View("flos")
 
-    _runtime: Runtime
-    _run: TrainingRun | None
-    _checkpoints: CheckpointWriter
-    _pusher: Pusher
+    _lightning_runtime: Runtime
+    _training_run: TrainingRun | None = None
+    _run_counts: Counts
+    _checkpoint_writer: CheckpointWriter
+    _hub_pusher: Pusher
     _warn_once: WarnOnce
 
     def __init__(
@@ -219,9 +221,9 @@ class Trainer:
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
         self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
         self.semantics = resolve_semantics(self.args.semantics)
-        self._warn_once, self._checkpoints, self._pusher = WarnOnce(), CheckpointWriter(), Pusher()
-        self._run = None
-        self._runtime = Runtime(self.args, lightning)
+        self._warn_once, self._checkpoint_writer, self._hub_pusher = WarnOnce(), CheckpointWriter(), Pusher()
+        self._training_run = None
+        self._lightning_runtime = Runtime(self.args, lightning)
         construction.set_log_level(self.args)
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -255,20 +257,24 @@ class Trainer:
             self.model.config.use_cache = self.args.use_cache
         self._memory_tracker.stop_and_update_metrics(stage="init")
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        keep_views(cls)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_run": None}
+        return {**vars(self), "_training_run": None}
 
     # ---- facts ----
 
     @property
     def lightning_trainer(self) -> pl.Trainer | None:
         """The ``lightning.Trainer`` of the current or last run."""
-        return self._runtime.trainer
+        return self._lightning_runtime.trainer
 
     @property
     def lightning_module(self) -> HFModule | None:
         """Its module, with the model as ``model``."""
-        return self._runtime.module
+        return self._lightning_runtime.module
 
     @property
     def tokenizer(self) -> Any:
@@ -289,7 +295,7 @@ class Trainer:
 
     def get_tp_size(self) -> int:
         """Return the tensor-parallel size."""
-        return self._runtime.placement.tensor_parallel
+        return self._lightning_runtime.placement.tensor_parallel
 
     def get_cp_size(self) -> int:
         """Return the context-parallel size: 1."""
@@ -311,8 +317,8 @@ class Trainer:
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create ``accelerator``, which has the members of accelerate's that subclasses use."""
-        args, placement = self.args, self._runtime.placement
-        self.accelerator = construction.build_accelerator(args, self._runtime)
+        args, placement = self.args, self._lightning_runtime.placement
+        self.accelerator = construction.build_accelerator(args, self._lightning_runtime)
         self.is_deepspeed_enabled = args.deepspeed_plugin is not None
         self.is_fsdp_enabled = placement.fsdp is not None
         self.is_tp_enabled = placement.tensor_parallel > 1
@@ -544,7 +550,7 @@ class Trainer:
             ModelError: If the model returns no loss.
         """
         resume_from_checkpoint = older.resume_argument(kwargs, resume_from_checkpoint)
-        start = self._runtime.placement.start
+        start = self._lightning_runtime.placement.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
             run = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
@@ -663,7 +669,7 @@ class Trainer:
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of forward and backward pass of one batch; 0 without an estimate."""
-        recounts = self._runtime.facts.recounts_parameters
+        recounts = self._lightning_runtime.facts.recounts_parameters
         return progress.floating_point_ops(self, counts_of(self), inputs, recounts=recounts)
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
@@ -889,7 +895,7 @@ class Trainer:
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the repository on the Hub if it does not exist, and set ``hub_model_id``; see :meth:`push_to_hub`."""
-        self._pusher.init_repo(self, token, private)
+        self._hub_pusher.init_repo(self, token, private)
 
     def push_to_hub(
         self,
@@ -917,15 +923,15 @@ class Trainer:
         Raises:
             HubError: If the push fails outside training.
         """
-        return self._pusher.push(self, commit_message, blocking, token, revision, private, kwargs)
+        return self._hub_pusher.push(self, commit_message, blocking, token, revision, private, kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Start pushing a complete checkpoint, by ``hub_strategy``; a failure is logged, not raised."""
-        self._pusher.push_checkpoint(self, Path(checkpoint_folder))
+        self._hub_pusher.push_checkpoint(self, Path(checkpoint_folder))
 
     def _finish_current_push(self) -> None:
         """Wait for pushes that are running."""
-        self._pusher.finish(self)
+        self._hub_pusher.finish(self)
 
     # ---- hyperparameter search ----
 

@@ -43,7 +43,7 @@ def validate(trainer: Trainer) -> None:
 
 
 def _setup_problems(trainer: Trainer) -> list[str]:
-    args, runtime = trainer.args, trainer._runtime
+    args, runtime = trainer.args, trainer._lightning_runtime
     placement, facts = runtime.placement, runtime.facts
     problems = [*runtime.problems]
     problems += background_problems(args, placement.strategy, is_supported=facts.saves_in_background)

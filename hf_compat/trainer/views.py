@@ -9,13 +9,9 @@ from hf_compat.run.progress import Counts
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["View", "counts_of"]
+__all__ = ["View", "counts_of", "keep_views"]
 
-
-def counts_of(trainer: Trainer) -> Counts:
-    """Return the counts of ``trainer``, created on first use, which may be before ``super().__init__()``."""
-    counts: Counts = vars(trainer).setdefault("_counts", Counts())
-    return counts
+_UNSET = object()
 
 
 class View:
@@ -23,13 +19,39 @@ class View:
 
     Args:
         field: The field's name in :class:`~hf_compat.run.progress.Counts`.
+        initial: Its first value. Default: that of ``Counts``.
     """
 
-    def __init__(self, field: str) -> None:
-        self._field = field
+    def __init__(self, field: str, initial: object = _UNSET) -> None:
+        self.field = field
+        self.initial = initial
 
     def __get__(self, trainer: Trainer | None, owner: type) -> Any:
-        return self if trainer is None else getattr(counts_of(trainer), self._field)
+        return self if trainer is None else getattr(counts_of(trainer), self.field)
 
     def __set__(self, trainer: Trainer, value: object) -> None:
-        setattr(counts_of(trainer), self._field, value)
+        setattr(counts_of(trainer), self.field, value)
+
+
+def counts_of(trainer: Trainer) -> Counts:
+    """Return the counts of ``trainer``, created on first use, which may be before ``super().__init__()``."""
+    counts: Counts | None = vars(trainer).get("_run_counts")
+    if counts is None:
+        counts = vars(trainer)["_run_counts"] = Counts()
+        kind = type(trainer)
+        for view in (getattr(kind, name) for name in _views(kind)):
+            if view.initial is not _UNSET:
+                setattr(counts, view.field, view.initial)
+    return counts
+
+
+def keep_views(kind: type) -> None:
+    """Make each plain value that the class ``kind`` has under the name of a view that view's first value."""
+    for name, value in list(vars(kind).items()):
+        inherited = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
+        if isinstance(inherited, View) and not hasattr(value, "__get__"):
+            setattr(kind, name, View(inherited.field, value))
+
+
+def _views(kind: type) -> list[str]:
+    return [name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, View)]

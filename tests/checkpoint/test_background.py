@@ -136,10 +136,10 @@ def test_training_goes_on_meanwhile(tmp_path):
     """Update steps are made while a checkpoint is written; the next save waits for it, and so does the end."""
     looks = Looks()
     trainer = run(tmp_path, callbacks=[looks], save_async=True)
-    trainer._checkpoints = HeldWriter()
+    trainer._checkpoint_writer = HeldWriter()
     trainer.train()
     assert looks.seen == {0: [], 1: [], 2: [], 3: [], 4: [2], 5: [2], "end": [2, 4, 6]}
-    assert trainer._checkpoints.most == 1
+    assert trainer._checkpoint_writer.most == 1
 
 
 class BrokenWriter(CheckpointWriter):
@@ -162,7 +162,7 @@ class Broken(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._checkpoints = BrokenWriter()
+        self._checkpoint_writer = BrokenWriter()
 
 
 @pytest.mark.parametrize("save_steps", [pytest.param(2, id="next save"), pytest.param(6, id="end")])

@@ -78,7 +78,7 @@ def test_auto_passes_over_an_incomplete_checkpoint(tmp_path, caplog):
     (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
     trainer = new_trainer(tmp_path)
     trainer.train(resume_from_checkpoint="auto")
-    assert str(trainer._run.point.folder) == str(tmp_path / "checkpoint-2")
+    assert str(trainer._training_run.point.folder) == str(tmp_path / "checkpoint-2")
     assert "checkpoint-3: `optimizer.pt` is missing" in caplog.text
 
 

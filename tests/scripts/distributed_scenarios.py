@@ -139,7 +139,7 @@ def _unwatched(kit: Kit) -> Any:
     class Unwatched(kit.Trainer):  # type: ignore[misc, name-defined]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._checkpoints = UnwatchedWriter()
+            self._checkpoint_writer = UnwatchedWriter()
 
     return Unwatched
 
@@ -156,7 +156,7 @@ def _held(kit: Kit) -> Any:
     class Held(_unwatched(kit)):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._checkpoints = HeldWriter()
+            self._checkpoint_writer = HeldWriter()
 
         def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
             begun[self.state.global_step].set()
@@ -192,7 +192,7 @@ def disk_fails_in_the_background(kit: Kit) -> None:
         settings["output_dir"] = f"{kit.output_dir}/{answer}"
         trainer = language_model(kit, rows=56, fields=settings, subclass=_unwatched(kit))
         spoils = Spoils()
-        spoils.saver = trainer._checkpoints.saver
+        spoils.saver = trainer._checkpoint_writer.saver
         trainer.add_callback(spoils)
         try:
             trainer.train()

@@ -206,7 +206,7 @@ def launched(folder: Path) -> Seen:
     """What the launcher's variables alone ask for."""
     trainer = trainer_for(folder, "")
     trainer.train()
-    return seen_of(trainer) | {"placed": trainer._runtime.placement.fsdp}
+    return seen_of(trainer) | {"placed": trainer._lightning_runtime.placement.fsdp}
 
 
 def by_lightning(folder: Path) -> Seen:

@@ -26,7 +26,7 @@ class PatientTrainer(Trainer):
         if (stage, self.state.global_step) == (self.stage, self.wait_step):
             self.stage = None
             os.write(1, f"waiting {stage} {self.args.process_index} {os.getpid()}\n".encode())
-            while signal.sigtimedwait([signal.SIGUSR2], 0.1) is None and not self._run.watch.received:
+            while signal.sigtimedwait([signal.SIGUSR2], 0.1) is None and not self._training_run.watch.received:
                 pass
 
     def training_step(self, *args):

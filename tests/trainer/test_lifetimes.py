@@ -57,8 +57,8 @@ def test_a_copied_trainer_has_no_run(tmp_path):
     trainer.train()
     twin = copy.copy(trainer)
     assert twin.model is trainer.model
-    assert twin._run is None
-    assert trainer._run is not None
+    assert twin._training_run is None
+    assert trainer._training_run is not None
 
 
 # Copies of the module
@@ -202,7 +202,7 @@ def test_a_method_replaced_in_the_middle_of_a_run_is_called(tmp_path):
         def on_train_batch_end(self, *_):
             trainer.training_step = step
 
-    trainer._runtime.callbacks.append(Replaces())
+    trainer._lightning_runtime.callbacks.append(Replaces())
     trainer.train()
     assert seen == [1, 2]
 

@@ -1,0 +1,203 @@
+"""What a run does for users who replace things: optimizers, accelerators, arguments, callbacks, models."""
+
+import warnings
+from contextlib import contextmanager
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from hf_compat import Trainer, TrainingArguments
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+
+def new_trainer(folder, kind=Trainer, *, callbacks=None, **fields):
+    """Return a Trainer of a tiny model that makes four update steps."""
+    settings = {"max_steps": 4, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
+    data = ListDataset(vector_rows(16))
+    args = TrainingArguments(str(folder), use_cpu=True, per_device_train_batch_size=2, **settings | fields)
+    return kind(PlainModel(), args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+
+
+def test_an_optimizer_replaced_while_states_are_loaded_is_stepped(tmp_path):
+    """An override of ``_load_optimizer_and_scheduler`` may make another optimizer; that one trains."""
+    new_trainer(tmp_path, save_strategy="steps", save_steps=2).train()
+
+    class Replaces(Trainer):
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+            self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, factor=1.0)
+
+    resumed = new_trainer(tmp_path, Replaces)
+    steps = []
+    resumed.model.register_forward_pre_hook(lambda *_: steps.append(resumed.optimizer))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert isinstance(resumed.lightning_trainer.optimizers[0], torch.optim.SGD)
+    assert resumed.lightning_trainer.optimizers[0] is resumed.optimizer
+    assert resumed.state.log_history[-2]["learning_rate"] == pytest.approx(0.1)
+
+
+def test_an_accelerator_of_the_users_is_asked(tmp_path):
+    """``no_sync`` and ``sync_gradients`` of an object that a subclass puts in place are used."""
+    seen = []
+
+    class Own:
+        def __init__(self, inner):
+            object.__setattr__(self, "inner", inner)
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+        @contextmanager
+        def no_sync(self, model):
+            seen.append("no_sync")
+            yield
+
+        def backward(self, loss, **given):
+            seen.append(self.sync_gradients)
+            self.inner.backward(loss, **given)
+
+    class Replaces(Trainer):
+        def create_accelerator_and_postprocess(self):
+            super().create_accelerator_and_postprocess()
+            self.accelerator = Own(self.accelerator)
+
+    new_trainer(tmp_path, Replaces, max_steps=1, gradient_accumulation_steps=2).train()
+    assert seen == ["no_sync", False, True]
+
+
+def test_a_callback_may_be_appended_in_the_middle(tmp_path):
+    """A Lightning callback that adds another one to the ``lightning.Trainer`` does not disturb the run."""
+    called = []
+
+    class Late(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            called.append(trainer.global_step)
+
+    class Adds(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.callbacks.append(Late())
+
+    assert new_trainer(tmp_path, callbacks=[Adds()]).train().global_step == 4
+    assert called == [1, 2, 3, 4]
+
+
+def test_an_evaluation_after_a_training_that_failed(tmp_path):
+    """The module of an evaluation before the training does not outlive its run."""
+    trainer = new_trainer(tmp_path)
+    first = trainer.evaluate()
+    with pytest.raises(ValueError, match="no such folder"):
+        trainer.train("nowhere")
+    again = trainer.evaluate()
+    assert again["eval_loss"] == first["eval_loss"]
+    assert trainer.lightning_module.belongs_to(trainer._training_run)
+
+
+def test_noise_is_taken_from_the_model_that_got_it(tmp_path):
+    """A ``_finalize_training`` that puts another model in place does not keep NEFTune's hook on the trained one."""
+    taken = []
+
+    class Replaces(Trainer):
+        def _activate_neftune(self, model):
+            return model
+
+        def _deactivate_neftune(self, model):
+            taken.append(model)
+
+        def _finalize_training(self, *given):
+            output = super()._finalize_training(*given)
+            self.model = None
+            return output
+
+    trainer = new_trainer(tmp_path, Replaces, neftune_noise_alpha=1.0)
+    trained = trainer.model
+    trainer.train()
+    assert taken == [trained]
+
+
+def test_a_run_whose_end_returns_nothing(tmp_path):
+    """An override of ``_finalize_training`` without a ``return`` ends the run once, as upstream's."""
+    ends = []
+
+    class Silent(Trainer):
+        def _finalize_training(self, *given):
+            ends.append(super()._finalize_training(*given).global_step)
+
+    assert new_trainer(tmp_path, Silent).train() is None
+    assert ends == [4]
+
+
+def test_values_of_a_subclass_under_the_names_of_counts(tmp_path):
+    """A class body that sets ``_total_loss_scalar`` or ``current_flos`` gives their first values, no more."""
+
+    class Sets(Trainer):
+        _total_loss_scalar = 0.0
+        current_flos = 7
+
+    losses = []
+    for kind in (Trainer, Sets):
+        torch.manual_seed(0)
+        trainer = new_trainer(tmp_path, kind)
+        assert trainer.current_flos == (7 if kind is Sets else 0)
+        losses.append((trainer.train().training_loss, trainer._total_loss_scalar))
+    assert losses[0] == losses[1] > (0, 0)
+
+
+def test_attributes_with_names_of_the_users(tmp_path):
+    """What users call ``_run`` or ``_runtime`` is theirs."""
+
+    class Tracked(Trainer):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            self._run, self._runtime, self._counts = "wandb", 1.0, {}
+
+    trainer = new_trainer(tmp_path, Tracked)
+    trainer.train()
+    assert (trainer._run, trainer._runtime, trainer._counts) == ("wandb", 1.0, {})
+
+
+def test_a_failed_evaluation_leaves_no_loader_behind(tmp_path):
+    """``gather_for_metrics`` in a later training is not trimmed by the loader of an evaluation that failed."""
+    trainer = new_trainer(tmp_path)
+
+    class Broken(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.evaluate(Broken())
+    assert trainer._lightning_runtime.loaders.current is None
+
+
+def test_arguments_replaced_by_model_init_hold(tmp_path):
+    """What ``call_model_init`` puts into ``args`` is what the run uses."""
+    given = []
+
+    class Replaces(Trainer):
+        def call_model_init(self, trial=None):
+            if self.is_in_train:
+                self.args = TrainingArguments(**{**self.args.to_dict(), "max_steps": 2, "use_cpu": True})
+            return super().call_model_init(trial)
+
+        def _inner_training_loop(self, *positional, **named):
+            given.append(named["args"] is self.args)
+            return super()._inner_training_loop(*positional, **named)
+
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=4, save_strategy="no", report_to="none")
+    trainer = Replaces(args=args, model_init=lambda: PlainModel(), train_dataset=ListDataset(vector_rows(16)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        assert trainer.train().global_step == 2
+    assert given == [True]
+
+
+def test_warnings_of_the_constructor_name_the_users_line(tmp_path):
+    """Deprecated arguments are warned of where the Trainer is made."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.warns(FutureWarning, match="tokenizer") as caught:
+        Trainer(PlainModel(), args, tokenizer=object())
+    assert caught[0].filename == __file__
