@@ -139,7 +139,7 @@ def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> Com
     try:
         return upload(api, repo_id, folder, **options)
     except HubError as error:
-        logger.warning("%s Training goes on; the files are still on this machine.", error)
+        logger.warning("%s Training continues; the files are still on this machine.", error)
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
