@@ -1,8 +1,8 @@
-"""The members of accelerate's ``Accelerator`` that subclasses of the Trainer call, on a Lightning run."""
+"""``Accelerator``: the members of accelerate's that subclasses of the Trainer use, on a Lightning run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,11 @@ from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import ProcessState
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.model_facts import unwrap_model
+from hf_compat.nested import Nested
 
 if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
     from hf_compat.engine.module import HFModule
     from hf_compat.engine.runtime import Runtime
 
@@ -30,22 +33,22 @@ __all__ = ["Accelerator"]
 
 
 class Accelerator(ProcessState):
-    """This process and its run, with accelerate's names.
+    """The process and its run, by accelerate's names.
 
     Args:
-        device: Where the model is.
-        launch: Which rank of how many this is.
-        config: How loaders are shared out; its settings are readable here too.
-        data_seed: Seed of the order of samples; None takes torch's initial seed.
-        deepspeed_plugin: What is asked of DeepSpeed; None without it.
+        device: Device of the model.
+        launch: Rank and world size.
+        config: How loaders are sharded over the ranks; its settings are attributes too.
+        data_seed: Seed of the order of samples. Default: torch's initial seed.
+        deepspeed_plugin: The DeepSpeed plugin; None without DeepSpeed.
         is_fsdp: Whether FSDP shards the model.
-        runtime: Where the Trainer's runs take place; read at each use. Default: on this rank, or by DDP.
+        runtime: The Trainer's runtime. Default: a single device, or DDP.
 
     Attributes:
-        data_parallel_size: How many ranks see different batches; the others repeat one of them.
-        data_parallel_rank: The number of this rank among them.
-        state: Facts of this process.
-        gradient_accumulation_steps: 1, as in transformers' Trainer, which accumulates itself.
+        data_parallel_size: Number of ranks that see different batches.
+        data_parallel_rank: Data-parallel rank of this process.
+        state: Device, rank and world size.
+        gradient_accumulation_steps: 1, as in transformers, whose Trainer accumulates gradients itself.
     """
 
     gradient_accumulation_steps = 1
@@ -76,16 +79,16 @@ class Accelerator(ProcessState):
         self._runtime = runtime
         self._plain_strategy = ModelStrategy()
 
-    # ---- the run under way ----
+    # ---- the current run ----
 
     @property
     def strategy(self) -> ModelStrategy:
-        """What the strategy of the run under way, or of the last one, does with the model."""
+        """The strategy of the current or last run."""
         return self._plain_strategy if self._runtime is None else self._runtime.strategy
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the backward pass under way ends an update step; the strategy keeps it."""
+        """Whether the current backward pass ends an update step."""
         return self.strategy.ends_update
 
     @sync_gradients.setter
@@ -94,23 +97,23 @@ class Accelerator(ProcessState):
 
     @property
     def optimizer_step_was_skipped(self) -> bool:
-        """Whether the last optimizer step was left out, because a scaled gradient was infinite."""
+        """Whether the last optimizer step was skipped, because of an infinite gradient."""
         return self._runtime is not None and self._runtime.step_was_skipped
 
     @property
-    def scaler(self) -> Any:
-        """The gradient scaler of an fp16 run under way, None otherwise."""
+    def scaler(self) -> GradScaler | None:
+        """The gradient scaler of the current run, None without fp16."""
         return None if self._runtime is None else self._runtime.scaler
 
     @property
     def _module(self) -> HFModule | None:
-        """The module of the fit under way, None outside one."""
+        """The module of the current fit, None outside one."""
         return self._runtime.module if self._runtime is not None and self._runtime.trains else None
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Run the backward pass of ``loss``, scaled under fp16.
+        """Run the backward pass of ``loss``, scaled with fp16.
 
-        With a ``learning_rate``, an optimizer that updates in the backward pass runs it and takes that rate.
+        With a ``learning_rate``, an optimizer that updates parameters in the backward pass runs it with that rate.
         """
         kwargs.pop("scale_wrt_gas", None)
         learning_rate = kwargs.pop("learning_rate", None)
@@ -124,36 +127,36 @@ class Accelerator(ProcessState):
             module.manual_backward(loss, **kwargs)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Clip the gradients of ``parameters`` to ``max_norm`` together; return their norm before, ``()``."""
+        """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
         return self.strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Leave the gradients of backward passes on their rank, unless the arguments ask for ``sync_each_batch``."""
+        """Context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
         with self.strategy.accumulating(model, ends_update=False):
             yield
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Do nothing: the Trainer accumulates, so every call ends an update step of accelerate's."""
+        """Do nothing: the Trainer accumulates gradients, so that for accelerate every batch ends an update step."""
         self.sync_gradients = True
         yield
 
-    # ---- all processes that see different batches together ----
+    # ---- collectives over the data-parallel ranks ----
 
-    def gather(self, tensors: Any) -> Any:
-        """Return ``tensors`` of all processes, joined along the first axis; each of one shape on every process."""
+    def gather(self, tensors: Nested) -> Any:
+        """Return ``tensors`` of all data-parallel ranks, concatenated along dim 0; shapes are equal on all ranks."""
         return collectives.gather(tensors, self._data_parallel_group)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Return ``input_data`` of all processes; of the last batch only as many samples as the data set holds.
+        """Return ``input_data`` of all data-parallel ranks; of the last batch without duplicated samples.
 
         Args:
-            input_data: Tensors, however nested; lists of anything else are joined as they are.
-            use_gather_object: Join tensors as lists too, where shapes differ.
+            input_data: Tensors, however nested, or a list of other objects.
+            use_gather_object: Gather tensors as a list of objects too, if shapes differ.
 
         References:
-            As accelerate's: with a data set without length, or a tensor without dimensions, nothing is trimmed.
+            As in accelerate, duplicates are kept for a dataset without length and for tensors without dimensions.
         """
         by_object = use_gather_object or not collectives.has_only_tensors(input_data)
         gather = collectives.gather_objects if by_object else collectives.gather
@@ -169,35 +172,35 @@ class Accelerator(ProcessState):
         except (IndexError, TypeError):
             return data
 
-    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Return ``tensor`` padded along ``dim`` to the longest of all processes."""
+    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Return ``tensor`` padded along ``dim`` to the maximum over the data-parallel ranks."""
         return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, self._data_parallel_group)
 
-    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return ``tensor`` reduced over all processes: ``"sum"``, ``"mean"`` or ``"max"``.
+    def reduce(self, tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return ``tensor`` reduced over the data-parallel ranks.
 
         Args:
-            tensor: Tensors of one shape on every process, however nested.
-            reduction: How.
-            scale: For TPUs in accelerate; without effect elsewhere, there and here.
+            tensor: Tensors, however nested, of equal shapes on all ranks.
+            reduction: ``"sum"``, ``"mean"`` or ``"max"``.
+            scale: Has no effect; in accelerate only on TPUs.
         """
         return collectives.reduce(tensor, reduction, self._data_parallel_group)
 
-    def broadcast(self, tensor: Any, from_process: int = 0) -> Any:
-        """Return ``tensor`` as process ``from_process`` has it."""
+    def broadcast(self, tensor: Nested, from_process: int = 0) -> Any:
+        """Return ``tensor`` of rank ``from_process``."""
         return collectives.broadcast(tensor, from_process)
 
     # ---- models and loaders ----
 
     def prepare(self, *objects: Any, **_: Any) -> Any:
-        """Return ``objects`` ready for the run: loaders give this process's batches, models are wrapped.
+        """Return ``objects`` prepared for the run: loaders yield this rank's batches, models are wrapped.
 
-        Optimizers and schedules are as they were: the run they are in steps them.
+        Optimizers and schedules are returned unchanged.
         """
         prepared = tuple(self._prepare_one(item) for item in objects)
         return prepared[0] if len(prepared) == 1 else prepared
 
-    def _prepare_one(self, item: Any) -> Any:
+    def _prepare_one(self, item: object) -> object:
         if isinstance(item, DataLoader):
             return self.prepare_data_loader(item)
         return self.prepare_model(item) if isinstance(item, nn.Module) else item
@@ -205,7 +208,7 @@ class Accelerator(ProcessState):
     def prepare_data_loader(
         self, data_loader: DataLoader[Any], device_placement: bool | None = None
     ) -> PreparedDataLoader:
-        """Return a loader of this process's batches, shuffled by seed and epoch."""
+        """Return a loader of this rank's batches, shuffled by seed and epoch."""
         layout = DataParallelLayout(
             size=self.data_parallel_size,
             rank=self.data_parallel_rank,
@@ -225,7 +228,7 @@ class Accelerator(ProcessState):
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Return ``model`` on the run's device, its gradients averaged over all processes if it is to be trained."""
+        """Return ``model`` on the run's device; a trainable one in DDP if there are several data-parallel ranks."""
         if device_placement is not False:
             model.to(self.device)
         trains = not evaluation_mode and any(weight.requires_grad for weight in model.parameters())
@@ -235,7 +238,7 @@ class Accelerator(ProcessState):
         return DistributedDataParallel(model, device_ids=devices, process_group=self._data_parallel_group)
 
     def unwrap_model(self, model: nn.Module, keep_fp32_wrapper: bool = True, **_: Any) -> nn.Module:
-        """Return the model itself, without the wrappers of the strategy and of ``torch.compile``."""
+        """Return the model without the wrappers of the strategy and of ``torch.compile``."""
         return unwrap_model(model)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
@@ -249,10 +252,10 @@ class Accelerator(ProcessState):
     def print(self, *values: Any, **kwargs: Any) -> None:
         """Print once on each node."""
         if self.is_local_main_process:
-            print(*values, **kwargs)  # noqa: T201 - that is what is asked for
+            print(*values, **kwargs)  # noqa: T201 - this is accelerate's print
 
 
-def _fused_backward(module: HFModule | None) -> Any:
-    """Return the backward pass that the run's optimizer brings, None if it has none."""
+def _fused_backward(module: HFModule | None) -> Callable[[Tensor, float], None] | None:
+    """Return the backward pass of the run's optimizer, None if it has none."""
     optimizer: Any = None if module is None else module.optimizers(use_pl_optimizer=False)
     return getattr(optimizer, "fused_backward", None)

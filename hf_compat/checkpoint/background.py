@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
-"""Set to 1 it asks for saving in the background, as ``TrainingArguments(save_async=True)`` does."""
+"""If set to 1, checkpoints are saved in the background, as with ``TrainingArguments(save_async=True)``."""
 
 
 class _Arguments(Protocol):
@@ -37,7 +37,7 @@ class _Arguments(Protocol):
 
     @property
     def launch(self) -> Launch:
-        """Which process this is, of how many."""
+        """Rank, world size and number of nodes."""
 
 
 Write: TypeAlias = Callable[[], object]
@@ -45,12 +45,12 @@ Write: TypeAlias = Callable[[], object]
 
 
 def is_requested(args: _Arguments) -> bool:
-    """Return whether the arguments or the environment ask for saving in the background."""
+    """Return whether the arguments or the environment request saving in the background."""
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
 
 
 def background_problems(args: _Arguments, strategy: str, *, is_supported: bool) -> list[str]:
-    """Return what rules out the saving in the background that is asked for; nothing if it is not.
+    """Return why saving in the background, if it is requested, is not supported.
 
     Args:
         args: The training arguments.
@@ -59,16 +59,16 @@ def background_problems(args: _Arguments, strategy: str, *, is_supported: bool) 
     """
     if not is_requested(args):
         return []
-    asked = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
+    field = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
     problems = []
     if not is_supported:
         problems.append(
-            f"{asked} is not supported with `{strategy}`: sharded checkpoints can only be saved synchronously. Set "
+            f"{field} is not supported with `{strategy}`: sharded checkpoints can only be saved synchronously. Set "
             "`save_async=False`."
         )
     if args.save_on_each_node and args.launch.num_nodes > 1:
         problems.append(
-            f"{asked} is not supported with `save_on_each_node=True` on {args.launch.num_nodes} nodes: a node cannot "
+            f"{field} is not supported with `save_on_each_node=True` on {args.launch.num_nodes} nodes: a node cannot "
             "tell when the checkpoints of the others are complete. Set one of the two to False."
         )
     return problems
@@ -160,7 +160,7 @@ class Writes:
 class BackgroundSaver:
     """Runs one task at a time in a thread, and raises its error where the next one is started or awaited.
 
-    The thread is no daemon: a process that exits waits for it. A pickled saver comes back idle.
+    The thread is not a daemon: the process waits for it at exit. An unpickled saver has no task.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a checkpoint folder is complete: the marker that hf_compat writes last, and what is checked without it."""
+"""Checking whether a checkpoint folder is complete, by hf_compat's completion marker or by the files in it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def incomplete_reason(path: str | os.PathLike[str]) -> str | None:
     folder = Path(path)
     try:
         if not folder.is_dir():
-            return "there is no such folder."
+            return "the folder does not exist."
         marker = read_marker(folder)
         if marker is None or TRAINER_STATE_NAME in marker.files:
             read_json_object(folder / TRAINER_STATE_NAME)

@@ -1,7 +1,7 @@
 """Sharded state dicts, saved and loaded with torch.distributed.checkpoint, without trusting the files.
 
-That package's metadata file, ``.metadata``, is a pickle, and so is every value that is no tensor. Here neither can run
-code: the metadata are read by an unpickler that knows the few classes they consist of, values as tensor files are.
+The package's metadata file, ``.metadata``, and all values other than tensors are pickles. Here they cannot run code:
+the metadata are read by an unpickler with a list of allowed classes, values like other files of ``torch.save``.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
         files = {info.relative_path for info in metadata.storage_data.values()}
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"`{path}` is refused: it holds more than a list of tensors, or is damaged ({error}). No code in it was "
+            f"`{path}` is refused: it contains more than a list of tensors, or is damaged ({error}). No code in it was "
             "run."
         ) from error
-    except Exception as error:  # a damaged pickle raises whatever its opcodes stumble over
+    except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
     for name in files:
         if not isinstance(name, str) or PurePath(name).name != name or name == "..":
             raise CheckpointError(f"`{path}` points to `{name}`, outside its folder: do not trust this checkpoint.")
         if not Path(folder, name).is_file():
-            raise CheckpointError(f"`{folder}` lacks the file `{name}` that `{names.SHARDED_METADATA_NAME}` lists.")
+            raise CheckpointError(f"The file `{name}` in `{names.SHARDED_METADATA_NAME}` is missing in `{folder}`.")
     return metadata  # type: ignore[no-any-return]
 
 
@@ -120,12 +120,12 @@ def load(state: dict[str, Any], folder: Path, metadata: Metadata | None = None) 
     """Load ``state`` from ``folder``: tensors in place, of DTensors each rank its shards, other values as new objects.
 
     Args:
-        state: A nested state dict, every entry of which has to be in ``folder``; the rest of ``folder`` is left out.
+        state: A nested state dict, whose entries have to be in ``folder``; other entries in ``folder`` are ignored.
         folder: Written with any world size.
-        metadata: What ``read_metadata`` returned; read if None.
+        metadata: The result of ``read_metadata``; read if None.
 
     Raises:
-        CheckpointError: If it cannot be read, does not fit, or holds anything that could run code.
+        CheckpointError: If it cannot be read, does not fit, or contains code.
     """
     reader = _TrustedReader(folder, read_metadata(folder) if metadata is None else metadata)
     with _naming(folder), warnings.catch_warnings():
@@ -163,7 +163,7 @@ def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:
     """Load the sharded weights in ``folder`` into ``model``, sharded or not.
 
     Returns:
-        The names that ``folder`` lacks, and those that the model does not have.
+        Missing and unexpected names.
     """
     metadata = read_metadata(folder)
     written = {

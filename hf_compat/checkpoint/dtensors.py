@@ -19,7 +19,7 @@ def full_tensors(value: Any, *, keeps: bool) -> Any:
 
     Args:
         value: Tensors and plain values in dicts, lists and tuples.
-        keeps: Whether this rank wants the result; the others take part and get dicts without tensors.
+        keeps: Whether this rank gets the result; other ranks take part and get dicts without tensors.
     """
     return _Gathering(keeps).full_tensors(value)
 
@@ -65,7 +65,7 @@ def distribute_like(target: object, values: Tensor) -> Tensor:
 
 @contextmanager
 def distributing_on_load(model: nn.Module) -> Iterator[None]:
-    """Make ``model.load_state_dict``, whoever calls it, accept full tensors for parameters that are DTensors."""
+    """Context in which ``model.load_state_dict`` accepts full tensors for parameters that are DTensors."""
 
     def place(module: nn.Module, state: dict[str, Any], *_: Any) -> None:
         targets = module.state_dict()

@@ -1,4 +1,4 @@
-"""What a folder of checkpoints holds: its checkpoints, the newest complete one, the one to resume from."""
+"""Finding checkpoints in a folder: all, the newest complete one, the one to resume from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Checkpoint:
 
 
 def checkpoint_at(path: str | os.PathLike[str]) -> Checkpoint | None:
-    """Return the checkpoint, complete or not, that ``path`` is; None if it is no folder of such a name."""
+    """Return ``path`` as a checkpoint, complete or not; None if it is not a folder with such a name."""
     folder = Path(path)
     match = _NAME.fullmatch(folder.resolve().name)
     return Checkpoint(int(match[1]), folder) if match and folder.is_dir() else None
@@ -73,7 +73,7 @@ def find_checkpoint(
         output_dir: Where the run's checkpoints are.
         resume_from_checkpoint: A path; True for the newest complete checkpoint in ``output_dir``; ``"auto"`` for the
             same if there is one; None or False for none. One by its path may be incomplete, with a logged warning.
-        is_main: Whether this is the main process, which searches for all: another one might see a folder that is being
+        is_main: Whether this is rank 0, which searches for all ranks: the others might see a folder that is being
             written or deleted.
 
     Raises:
@@ -97,29 +97,29 @@ def find_checkpoint(
         return None
     if not Path(path).is_dir():
         raise CheckpointError(
-            f"`resume_from_checkpoint={path!r}`: there is no such folder. "
+            f"`resume_from_checkpoint={path!r}`: the folder does not exist. "
             "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
         )
     reason = incomplete_reason(path)
-    if reason is not None:  # a file may have been removed on purpose; what is damaged is refused when it is read
+    if reason is not None:  # a file may have been deleted on purpose; damaged files are refused when they are read
         logger.warning("`resume_from_checkpoint=%s`: the checkpoint was modified since it was saved: %s", path, reason)
     return path
 
 
 def relocated(best: str, resumed: str | os.PathLike[str]) -> str:
-    """Return where the run's best checkpoint is now: at ``best``, or beside the one resumed if the run has moved.
+    """Return the path of the run's best checkpoint: ``best``, or next to ``resumed`` if the run's folder was moved.
 
     Args:
         best: The path in the resumed checkpoint's state; returned unchanged if it is in neither place.
         resumed: The checkpoint that the run resumes from.
 
     Raises:
-        CheckpointError: If ``best`` does not end in the name of a checkpoint: nobody's trainer wrote that.
+        CheckpointError: If ``best`` does not end in the name of a checkpoint; no Trainer writes that.
     """
     name = PureWindowsPath(best).name  # a path of either system
     if not _NAME.fullmatch(name):
         raise CheckpointError(
-            f"`best_model_checkpoint` of `{resumed}` is `{best}`, which is no checkpoint: do not trust this folder."
+            f"`best_model_checkpoint` of `{resumed}` is `{best}`, which is not a checkpoint: do not trust this folder."
         )
     beside = Path(resumed).parent / name
     return str(beside) if not Path(best).is_dir() and beside.is_dir() else best

@@ -1,4 +1,4 @@
-"""Writing one checkpoint folder from several ranks: all write into it, then it is published once on each disk."""
+"""Writing one checkpoint folder from several ranks, which is published once per disk."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def begin(
     launch: Launch,
     writes: bool,
 ) -> Path:
-    """Return on each rank a folder that becomes ``final`` when ``stack`` is closed, which takes no communication.
+    """Return on each rank a folder that becomes ``final`` when ``stack`` is closed, without communication.
 
-    Rank 0 creates it and publishes it. So does local rank 0 of every other node that does not see that folder, because
-    its disk is not shared, or that is to write a complete checkpoint itself. ``stack`` may be closed once all have
-    written; see :func:`failing_together`.
+    Rank 0 creates and publishes it. On other nodes local rank 0 does too, if the node does not see rank 0's folder, or
+    writes a complete checkpoint itself. ``stack`` may be closed when all ranks have written; see
+    :func:`failing_together`.
 
     Args:
-        stack: Publishes, or deletes everything if an error leaves it.
-        final: The checkpoint folder. One that exists is replaced.
+        stack: Publishes the folder, or deletes it on an error.
+        final: The checkpoint folder; an existing one is replaced.
         step: The update step, for the completion marker.
         run_id: The run that writes, for the completion marker.
-        launch: Which rank this is.
-        writes: Whether this rank writes what is the same on all.
+        launch: Rank and world size.
+        writes: Whether this rank writes the files that are equal on all ranks.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
@@ -56,7 +56,7 @@ def begin(
 
 
 def wait_for(saver: BackgroundSaver) -> None:
-    """Return once no rank writes in the background; every rank has to call it.
+    """Wait until no rank writes in the background; every rank has to call it.
 
     Raises:
         Exception: The error of the last save, on the rank where it happened; on the others a CheckpointError, a
@@ -67,10 +67,10 @@ def wait_for(saver: BackgroundSaver) -> None:
         saver.wait()
     except Exception as error:
         failure = error
-    told = collectives.gather_objects([None if failure is None else (type(failure), str(failure))])
+    failures = collectives.gather_objects([None if failure is None else (type(failure), str(failure))])
     if failure is not None:
         raise failure
-    for kind, text in filter(None, told):
+    for kind, text in filter(None, failures):
         raise CheckpointWriteError(text) if kind is CheckpointWriteError else CheckpointError(text)
 
 
@@ -102,10 +102,10 @@ def failing_together() -> Iterator[None]:
         if not (isinstance(error, CheckpointWriteError) or publish.is_write_failure(error)):
             raise
         failure = error
-    told = collectives.gather_objects([None if failure is None else str(failure)])
+    failures = collectives.gather_objects([None if failure is None else str(failure)])
     if isinstance(failure, CheckpointWriteError):
         raise failure
     if failure is not None:
         raise CheckpointWriteError(f"Rank {collectives.get_rank()} could not write: {failure}") from failure
-    if any(told):
-        raise CheckpointWriteError(next(text for text in told if text))
+    if any(failures):
+        raise CheckpointWriteError(next(text for text in failures if text))

@@ -1,6 +1,6 @@
-"""What checkpoint folders and the files in them are called.
+"""The names of checkpoint folders and the files in them.
 
-All names but the two of Lightning's are those that transformers, peft and accelerate write and look for.
+All but the two of Lightning are those of transformers, peft and accelerate.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TRAINING_ARGS_NAME = "training_args.bin"
 FULL_OPTIMIZER_NAME = "optimizer.bin"
 """The optimizer's state of an FSDP run by the names of parameters, as accelerate writes it."""
 FULL_FSDP_WEIGHTS_NAME = "pytorch_model_fsdp.bin"
-"""The same weights as in the files beside it, in the only file from which transformers resumes an FSDP run."""
+"""A copy of the weights, in the file from which transformers resumes an FSDP run."""
 SHARDED_WEIGHTS_NAME = "pytorch_model_fsdp_0"
 """A folder of torch.distributed.checkpoint, as accelerate calls it; so is the next."""
 SHARDED_OPTIMIZER_NAME = "optimizer_0"

@@ -17,15 +17,15 @@ from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
 
-__all__ = ["by_name", "fitting", "is_there", "load", "read_full", "read_sharded", "weights_for_resuming"]
+__all__ = ["by_name", "exists", "load", "load_errors", "read_full", "read_sharded", "weights_for_resuming"]
 
 _WRAPPER = "_fsdp_wrapped_module."
 """Part of the names of parameters under torch's ``FullyShardedDataParallel``, and of no name in a checkpoint."""
 _FILES = (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME)
 
 
-def is_there(folder: Path) -> bool:
-    """Return whether the checkpoint ``folder`` holds an optimizer's state dict, full or sharded."""
+def exists(folder: Path) -> bool:
+    """Return whether the checkpoint ``folder`` contains an optimizer's state dict, full or sharded."""
     return any((folder / name).is_file() for name in _FILES) or distributed_files.is_sharded(
         folder / names.SHARDED_OPTIMIZER_NAME
     )
@@ -58,8 +58,8 @@ def _parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:
 
 
 @contextmanager
-def fitting(optimizer: Optimizer, folder: Path) -> Iterator[None]:
-    """Raise what goes wrong when ``optimizer`` loads the state in ``folder`` as a ``CheckpointError``."""
+def load_errors(optimizer: Optimizer, folder: Path) -> Iterator[None]:
+    """Context that raises errors of ``optimizer.load_state_dict`` as ``CheckpointError``."""
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -80,7 +80,7 @@ def load(optimizer: Optimizer, model: nn.Module, folder: Path) -> None:
     saved = read_full(optimizer, model, folder)
     if saved is None:
         saved = read_sharded(folder / names.SHARDED_OPTIMIZER_NAME, dict(model.named_parameters()))
-    with fitting(optimizer, folder):
+    with load_errors(optimizer, folder):
         saved = _by_index(saved, optimizer, model)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {
@@ -103,7 +103,7 @@ def read_full(optimizer: Optimizer, model: nn.Module, folder: Path) -> dict[str,
     if not numbered.is_file():
         return load_trusted(named, mmap=True) if named.is_file() else None
     saved = load_trusted(numbered, mmap=True)
-    with fitting(optimizer, folder):
+    with load_errors(optimizer, folder):
         return _renamed(saved, dict(enumerate(_parameter_names(optimizer, model))))
 
 

@@ -4,11 +4,11 @@ A checkpoint is written to a hidden sibling folder, flushed to the disk, marked 
 siblings that a killed process left behind are dealt with by ``clean_orphans``. Their names say what they are::
 
     .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
-    .checkpoint-12.replaced-<host>-<pid>-<token>    the former checkpoint-12, about to be deleted
+    .checkpoint-12.replaced-<host>-<pid>-<token>    the previous checkpoint-12, about to be deleted
     .checkpoint-12.deleted-<host>-<pid>-<token>     beyond ``save_total_limit``, about to be deleted
-    .checkpoint-12.pushed-<host>-<pid>-<token>      what is being uploaded of it; see ``hub.py``
+    .checkpoint-12.pushed-<host>-<pid>-<token>      a copy that is being uploaded; see ``hub.py``
 
-No listing, transformers' own included, takes one for a checkpoint.
+Functions that list checkpoints, those of transformers included, ignore them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _HIDDEN = re.compile(
 )
 HIDDEN_FOLDERS = tuple(f".*.{kind}-*" for kind in ("partial", "replaced", "deleted", "pushed"))
 """Patterns of the names of hidden folders."""
-# A container often gives each of its runs the same host name and process id: only the token tells them apart.
+# In containers, runs often have the same host name and process id: only the token distinguishes them.
 _own_tokens: set[str] = set()
 
 
@@ -85,7 +85,7 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
 
 
 def _free_space(folder: Path) -> str:
-    """Return how much space was free, for torch's errors do not say that there was none."""
+    """Return the free space for the error message, since torch's errors do not mention a full disk."""
     try:
         return f" ({shutil.disk_usage(folder).free} bytes were free)"
     except OSError:
@@ -102,7 +102,7 @@ def is_write_failure(error: Exception) -> bool:
 
 
 def begin(final: Path) -> Path:
-    """Return a new, empty folder beside ``final``, on the same file system; its parents are made."""
+    """Create and return an empty folder next to ``final``, on the same file system."""
     final.parent.mkdir(parents=True, exist_ok=True)
     staged = hidden_sibling(final, "partial")
     staged.mkdir()
@@ -112,13 +112,13 @@ def begin(final: Path) -> Path:
 def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) -> None:
     """Flush ``staged`` to the disk, mark it as complete and rename it to ``final``.
 
-    At every moment one of the two, or the former ``final``, is on the disk and complete.
+    At any time one of the two, or the previous ``final``, is complete on the disk.
     """
     if final.is_dir() and not (final / TRAINER_STATE_NAME).exists():
         _keep_other_files(final, staged)
     for path in staged.rglob("*"):
         _flush(path)
-    # The marker may reach the disk only after all that it vouches for.
+    # The marker has to be flushed after all the files that it lists.
     write_marker(staged, step=step, run_id=run_id)
     _flush(staged / LIGHTNING_MARKER_NAME)
     _flush(staged)
@@ -144,7 +144,7 @@ def abandon(staged: Path) -> None:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete a checkpoint folder; a process killed meanwhile leaves no half of it under its name.
+    """Delete a checkpoint folder; a killed process leaves no incomplete folder under its name.
 
     Raises:
         OSError: If it cannot be renamed or deleted, or is a link to a folder elsewhere.
@@ -209,7 +209,7 @@ def _host() -> str:
 
 
 def hidden_sibling(final: Path, kind: str) -> Path:
-    """Return a new name beside ``final`` that ``clean_orphans`` knows.
+    """Return a new name next to ``final`` that ``clean_orphans`` recognises.
 
     Args:
         final: The checkpoint folder that it belongs to.
@@ -221,7 +221,7 @@ def hidden_sibling(final: Path, kind: str) -> Path:
 
 
 def _keep_other_files(existing: Path, staged: Path) -> None:
-    """Copy what a subclass put into a folder of that name beforehand; files that were staged since win."""
+    """Copy files that a subclass has written to ``existing`` before, unless ``staged`` has a file of that name."""
     for path in existing.iterdir():
         target = staged / path.name
         if target.exists():

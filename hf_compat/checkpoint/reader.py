@@ -1,4 +1,4 @@
-"""The checkpoint that a run resumes from: each of its files is read once, however many ask for what is in it."""
+"""``ResumePoint``: the checkpoint that a run resumes from, each of whose files is read once."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _MISFITS: dict[str, str] = {
         "was written with."
     ),
 }
-"""An entry of ``lightning.pt`` → what is said if it cannot be read; of the others, that the file is damaged."""
+"""An entry of ``lightning.pt`` → the message if it cannot be read; by default that the file is damaged."""
 
 
 class ResumePoint:
     """A checkpoint folder to resume from.
 
-    Weights and the optimizer's state are the strategy's to read: it knows which part of them is this rank's.
+    Weights and the optimizer's state are read by the strategy, which knows how they are sharded.
 
     Args:
-        folder: The checkpoint. What it lacks is not resumed.
+        folder: The checkpoint. Missing files are not resumed.
 
     Attributes:
         path: The folder as it was given.
@@ -46,7 +46,7 @@ class ResumePoint:
         self._lightning: dict[str, Any] | None = None
 
     def trainer_state(self) -> TrainerState:
-        """Return what ``trainer_state.json`` says, a new object each time.
+        """Return the content of ``trainer_state.json``, a new object each time.
 
         Raises:
             CheckpointError: If the file is not a trainer state.
@@ -57,17 +57,17 @@ class ResumePoint:
         return copy.deepcopy(self._state)
 
     def lightning(self, name: str, read: Callable[[Any], _T]) -> _T | None:
-        """Return what ``lightning.pt`` holds under ``name``, as ``read`` understands it.
+        """Return the entry ``name`` of ``lightning.pt``, converted by ``read``.
 
         Args:
             name: ``"callbacks"``, ``"position"``, ``"stream"``, ...
-            read: Given what the file holds; the same objects each time, so it must not change them.
+            read: Called with the entry, which is cached, so it must not change it.
 
         Returns:
-            What ``read`` returned; None if there is no such file, or nothing of that name in it.
+            The result of ``read``; None without such a file or entry.
 
         Raises:
-            CheckpointError: If the file cannot be read or is damaged, or what it holds does not fit this run.
+            CheckpointError: If the file cannot be read or is damaged, or the entry does not fit this run.
         """
         content = self.lightning_state()
         if name not in content:
@@ -82,30 +82,30 @@ class ResumePoint:
             raise CheckpointError(message.format(path=path, reason=reason)) from error
 
     def lightning_state(self) -> dict[str, Any]:
-        """Return all that ``lightning.pt`` holds, empty if there is no such file.
+        """Return the content of ``lightning.pt``, empty if there is no such file.
 
         Raises:
-            CheckpointError: If it cannot be read, or holds no dict.
+            CheckpointError: If it cannot be read, or is not a dict.
         """
         if self._lightning is None:
             content = self.read(names.LIGHTNING_STATE_NAME)
             if content is not None and not isinstance(content, dict):
                 path = self.folder / names.LIGHTNING_STATE_NAME
-                raise CheckpointError(f"`{path}` is damaged: it holds a {type(content).__name__}, not a dict.")
+                raise CheckpointError(f"`{path}` is damaged: it contains a {type(content).__name__}, not a dict.")
             self._lightning = content or {}
         return dict(self._lightning)
 
     def read(self, file_name: str) -> Any:
-        """Return what a file of ``torch.save`` holds, None if it is not there; nothing is cached.
+        """Return the content of a ``torch.save`` file, None if it does not exist; it is not cached.
 
         Raises:
-            CheckpointError: If it cannot be read, or holds what could run code.
+            CheckpointError: If it cannot be read, or contains code.
         """
         path = self.folder / file_name
         return load_trusted(path) if path.is_file() else None
 
     def load(self, target: state_dict_files.Stateful, file_name: str) -> bool:
-        """Give ``target`` the state in a file such as ``scheduler.pt``; return whether there is one.
+        """Load the state in a file such as ``scheduler.pt`` into ``target``; return whether the file exists.
 
         Raises:
             CheckpointError: If it cannot be read, or is the state of another kind of object.
@@ -116,13 +116,13 @@ class ResumePoint:
         return True
 
     def restore_rng(self, rank: int, world_size: int) -> bool:
-        """Set the random generators to the states that ``rank`` saved; return whether there are any.
+        """Restore the random states of ``rank``; return whether there are any.
 
         Raises:
-            CheckpointError: If the file cannot be read or holds something else.
+            CheckpointError: If the file cannot be read or contains something else.
         """
         return rng.load_rng_state(self.folder, rank=rank, world_size=world_size)
 
     def drop_caches(self) -> None:
-        """Free what was read; what is asked for after that is read again."""
+        """Free the cached content; later calls read the files again."""
         self._state = self._lightning = None

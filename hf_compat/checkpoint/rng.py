@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def host_rng_state() -> dict[str, Any]:
-    """Return the states of the global generators of the host; no GPU is asked."""
+    """Return the states of the global CPU generators."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -37,7 +37,7 @@ def host_rng_state() -> dict[str, Any]:
 
 
 def set_host_rng_state(state: dict[str, Any]) -> None:
-    """Set the global generators of the host to ``state``."""
+    """Set the states of the global CPU generators."""
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.random.set_rng_state(state["cpu"])
@@ -80,7 +80,7 @@ def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size:
     """Set the global generators to the states in ``folder``; return whether there were any for ``rank``.
 
     Raises:
-        CheckpointError: If the file cannot be read or holds something else.
+        CheckpointError: If the file cannot be read or contains something else.
     """
     path = Path(folder, rng_state_name(rank, world_size))
     if not path.is_file():

@@ -40,7 +40,7 @@ class Ledger:
     def resume(cls, checkpoint: str | os.PathLike[str]) -> Ledger:
         """Return the ledger of a run that resumes from ``checkpoint``: the one of the run that wrote it.
 
-        Folders of transformers' beside ``checkpoint`` become the run's own.
+        Checkpoints of transformers next to ``checkpoint`` become the run's own.
         """
         folder = Path(checkpoint).resolve()
         marker = read_marker(folder)

@@ -1,6 +1,6 @@
 """``training_args.bin``: written for tools that look for it, never read, because unpickling it would run code.
 
-It is published with the model, on the Hub too, so it holds no token; transformers writes tokens in plain text.
+It is pushed to the Hub with the model, so it contains no tokens; transformers writes them in plain text.
 """
 
 from __future__ import annotations

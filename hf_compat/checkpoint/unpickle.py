@@ -46,7 +46,7 @@ def load_trusted(
         allowed: Further classes that may be unpickled; only such as run no code when created.
 
     Raises:
-        CheckpointError: If the file cannot be read, or holds anything else, such as code, which is not run.
+        CheckpointError: If the file cannot be read, or contains anything else, such as code, which is not run.
     """
     try:
         with torch.serialization.safe_globals([*_allowed(), *allowed]):
@@ -54,8 +54,8 @@ def load_trusted(
     except pickle.UnpicklingError as error:
         cause = str(error).partition("WeightsUnpickler error: ")[2].partition("\n")[0] or str(error).partition("\n")[0]
         raise CheckpointError(
-            f"`{path}` is refused: it holds more than tensors and plain values, or is damaged ({cause}). No code in it "
-            "was run."
+            f"`{path}` is refused: it contains more than tensors and plain values, or is damaged ({cause}). No code in "
+            "it was run."
         ) from error
     except Exception as error:  # a damaged file makes torch raise any kind of error
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error

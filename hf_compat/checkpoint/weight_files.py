@@ -15,7 +15,7 @@ from hf_compat.files import read_json_object
 __all__ = ["adapter_file", "adapter_folders", "damage", "weight_files"]
 
 # In the order in which they are looked for, safetensors before pickles.
-_WHOLE = (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME)
+_FULL = (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME)
 _INDEXES = (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME)
 _ADAPTERS = (names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME)
 
@@ -32,9 +32,9 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     Raises:
         CheckpointError: If an index cannot be read, or lists a file outside ``folder``, or a missing one.
     """
-    whole = _first(folder, _WHOLE)
-    if whole is not None:
-        return (whole,)
+    single = _first(folder, _FULL)
+    if single is not None:
+        return (single,)
     index = _first(folder, _INDEXES)
     return () if index is None else _shards(index)
 
@@ -48,7 +48,7 @@ def _shards(index: Path) -> tuple[Path, ...]:
         if not _is_plain_name(name):
             raise CheckpointError(f"`{index}` points to `{name}`, outside its folder: do not trust this checkpoint.")
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"`{index.parent}` lacks the shard `{name}` that `{index.name}` lists.")
+            raise CheckpointError(f"The shard `{name}` in `{index.name}` is missing in `{index.parent}`.")
         shards.append(index.parent / name)
     return tuple(shards)
 
@@ -78,10 +78,10 @@ def damage(folder: Path) -> Iterator[str]:
     except CheckpointError as error:
         yield str(error)
         return
-    together = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
+    sharded = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
     adapters = [found for found in map(adapter_file, (folder, *adapter_folders(folder))) if found is not None]
-    if not weights and not adapters and not together.is_file():
-        yield f"it holds no weights: neither {', '.join((*_WHOLE, *_INDEXES, *_ADAPTERS))} nor folders of adapters."
+    if not weights and not adapters and not sharded.is_file():
+        yield f"it contains no weights: neither {', '.join((*_FULL, *_INDEXES, *_ADAPTERS))} nor folders of adapters."
     states = [path for path in sorted(folder.glob("*.pt*")) if path.suffix in (".pt", ".pth") and path.is_file()]
     for path in (*weights, *adapters, *states):
         reason = _safetensors_damage(path) if path.suffix == ".safetensors" else _pickle_damage(path)
@@ -102,7 +102,7 @@ def _pickle_damage(path: Path) -> str | None:
         start = file.read(2)
     if not start:
         return "it is empty."
-    # Files of torch before 1.6 are no zip files, so they have no directory.
+    # Files of torch before 1.6 are not zip files, so they have no directory.
     if start == b"PK" and not zipfile.is_zipfile(path):
         return "it is truncated."
     return None

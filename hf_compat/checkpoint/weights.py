@@ -39,17 +39,17 @@ def save_weights(
     safe_serialization: bool = True,
     max_shard_size: int | str | None = None,
 ) -> None:
-    """Save ``model``'s weights, and its configuration if it is one of transformers' or peft's, into ``folder``.
+    """Save ``model``'s weights, and the configuration of a transformers or peft model, to ``folder``.
 
-    Of tied weights of any other module one is saved, from which all are loaded.
+    Tied weights of other modules are saved once.
 
     Args:
         model: Unwrapped.
         folder: It exists.
         state_dict: The full state dict to save. Default: ``model.state_dict()``.
         safe_serialization: Whether to save safetensors; otherwise pickles, if the model's library still can.
-        max_shard_size: Bytes, or text such as ``"5GB"``, beyond which one of transformers' models is split into
-            several files. Default: the installed transformers'.
+        max_shard_size: Maximum size of a weight file of a transformers model, in bytes or as text such as ``"5GB"``.
+            Default: the installed transformers'.
 
     Raises:
         CheckpointError: If safetensors cannot hold an entry of the state dict.
@@ -68,14 +68,14 @@ def save_weights(
     opaque = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if opaque:
         raise CheckpointError(
-            f"{type(model).__name__}.state_dict() holds more than tensors, which `{names.SAFE_WEIGHTS_NAME}` cannot: "
-            f"{', '.join(opaque)}. Make them tensors (`register_buffer`), or leave them out."
+            f"{type(model).__name__}.state_dict() has entries that are not tensors, which `{names.SAFE_WEIGHTS_NAME}` "
+            f"cannot contain: {', '.join(opaque)}. Convert them to tensors (`register_buffer`), or remove them."
         )
     save_file(_without_aliases(state), Path(folder, names.SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
 
 
 def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
-    """Save the configuration of a model of transformers', for weights that are saved in another form."""
+    """Save the configuration of a transformers model, for weights that are saved sharded."""
     if is_pretrained_model(model):
         config = copy.deepcopy(model.config)
         # The class of a sharded model is derived from this one.
@@ -134,7 +134,7 @@ def load_weights(
     """
     path = Path(folder)
     if not path.is_dir():
-        raise CheckpointError(f"`{path}`: there is no such checkpoint folder.")
+        raise CheckpointError(f"The checkpoint folder `{path}` does not exist.")
     files = weight_files(path)
     if files:
         return _load_files(model, files)
@@ -142,11 +142,11 @@ def load_weights(
     if is_peft_model(model) and (adapters or adapter_file(path) is not None):
         _load_adapters(model, path, adapters, trains_on=trains_on)
         return [], []
-    together = distributed_files.sharded_weights(path)
-    if together is not None:
-        return distributed_files.load_model(model, together)
+    sharded = distributed_files.sharded_weights(path)
+    if sharded is not None:
+        return distributed_files.load_model(model, sharded)
     raise CheckpointError(
-        f"Can't find a valid checkpoint at `{path}`: it holds no weights for {type(model).__name__}, neither "
+        f"Can't find a valid checkpoint at `{path}`: it has no weights for {type(model).__name__}, neither "
         f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, nor an index of shards."
     )
 
@@ -182,7 +182,7 @@ def _read(file: Path) -> Iterator[tuple[str, Any]]:
             raise CheckpointError(f"`{file}` cannot be read: {error}") from error
     state = load_trusted(file)
     if not isinstance(state, dict):
-        raise CheckpointError(f"`{file}` holds a {type(state).__name__}, not a dict of weights by name.")
+        raise CheckpointError(f"`{file}` contains a {type(state).__name__}, not a state dict.")
     yield from state.items()
 
 
@@ -205,8 +205,7 @@ def _not_aliased(model: nn.Module, missing: list[str]) -> list[str]:
 def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
     """Load weights that ``save_pretrained`` saved under other names or in other shapes than the model has.
 
-    transformers 5 holds a mixture's experts fused in memory and separate in files; only its ``from_pretrained`` fuses
-    them.
+    transformers 5 fuses a mixture's experts in memory, but not in files; only its ``from_pretrained`` fuses them.
     """
     logger.info("%s: the weights have other names than in %s: converting them.", file.parent, type(model).__name__)
     # The random numbers that initialise the new model must not change those of the run.

@@ -1,4 +1,4 @@
-"""One checkpoint folder, written from the parts that others supply: staged, published, then rotated or pushed."""
+"""``CheckpointWriter``: writes a checkpoint folder from its parts, synchronously or in the background."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ __all__ = ["CheckpointWriter", "Part"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the files, or groups of files, that make a checkpoint."""
+    """A file, or a group of files, of a checkpoint."""
 
     write: Callable[[Path], object]
-    """Writes into the staged folder that it is given. Bound anew for each save: methods may be replaced in between."""
+    """Writes into the given folder. Created for each save, since methods may be replaced in between."""
     deferrable: bool = False
-    """Whether its files may be written later from a snapshot; only where no method that it runs is a subclass's."""
+    """Whether it may be written in the background, from a snapshot; not if a subclass overrides its methods."""
 
 
-def _by_nobody() -> bool:
+def _never() -> bool:
     return False
 
 
 class CheckpointWriter:
-    """Writes checkpoints, each complete or not at all, synchronously or in the background.
+    """Writes checkpoints, synchronously or in the background; a folder appears only when it is complete.
 
     Attributes:
-        writes: Through it parts write their files, so that they can be deferred.
-        saver: What writes in the background.
-        ledger: Which checkpoints are the run's; None before the first run, and where nothing is rotated.
-        last_step: The update step of the last checkpoint that ``write`` wrote; None where the run has written none.
+        writes: Writes files of the parts, immediately or deferred.
+        saver: Runs deferred writes in a thread.
+        ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
+        last_step: The update step of the last checkpoint; None if the run has not written any.
     """
 
     def __init__(self) -> None:
@@ -62,25 +62,24 @@ class CheckpointWriter:
         writes_files: bool,
         background: bool,
         then: Sequence[Callable[[Path], object]] = (),
-        must_finish: Callable[[], bool] = _by_nobody,
+        must_finish: Callable[[], bool] = _never,
     ) -> None:
         """Write the checkpoint ``folder``; every rank has to call it.
 
-        In the background the folder appears later: its content is copied in host memory, as many bytes as the
-        checkpoint has, and written while training continues, one checkpoint at a time. A part that may not wait is
-        written synchronously, and published with the rest.
+        In the background, the states are copied to the CPU, which needs as much memory as the checkpoint has bytes, and
+        written by a thread, one checkpoint at a time. Parts that are not deferrable are written synchronously. The
+        folder appears when all parts are written.
 
         Args:
-            folder: Its name. A folder that exists is replaced.
-            parts: What to write, in this order.
+            folder: The folder; an existing one is replaced.
+            parts: The parts, in the order in which they are written.
             step: The update step.
-            launch: Which rank this is, of how many.
-            writes_files: Whether this rank writes what is the same on all.
-            background: Whether to return before the folder is there; needs a full model on each rank.
-            then: Called with ``folder`` once it is published: where files are written, in the background's thread;
-                synchronously on every rank.
-            must_finish: Asked in the background alone, when it has begun: whether somebody on this rank expects the
-                folder to be there when this returns. If so on any, all wait.
+            launch: Rank and world size.
+            writes_files: Whether this rank writes the files that are equal on all ranks.
+            background: Write in the background; needs the full model on each rank.
+            then: Called with the complete folder: in the background by the thread that writes, otherwise on every rank.
+            must_finish: Called in the background only: whether this rank needs the complete folder when this method
+                returns. If any rank does, all wait.
 
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
@@ -92,7 +91,7 @@ class CheckpointWriter:
             staged = multi_process.begin(
                 stack, folder, step=step, run_id=self._run_id, launch=launch, writes=writes_files
             )
-            with multi_process.failing_together():  # published only once all have written
+            with multi_process.failing_together():  # the folder is published when all ranks have written
                 for part in parts:
                     with self.writes.deferred(deferred) if background and part.deferrable else nullcontext():
                         part.write(staged)
@@ -107,25 +106,25 @@ class CheckpointWriter:
         with multi_process.failing_together(), publication:
             pass
         self.last_step = step
-        for act in then:
-            act(folder)
+        for call in then:
+            call(folder)
 
     def _publish(
         self, publication: ExitStack, deferred: list[Write], folder: Path, then: Sequence[Callable[[Path], object]]
     ) -> None:
-        """Make the ``deferred`` calls and publish ``folder``, in the background's thread."""
+        """Run the ``deferred`` writes and publish ``folder``; called in the background thread."""
         with publication:
             for write in deferred:
                 write()
-        for act in then:
-            act(folder)
+        for call in then:
+            call(folder)
 
     def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
-        """Write the checkpoint ``folder`` from this process alone, synchronously; no other rank is asked.
+        """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.
 
         Args:
-            folder: Its name. A folder that exists is replaced.
-            parts: What to write, in this order.
+            folder: The folder; an existing one is replaced.
+            parts: The parts, in the order in which they are written.
             step: The update step.
 
         Raises:
@@ -136,7 +135,7 @@ class CheckpointWriter:
                 part.write(staged)
 
     def wait(self) -> None:
-        """Return once no rank writes in the background; every rank has to call it.
+        """Wait until no rank writes in the background; every rank has to call it.
 
         Raises:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
@@ -145,21 +144,21 @@ class CheckpointWriter:
 
     @staticmethod
     def check_disks(output_dir: str, *, launch: Launch, save_async: bool) -> None:
-        """Refuse to save in the background where each node has a disk of its own; every rank has to call it.
+        """Check that nodes share a disk, which saving in the background needs; every rank has to call it.
 
-        A checkpoint is complete once all ranks have written, which a thread of one process cannot ask the others.
+        A checkpoint is complete when all ranks have written, which a background thread cannot find out.
 
         Args:
-            output_dir: Where checkpoints go.
-            launch: On how many nodes the run is.
-            save_async: The field's value, for the error; the environment may have asked for it.
+            output_dir: The folder of the checkpoints.
+            launch: Rank, world size and number of nodes.
+            save_async: The field's value, for the message.
 
         Raises:
-            TrainerSetupError: On every rank.
+            TrainerSetupError: On every rank, if they do not.
         """
         if launch.num_nodes > 1 and not multi_process.is_shared(output_dir):
             raise TrainerSetupError(
                 f"`save_async={save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with "
                 f"`output_dir={output_dir!r}`, which is not on a disk that all nodes share. Set "
-                "`save_async=False`, or choose a folder that they share."
+                "`save_async=False`, or use a folder on a shared disk."
             )

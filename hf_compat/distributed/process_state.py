@@ -91,12 +91,12 @@ class ProcessState:
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
         """Run the block on rank 0 first, while the others wait."""
-        yield from _in_turn(self.is_main_process)
+        yield from _first_then_others(self.is_main_process)
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
         """Run the block on local rank 0 of each node first, while the others wait."""
-        yield from _in_turn(self.is_local_main_process)
+        yield from _first_then_others(self.is_local_main_process)
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` on rank 0, else a function that does nothing."""
@@ -144,7 +144,7 @@ class ProcessState:
 
 
 def _part(values: Any, own: slice, wanted: int) -> Any:
-    """Return ``values[own]``, the last value repeated up to ``wanted`` items."""
+    """Return ``values[own]``, padded with the last value to ``wanted`` items."""
     missing = max(wanted - (own.stop - own.start), 0)
     if hasattr(values, "select") and not isinstance(values, torch.Tensor):  # slicing a dataset would return a dict
         return values.select([*range(own.start, own.stop), *[len(values) - 1] * missing])
@@ -156,7 +156,7 @@ def _part(values: Any, own: slice, wanted: int) -> Any:
     return part + type(values)([values[-1]] * missing)
 
 
-def _in_turn(is_first: bool) -> Iterator[None]:
+def _first_then_others(is_first: bool) -> Iterator[None]:
     if not is_first:
         collectives.barrier()
     try:

@@ -52,16 +52,16 @@ class EvaluationHost(Protocol):
 
 
 class WatchedLoaders(Protocol):
-    """Keeps which loader is under way."""
+    """The current loaders."""
 
-    def watch_evaluation(self, loader: Any) -> Any:
-        """Watch ``loader``, the train loader if None; return the one before."""
+    def watch_evaluation(self, loader: object) -> object:
+        """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
 
 
 class TrackedLoader:
     """A loader whose ``end_of_dataloader`` and ``remainder`` are those of the batch in use.
 
-    The loader's own are those of the batch loaded last, and Lightning prefetches where there is no length.
+    Those of the loader itself belong to the batch loaded last, and Lightning prefetches if there is no length.
 
     Attributes:
         end_of_dataloader: Whether the batch in use is the last.
@@ -99,13 +99,13 @@ class EvaluationSession:
         host: The Trainer.
         model: Passed to ``prediction_step``.
         loader: The data loader.
-        loaders: Keeps which loader is under way, by whose last batch gathered results are trimmed.
+        loaders: The current loaders, for dropping the duplicates in the last batch.
         prediction_loss_only: Keep only the losses.
         ignore_keys: Model outputs that are not in the predictions.
         prefix: Prefix of metric names, without the underscore.
         keeps_predictions: Keep predictions even if the metrics are computed batch by batch, as ``predict`` does.
         data_parallel_group: The ranks that see different batches. Default: all.
-        times: Seconds it took to prepare the model, by name; reported with the metrics.
+        times: Seconds for preparing the model, by name; reported with the metrics.
 
     Attributes:
         batches: The loader, to be iterated over once.
@@ -200,7 +200,7 @@ class EvaluationSession:
     def _gather(
         self, inputs: dict[str, Any], logits: Nested | None, labels: Nested | None
     ) -> tuple[Nested | None, Nested | None, Nested | None]:
-        """Gather, keep and return the predictions, labels and main inputs of the batch of all ranks."""
+        """Gather, accumulate and return predictions, labels and main inputs of the batch over all ranks."""
         host = self._host
         main_inputs = None
         pad = host.accelerator.pad_across_processes

@@ -24,12 +24,12 @@ def is_metric(compute_metrics: object) -> TypeGuard[Metric | MetricCollection]:
 def real_samples(batch_size: int, remainder: int, process_index: int) -> int:
     """Return how many of the first samples of this rank's last batch are not duplicates.
 
-    Of the last batch of all ranks, that of rank 0 first, the first ``remainder`` samples are of the data set; the
+    Of the last batch of all ranks, that of rank 0 first, the first ``remainder`` samples are of the dataset; the
     others are duplicates, so that all ranks have the same batch size.
 
     Args:
         batch_size: Samples of this rank's batch.
-        remainder: Samples of the data set in the batch of all ranks; 0 or less if there are no duplicates.
+        remainder: Samples of the dataset in the batch of all ranks; 0 or less if there are no duplicates.
         process_index: Data-parallel rank.
     """
     if remainder <= 0:
@@ -62,7 +62,7 @@ class MetricStream:
         Args:
             predictions: Output of the model, or of ``preprocess_logits_for_metrics``; not gathered.
             labels: Labels of the batch; not gathered.
-            remainder: Samples of the data set in the batch of all ranks; 0 or less if there are no duplicates.
+            remainder: Samples of the dataset in the batch of all ranks; 0 or less if there are no duplicates.
         """
         self._has_data = True
         size = find_batch_size(labels)

@@ -157,9 +157,9 @@ class Resume(RunCallback):
         """
         assert self._point is not None, "called if there is a checkpoint"
         args = self._host.args
-        alone = isinstance(loader, DispatchingDataLoader)  # rank 0 reads for all ranks
-        rank, world_size = (0 if alone else args.process_index), args.world_size
-        read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=alone)
+        dispatches = isinstance(loader, DispatchingDataLoader)  # rank 0 reads for all ranks
+        rank, world_size = (0 if dispatches else args.process_index), args.world_size
+        read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=dispatches)
         saved = self._point.lightning("stream", read)
         # `since`, the batches since the workers' states were saved, has the checkpoint's batch size.
         if saved is None or (saved.since and not same_batches):

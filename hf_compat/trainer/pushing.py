@@ -107,7 +107,7 @@ class Pusher:
         except HubError as error:
             if not trainer.is_in_train:
                 raise
-            logger.warning("%s Training continues; the files in the output folder are complete.", error)
+            logger.warning("%s Training continues; the files are still on this machine.", error)
             return None
 
     def _push_output(

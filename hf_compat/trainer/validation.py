@@ -60,8 +60,8 @@ def _setup_problems(trainer: Trainer) -> list[str]:
             f"`auto_find_batch_size=True` is not supported with world size {args.world_size}: a rank that runs out of "
             "memory would restart without the others. Set a `per_device_train_batch_size` that fits."
         )
-    alone = args.world_size == 1 and placement.start is None
-    if alone and args.device.type == "cuda" and torch.cuda.device_count() > 1:
+    is_single_process = args.world_size == 1 and placement.start is None
+    if is_single_process and args.device.type == "cuda" and torch.cuda.device_count() > 1:
         problems.append(
             f"{torch.cuda.device_count()} GPUs are visible to one process, for which transformers uses `DataParallel`. "
             "That is not supported: start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU."

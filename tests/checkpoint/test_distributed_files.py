@@ -126,7 +126,7 @@ def test_paths_stay_in_their_folder(checkpoint):
     folder = checkpoint / names.SHARDED_WEIGHTS_NAME
     content = (folder / ".metadata").read_bytes()
     name = distributed_files.read_metadata(folder).storage_data.popitem()[1].relative_path
-    for other, told in (("../" + name[3:], "outside its folder"), ("x" * len(name), "lacks the file")):
+    for other, told in (("../" + name[3:], "outside its folder"), ("x" * len(name), "The file .* is missing")):
         (folder / ".metadata").write_bytes(content.replace(name.encode(), other.encode()))
         with pytest.raises(CheckpointError, match=told):
             distributed_files.read_metadata(folder)

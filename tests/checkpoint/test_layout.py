@@ -129,7 +129,7 @@ DAMAGES = [
     pytest.param(lambda folder: (folder / "trainer_state.json").write_text("[]"), "trainer_state.json", id="a list"),
     pytest.param(lambda folder: (folder / "trainer_state.json").write_text("[" * 10**5), "trainer_state", id="nested"),
     pytest.param(lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors", id="no weights"),
-    pytest.param(shutil.rmtree, "no such folder", id="no folder"),
+    pytest.param(shutil.rmtree, "does not exist", id="no folder"),
 ]
 
 
@@ -194,7 +194,7 @@ def write_index(folder, *shards):
     ("shards", "reason"),
     [
         pytest.param(["one.safetensors"], None, id="all there"),
-        pytest.param(["one.safetensors", "two.safetensors"], "lacks the shard `two.safetensors`", id="one missing"),
+        pytest.param(["one.safetensors", "two.safetensors"], "The shard `two.safetensors`", id="one missing"),
         pytest.param(["../one.safetensors"], "outside its folder", id="points upwards"),
         pytest.param(["/etc/passwd"], "outside its folder", id="points to the root"),
         pytest.param(["..\\one.safetensors"], "outside its folder", id="points upwards on Windows"),

@@ -121,7 +121,7 @@ def test_what_lightning_pt_holds(tmp_path):
 @pytest.mark.parametrize(
     ("content", "name", "message"),
     [
-        pytest.param([1], "position", "holds a list, not a dict", id="no dict"),
+        pytest.param([1], "position", "contains a list, not a dict", id="no dict"),
         pytest.param({"position": "moon"}, "position", "is damaged: invalid literal", id="a damaged entry"),
         pytest.param({"callbacks": "moon"}, "callbacks", "does not fit this run's Lightning callbacks", id="callbacks"),
     ],

@@ -36,7 +36,7 @@ THOROUGH = (
 
 REFUSALS = {
     "processes": "was written by DeepSpeed with world size 3, but this run has world size 2. Start 3 processes",
-    "code": "_optim_states.pt` is refused: it holds more than tensors and plain values",
+    "code": "_optim_states.pt` is refused: it contains more than tensors and plain values",
     "outside": "latest` contains `../elsewhere`, which is not a folder next to it",
     "none": "Can't find a valid checkpoint at",
 }

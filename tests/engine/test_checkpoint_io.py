@@ -334,7 +334,7 @@ def test_incomplete_folder_is_refused(run, tmp_path):
     (folder / "optimizer.pt").write_bytes(content[:-100])
     with pytest.raises(CheckpointError, match=r"`optimizer\.pt` has"):
         fit(tmp_path / "new", ckpt_path=folder)
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         fit(tmp_path / "new", ckpt_path=tmp_path / "nowhere")
 
 

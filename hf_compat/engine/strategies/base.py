@@ -177,7 +177,7 @@ class ModelStrategy:
 
     def has_optimizer(self, folder: str) -> bool:
         """Return whether ``folder`` has the states of both optimizer and schedule; otherwise neither is loaded."""
-        return optimizer_states.is_there(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
+        return optimizer_states.exists(Path(folder)) and Path(folder, names.SCHEDULER_NAME).is_file()
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load the optimizer's state in ``folder``, saved with any strategy; every rank calls it."""

@@ -175,7 +175,10 @@ class FSDP1Strategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, FSDPS
         root: Any = self.model
         path = Path(folder)
         saved = optimizer_states.read_full(optimizer, unwrap_model(root), path)
-        with self._with_state_dict_type(root, full=saved is not None), optimizer_states.fitting(optimizer, path):
+        with (
+            self._with_state_dict_type(root, full=saved is not None),
+            optimizer_states.load_errors(optimizer, path),
+        ):
             if saved is None:
                 saved = optimizer_states.read_sharded(path / names.SHARDED_OPTIMIZER_NAME, root.state_dict())
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
