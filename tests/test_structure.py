@@ -17,8 +17,6 @@ import hf_compat
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.arguments import FIELD_RULES
 from hf_compat.engine.callbacks import HOOKS, RunCallback
-from hf_compat.engine.strategies.facts import STRATEGY_FACTS
-from hf_compat.engine.strategies.kinds import STRATEGIES
 from hf_compat.run.assembly import Members
 from hf_compat.run.host import RunHost
 from tests.support.field_reads import fields_read
@@ -281,11 +279,6 @@ def test_the_main_file_of_a_field_reads_it(rule):
 # The engine
 
 
-def test_every_strategy_has_facts_and_a_builder():
-    """What is known of a strategy by its name, and what builds it, are tables of the same names."""
-    assert STRATEGY_FACTS.keys() == STRATEGIES.keys()
-
-
 @pytest.mark.parametrize("name", ["is_deepspeed_enabled", "is_fsdp_enabled", "is_tp_enabled"])
 def test_flags_of_strategies_are_for_users(name):
     """Upstream's flags are assigned once and read nowhere: what a strategy does is its own."""
@@ -296,26 +289,6 @@ def test_flags_of_strategies_are_for_users(name):
         if isinstance(node, ast.Attribute) and node.attr == name
     ]
     assert uses == [("trainer/trainer.py", True)]
-
-
-SHARED_BY_STRATEGIES = ("base", "facts", "fsdp.sharding")
-DERIVED = {("tensor_parallel", "fsdp.version2")}
-"""Tensor parallelism shards over the other ranks as FSDP version 2 does."""
-
-
-def test_strategies_do_not_know_each_other():
-    """A strategy imports no other one's modules, but for what several share."""
-    prefix, found = "hf_compat.engine.strategies.", set()
-    for module, tree in TREES.items():
-        if module.parts[:2] != ("engine", "strategies") or module.name in ("kinds.py", "facts.py", "__init__.py"):
-            continue
-        own = module.parts[2].removesuffix(".py")
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
-                other = node.module.removeprefix(prefix)
-                if other.split(".")[0] != own and other not in SHARED_BY_STRATEGIES:
-                    found.add((own, other))
-    assert found <= DERIVED
 
 
 def test_private_names_of_lightning_are_in_one_folder():
