@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 import hf_compat
 
 ROUNDS = 5
+WARM_UP = 10  # steps at the start of a run that are not timed
 
 
 def model(width):
@@ -59,7 +60,7 @@ def with_trainer(package, options):
         )
         trainer = package.Trainer(model(options.width), args, train_dataset=options.rows, callbacks=[Clock()])
         trainer.train()
-    return (marks[-1] - marks[9]) / (len(marks) - 10)
+    return (marks[-1] - marks[WARM_UP - 1]) / (len(marks) - WARM_UP)
 
 
 def by_hand(options):
@@ -83,7 +84,7 @@ def by_hand(options):
         schedule.step()
         optimizer.zero_grad()
         marks.append(time.perf_counter())
-    return (marks[-1] - marks[9]) / (len(marks) - 10)
+    return (marks[-1] - marks[WARM_UP - 1]) / (len(marks) - WARM_UP)
 
 
 def main():
@@ -93,6 +94,8 @@ def main():
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--width", type=int, default=32)
     options = parser.parse_args()
+    if options.steps <= WARM_UP:
+        parser.error(f"--steps is {options.steps}; the first {WARM_UP} steps are not timed: give more than that.")
     options.rows = rows(800)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
