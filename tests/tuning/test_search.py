@@ -287,4 +287,4 @@ def test_ray(tmp_path):
     assert result["best"] == [min(result["reports"]), {"learning_rate": 0.1}, True]
     assert result["after"] == [min(result["plain"][2:]), {"learning_rate": 0.1}]
     assert result["folders"] == result["ids"]
-    assert "`scheduler=AsyncHyperBandScheduler(...)` goes by" in result["refused"][0]
+    assert "`scheduler=AsyncHyperBandScheduler(...)` needs metrics during training" in result["refused"][0]
