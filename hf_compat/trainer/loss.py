@@ -143,10 +143,11 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast around the loss, which some releases of transformers have on the CPU."""
+    """Return the autocast around the loss, which some releases of transformers have on the CPU, in one process."""
     args = trainer.args
     on_cpu = (
         args.device.type == "cpu"
+        and args.world_size == 1
         and args.mixed_precision == "bf16"
         and not trainer._lightning_runtime.facts.own_precision
     )

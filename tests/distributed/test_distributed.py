@@ -20,6 +20,7 @@ HERE_RELEASE = Version(metadata.version("transformers"))
 UPSTREAM_RESUMES = Version("5.0") <= HERE_RELEASE
 
 QUICK = (
+    "bf16",
     "everything_at_once",
     "batches_are_split",
     "batches_are_dispatched",
@@ -56,7 +57,6 @@ THOROUGH = (
     "checkpoints_of_a_plain_module",
     "gradient_checkpointing",
     "frozen_parameters",
-    "bf16",
     "encoder_decoder",
     "callback_stops_training_within_a_window",
     "methods_are_called_in_order",

@@ -55,7 +55,7 @@ class Semantics:
     reports_to_none: bool = _since("5.0")
     """``report_to=None`` reports nowhere; before, to every installed tracker."""
     leaves_loss_out_of_cpu_autocast: bool = _since("5.0")
-    """On a CPU, bf16 covers the model's forward pass alone; before, all of ``compute_loss``."""
+    """On a CPU, bf16 covers the model's forward pass alone; before, in one process, all of ``compute_loss``."""
     announces_pushes: bool = _since("5.0")
     """Callbacks get ``on_push_begin`` before each push to the Hub."""
     drops_text_to_text_results: bool = _since("5.0")
