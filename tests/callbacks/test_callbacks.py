@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from transformers import trainer_callback as upstream
 
 import hf_compat.callbacks as ours
 from hf_compat.errors import ArgumentsError
 from hf_compat.state import TrainerControl, TrainerState
-from tests.support.helpers import CONTROL_FLAGS
-
-
-def _args(**fields):
-    """Return arguments as callbacks read them."""
-    defaults = {
-        "logging_strategy": "steps",
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "logging_first_step": False,
-        "eval_delay": 0,
-        "metric_for_best_model": "loss",
-        "greater_is_better": False,
-        "load_best_model_at_end": True,
-    }
-    return SimpleNamespace(**{**defaults, **fields})
+from tests.support.helpers import CONTROL_FLAGS, callback_args
 
 
 def _fire(callback, event, loader=None, **state):
     """Fire ``event`` at one callback."""
     given = {"eval_dataloader": loader, "metrics": {}, "logs": {}}
-    getattr(callback, event)(_args(), TrainerState(**{"max_steps": 10, **state}), TrainerControl(), **given)
+    getattr(callback, event)(callback_args(), TrainerState(**{"max_steps": 10, **state}), TrainerControl(), **given)
 
 
 def _log(callback, logs, **fields):
     """Let ``callback`` show ``logs`` within a run."""
     _fire(callback, "on_train_begin")
-    callback.on_log(_args(**fields), TrainerState(), TrainerControl(), logs=logs)
+    callback.on_log(callback_args(**fields), TrainerState(), TrainerControl(), logs=logs)
     _fire(callback, "on_train_end")
 
 
@@ -63,7 +46,7 @@ def _decisions(callback, args, **state):
 @pytest.mark.parametrize("delay", [0, 1, 4, 7, 9], ids=lambda delay: f"delay {delay}")
 def test_the_flow_decides_as_upstreams(strategy, first, delay):
     """Log, evaluate, save and stop on the steps and epochs that the installed release chooses."""
-    args = _args(
+    args = callback_args(
         logging_strategy=strategy,
         eval_strategy=strategy,
         save_strategy=strategy,
@@ -81,7 +64,7 @@ def test_the_flow_decides_as_upstreams(strategy, first, delay):
 )
 def test_the_last_step_is_evaluated_since_5_4(release, evaluated):
     """Of 7 steps with an interval of 3 the last is evaluated by later releases only."""
-    args = _args(semantics=release)
+    args = callback_args(semantics=release)
     decided = _decisions(ours.DefaultFlowCallback(), args, logging_steps=9, eval_steps=3, save_steps=9)
     assert [step for step in range(1, 8) if "should_evaluate" in decided[step - 1]] == evaluated
 
@@ -178,7 +161,7 @@ def test_a_run_that_starts_over_has_one_bar(capsys):
 @pytest.mark.parametrize("metric", ["loss", "eval_loss", "missing"])
 def test_early_stopping_counts_as_upstreams(greater, patience, threshold, metric):
     """Count and stop after every evaluation are equal; the best is that of the evaluations before."""
-    args = _args(metric_for_best_model=metric, greater_is_better=greater)
+    args = callback_args(metric_for_best_model=metric, greater_is_better=greater)
     found = []
     for library in (ours, upstream):
         callback, best, course = library.EarlyStoppingCallback(patience, threshold), None, []
@@ -196,11 +179,11 @@ def test_early_stopping_says_what_the_arguments_lack(caplog):
     """Both problems come in one error that names the fields and what to set; weights of the end are warned of."""
     callback, state = ours.EarlyStoppingCallback(), TrainerState()
     with pytest.raises(ArgumentsError) as error:
-        callback.on_train_begin(_args(metric_for_best_model=None, eval_strategy="no"), state, TrainerControl())
+        callback.on_train_begin(callback_args(metric_for_best_model=None, eval_strategy="no"), state, TrainerControl())
     first, second = error.value.problems
     assert "metric_for_best_model=None" in first
     assert "'eval_loss'" in first
     assert "eval_strategy='no'" in second
     assert not caplog.records
-    callback.on_train_begin(_args(load_best_model_at_end=False), state, TrainerControl())
+    callback.on_train_begin(callback_args(load_best_model_at_end=False), state, TrainerControl())
     assert "load_best_model_at_end=False" in caplog.text

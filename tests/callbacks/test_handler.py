@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from types import SimpleNamespace
 
 import pytest
 import transformers
@@ -13,24 +12,9 @@ from transformers import trainer_callback as upstream
 
 import hf_compat.callbacks as ours
 from hf_compat.state import TrainerControl, TrainerState
-from tests.support.helpers import CONTROL_FLAGS, EVENTS, recording_callback
+from tests.support.helpers import CONTROL_FLAGS, EVENTS, callback_args, recording_callback
 
 LIBRARIES = pytest.mark.parametrize("library", [ours, upstream], ids=["ours", "transformers"])
-
-
-def _args(**fields):
-    """Return arguments as callbacks read them."""
-    defaults = {
-        "logging_strategy": "steps",
-        "eval_strategy": "steps",
-        "save_strategy": "steps",
-        "logging_first_step": False,
-        "eval_delay": 0,
-        "metric_for_best_model": "loss",
-        "greater_is_better": False,
-        "load_best_model_at_end": True,
-    }
-    return SimpleNamespace(**{**defaults, **fields})
 
 
 def _handler(*callbacks, library=ours):
@@ -46,7 +30,7 @@ def _fire(handler, event, control=None, args=None, **state):
         "on_evaluate": {"metrics": {"eval_loss": 1.0}},
         "on_predict": {"metrics": {}},
     }
-    given = (args or _args(), TrainerState(**{"max_steps": 10, **state}), control or TrainerControl())
+    given = (args or callback_args(), TrainerState(**{"max_steps": 10, **state}), control or TrainerControl())
     return getattr(handler, event)(*given, **extra.get(event, {}))
 
 
@@ -78,7 +62,7 @@ def test_an_event_does_what_upstreams_does(event):
         control = TrainerControl(**dict.fromkeys(CONTROL_FLAGS, True))
         handler = _handler(*recorders, library=library)
         handler.train_dataloader = "train loader"
-        controls.append(_fire(handler, event, control, _args(eval_strategy="no"), epoch=1.0, global_step=3))
+        controls.append(_fire(handler, event, control, callback_args(eval_strategy="no"), epoch=1.0, global_step=3))
         traces.append(trace)
     assert traces[0] == traces[1]
     assert len(traces[0]) == 2
@@ -99,7 +83,7 @@ def test_events_take_positional_results_and_further_keywords():
         def on_push_begin(self, args, state, control, **kwargs):
             seen.append(kwargs["more"])
 
-    handler, given = _handler(Callback), (_args(), TrainerState(), TrainerControl())
+    handler, given = _handler(Callback), (callback_args(), TrainerState(), TrainerControl())
     handler.on_evaluate(*given, {"a": 1}, more=1)
     handler.on_log(*given, {"b": 2}, more=2)
     handler.on_push_begin(*given, more=3)

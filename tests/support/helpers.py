@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -295,6 +296,21 @@ def _recorder(event: str) -> Any:
         self.trace.append(entry)
 
     return record
+
+
+def callback_args(**fields: Any) -> SimpleNamespace:
+    """Return arguments as callbacks read them."""
+    defaults = {
+        "logging_strategy": "steps",
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "logging_first_step": False,
+        "eval_delay": 0,
+        "metric_for_best_model": "loss",
+        "greater_is_better": False,
+        "load_best_model_at_end": True,
+    }
+    return SimpleNamespace(**{**defaults, **fields})
 
 
 def recording_callback(base: type, trace: list[dict[str, Any]]) -> Any:
