@@ -10,31 +10,24 @@ from packaging.version import Version
 from tests.scripts import fsdp1_script
 from tests.support import helpers
 from tests.support.paths import SCRIPTS
-from tests.support.processes import finish, free_port, start, torchrun
+from tests.support.processes import finish, free_port, start
+from tests.support.sharded import TOLERANCE, check, launch, seen
 
-TOLERANCE = 1e-5
+SCRIPT = "fsdp1_script.py"
 QUICK = ("everything", "best_and_twice", "resume_whole", "resume_sharded")
 THOROUGH = tuple(name for name in fsdp1_script.SEVERAL if name not in QUICK)
-
-
-def launched(folder, names):
-    """Run scenarios on two processes; fail with their tracebacks."""
-    ended = torchrun(SCRIPTS / "fsdp1_script.py", folder, *names, timeout=400)
-    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
-    assert ended.code == 0, "\n".join(errors) or ended.output
-    return folder
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """Return the folder of what two processes saw of the quick scenarios."""
-    return launched(tmp_path_factory.mktemp("together"), QUICK)
+    return launch(SCRIPT, tmp_path_factory.mktemp("together"), *QUICK)
 
 
 @pytest.fixture(scope="module")
 def thorough(tmp_path_factory):
     """Return the folder of what two processes saw of the others."""
-    return launched(tmp_path_factory.mktemp("thorough"), THOROUGH)
+    return launch(SCRIPT, tmp_path_factory.mktemp("thorough"), *THOROUGH)
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +37,6 @@ def alone(tmp_path_factory):
     for name in fsdp1_script.ALONE:
         fsdp1_script.run(name, folder)
     return folder
-
-
-def seen(folder, name, rank=0):
-    """Return what a process saw of a scenario."""
-    return torch.load(folder / f"{name}.{rank}", weights_only=False)
-
-
-def check(found, expected, tolerance=TOLERANCE):
-    """Fail unless logs and weights agree."""
-    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
-    for line, other in zip(found["logs"], expected["logs"], strict=True):
-        assert line == pytest.approx(other, rel=tolerance)
-    assert list(found["weights"]) == list(expected["weights"])
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, rtol=tolerance, atol=tolerance, msg=name)
 
 
 def check_as_one_process(folder, alone, name, same_as):
@@ -211,6 +189,6 @@ def test_checkpoints_for_one_process(together, tmp_path, monkeypatch, written):
 def test_checkpoint_of_one_process(tmp_path, alone, monkeypatch):
     """Under FSDP a run goes on from a checkpoint of one process."""
     monkeypatch.setenv("CHECKPOINT", str(alone / "steady" / "output" / "checkpoint-3"))
-    launched(tmp_path, ["resume_elsewhere"])
+    launch(SCRIPT, tmp_path, "resume_elsewhere")
     resumed, whole = seen(tmp_path, "resume_elsewhere"), seen(alone, "steady")
     check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})

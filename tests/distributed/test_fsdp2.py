@@ -9,25 +9,15 @@ from safetensors.torch import load_file
 
 from hf_compat.tools.consolidate import consolidate
 from tests.scripts import fsdp2_saving, fsdp2_script
+from tests.scripts.sharded_common import llama, run_scenario
 from tests.support import helpers
-from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
-
-TOLERANCE = 1e-5
-
-
-def launched(folder, *words):
-    """Run scenarios on two processes; fail with their tracebacks."""
-    ended = torchrun(SCRIPTS / "fsdp2_script.py", folder, *words, timeout=400)
-    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
-    assert ended.code == 0, "\n".join(errors) or ended.output
-    return folder
+from tests.support.sharded import TOLERANCE, check, launch, seen
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """Return the folder of what two processes saw of every scenario."""
-    return launched(tmp_path_factory.mktemp("together"))
+    return launch("fsdp2_script.py", tmp_path_factory.mktemp("together"))
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +25,8 @@ def alone(tmp_path_factory):
     """Return the folder of what one process without FSDP saw."""
     folder = tmp_path_factory.mktemp("alone")
     for name, body in fsdp2_script.ONE_PROCESS.items():
-        fsdp2_script.run(name, folder, body)
+        run_scenario(name, folder, body)
     return folder
-
-
-def seen(folder, name, rank=0):
-    """Return what a process saw of a scenario."""
-    return torch.load(folder / f"{name}.{rank}", weights_only=False)
-
-
-def check(found, expected, tolerance=TOLERANCE):
-    """Fail unless logs and weights agree."""
-    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
-    for line, other in zip(found["logs"], expected["logs"], strict=True):
-        assert line == pytest.approx(other, rel=tolerance)
-    assert list(found["weights"]) == list(expected["weights"])
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, rtol=tolerance, atol=tolerance, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +129,7 @@ def test_one_process_goes_on_from_shards(together, tmp_path):
     """A process without FSDP takes weights and the optimizer's state from what two wrote, to the same end."""
     found = seen(together, "sharded_for_one")
     same = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}  # transformers 4.57 keeps the former
-    trainer = fsdp2_script.trainer_for(tmp_path, fsdp2_script.llama(1), **same)
+    trainer = fsdp2_script.trainer_for(tmp_path, llama(1), **same)
     trainer.train(resume_from_checkpoint=str(together / "sharded_for_one" / "output" / "checkpoint-3"))
     one = fsdp2_script.seen_of(trainer)
     check({**one, "logs": one["logs"][:-1]}, {**found, "logs": found["logs"][:-1]})

@@ -10,50 +10,32 @@ from hf_compat.engine.placement import place_run
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ArgumentsError, ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script
-from tests.support import helpers
-from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.scripts.sharded_common import run_scenario
+from tests.support import helpers, sharded
+from tests.support.sharded import TOLERANCE, launch, seen
 
-TOLERANCE = 1e-5
-
-
-def launched(folder, *words, processes=2):
-    """Run scenarios; fail with their tracebacks."""
-    ended = torchrun(SCRIPTS / "tensor_parallel_script.py", folder, *words, processes=processes, timeout=400)
-    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
-    assert ended.code == 0, "\n".join(errors) or ended.output
-    return folder
+SCRIPT = "tensor_parallel_script.py"
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """Return the folder of what two processes saw of every scenario."""
-    return launched(tmp_path_factory.mktemp("together"))
+    return launch(SCRIPT, tmp_path_factory.mktemp("together"))
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Return the folder of what one process saw that holds all."""
     folder = tmp_path_factory.mktemp("alone")
-    for name in tensor_parallel_script.ONE_PROCESS:
-        tensor_parallel_script.run(name, folder)
+    for name, body in tensor_parallel_script.ONE_PROCESS.items():
+        run_scenario(name, folder, body)
     return folder
-
-
-def seen(folder, name, rank=0):
-    """Return what a process saw of a scenario."""
-    return torch.load(folder / f"{name}.{rank}", weights_only=False)
 
 
 def check(found, expected):
     """Fail unless logs, counts and weights agree."""
-    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
-    for line, other in zip(found["logs"], expected["logs"], strict=True):
-        assert line == pytest.approx(other, rel=TOLERANCE)
+    sharded.check(found, expected)
     assert found["flos"] == pytest.approx(expected["flos"])
-    assert list(found["weights"]) == list(expected["weights"])
-    for name, weight in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], weight, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
 
 
 @pytest.mark.parametrize("name", tensor_parallel_script.ONE_PROCESS)
@@ -115,7 +97,7 @@ def test_a_resumed_run_is_the_same_run(together):
 @pytest.mark.slow
 def test_two_dimensions(alone, tmp_path):
     """Of four processes two see other batches and shard what two hold; the numbers stay those of one process."""
-    found, expected = seen(launched(tmp_path, "everything", processes=4), "everything"), seen(alone, "everything")
+    found, expected = seen(launch(SCRIPT, tmp_path, "everything", processes=4), "everything"), seen(alone, "everything")
     for line, other in zip(found["logs"], expected["logs"], strict=True):
         # An evaluation averages over batches, which are smaller here.
         names = [name for name in other if name != "eval_loss"]

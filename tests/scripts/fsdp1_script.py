@@ -7,67 +7,31 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainingArguments
+from tests.scripts import sharded_common
+from tests.scripts.sharded_common import (
+    GLOBAL_BATCH,
+    SETTINGS,
+    CountsReductions,
+    Seen,
+    run_scenario,
+    set_up_process,
+    world,
+)
 from tests.support import helpers
 
-GLOBAL_BATCH = 4
 BATCHES = 7
-Seen = dict[str, Any]
-
-
-def world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=helpers.VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        )
-    )
-
-
-class Reductions(TorchDispatchMode):
-    """Counts the exchanges of gradients; a backward pass on the CPU runs in this thread."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += "reduce_scatter" in str(function)
-        return function(*args, **(kwargs or {}))
-
-
-class CountsReductions(TrainerCallback):
-    def __init__(self) -> None:
-        self.counted: list[int] = []
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.mode = Reductions()
-        self.mode.__enter__()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.mode.__exit__(None, None, None)
-        self.counted.append(self.mode.count)
+    """Return a Llama with tied embeddings."""
+    return sharded_common.llama(tie_word_embeddings=True)
 
 
 class Watching(Trainer):
@@ -91,21 +55,10 @@ def trainer_for(
 ) -> Any:
     """Return a Trainer whose windows hold the same samples with one process and with several."""
     settings: dict[str, Any] = {
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "dataloader_pin_memory": False,
+        **SETTINGS,
         "per_device_train_batch_size": 2,  # a resumed run takes the checkpoint's in some releases
         "per_device_eval_batch_size": GLOBAL_BATCH // world(),
         "gradient_accumulation_steps": GLOBAL_BATCH // world(),
-        "num_train_epochs": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "eval_strategy": "epoch",
-        "save_strategy": "no",
-        "average_tokens_across_devices": True,
     }
     if world() > 1 and words:
         layers = {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "version": 1}
@@ -313,19 +266,11 @@ OTHERS = {body.__name__: body for body in (launched, resume_elsewhere)}
 
 def run(name: str, folder: Path) -> None:
     """Run scenario ``name`` and write what was seen."""
-    rank = os.environ.get("RANK", "0")
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.save((ALONE | SEVERAL | OTHERS)[name](place), folder / f"{name}.{rank}")
-    except Exception:
-        (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
-        raise
+    run_scenario(name, folder, (ALONE | SEVERAL | OTHERS)[name])
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    set_up_process()
     for word in sys.argv[2:]:
         run(word, Path(sys.argv[1]))
     torch.distributed.destroy_process_group()  # with its threads running, a process may not end well

@@ -12,7 +12,8 @@ import torch
 from hf_compat import HFCompatError, TrainingArguments
 from hf_compat.checkpoint import dtensors
 from hf_compat.distributed import collectives
-from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, Seen, llama, seen_of, trainer_for, world
+from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, seen_of, trainer_for
+from tests.scripts.sharded_common import Seen, llama, world
 from tests.support import helpers
 
 SAVES = {

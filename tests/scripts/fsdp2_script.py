@@ -5,49 +5,31 @@ Its argument is a folder; every scenario writes what this process saw into ``fol
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat import Trainer, TrainingArguments
+from tests.scripts.sharded_common import (
+    GLOBAL_BATCH,
+    SETTINGS,
+    CountsReductions,
+    Seen,
+    llama,
+    run_scenario,
+    set_up_process,
+    world,
+)
 from tests.support import helpers
 
-GLOBAL_BATCH = 4
 SGD = {"optim": "sgd", "learning_rate": 0.1}
 """A key's bias in GPT-2 has no gradient but rounding errors, which Adam would make as large as any."""
 FULL = {"state_dict_type": "FULL_STATE_DICT"}
 LAYERS = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **FULL}
 SHARDED = {"state_dict_type": "SHARDED_STATE_DICT"}
-Seen = dict[str, Any]
-
-
-def world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def llama(seed: int = 0) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=helpers.VOCABULARY,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            max_position_embeddings=32,
-            pad_token_id=0,
-        )
-    )
 
 
 def gpt2() -> Any:
@@ -58,29 +40,6 @@ def gpt2() -> Any:
 def plain() -> Any:
     torch.manual_seed(0)
     return helpers.PlainModel(dropout=0.0)
-
-
-class Reductions(TorchDispatchMode):
-    """Counts the exchanges of gradients; a backward pass on the CPU runs in this thread."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += "reduce_scatter" in str(function)
-        return function(*args, **(kwargs or {}))
-
-
-class CountsReductions(TrainerCallback):
-    def __init__(self) -> None:
-        self.counted: list[int] = []
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.mode = Reductions()
-        self.mode.__enter__()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.mode.__exit__(None, None, None)
-        self.counted.append(self.mode.count)
 
 
 def trainer_for(
@@ -95,21 +54,10 @@ def trainer_for(
 ) -> Trainer:
     """Return a Trainer whose windows hold the same samples with one process and with several."""
     settings = {
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "dataloader_pin_memory": False,
+        **SETTINGS,
         "per_device_train_batch_size": GLOBAL_BATCH // world(),
         "per_device_eval_batch_size": GLOBAL_BATCH // world(),
         "gradient_accumulation_steps": 2,
-        "num_train_epochs": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "eval_strategy": "epoch",
-        "save_strategy": "no",
-        "average_tokens_across_devices": True,
     }
     if world() > 1:
         settings |= {"fsdp": words, "fsdp_config": {**LAYERS, **(fsdp or {})}}
@@ -206,23 +154,10 @@ SEVERAL = {name: body for name, body in ONE_PROCESS.items() if name != "gpt2_one
 }
 
 
-def run(name: str, folder: Path, body: Callable[[Path], Seen]) -> None:
-    """Run the scenario ``name`` and write what was seen."""
-    rank = os.environ.get("RANK", "0")
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.save(body(place), folder / f"{name}.{rank}")
-    except Exception:
-        (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
-        raise
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    set_up_process()
     from tests.scripts.fsdp2_saving import SAVING  # which imports this module
 
     scenarios = SEVERAL | SAVING
     for word in sys.argv[2:] or scenarios:
-        run(word, Path(sys.argv[1]), scenarios[word])
+        run_scenario(word, Path(sys.argv[1]), scenarios[word])

@@ -5,10 +5,7 @@ Its first argument is a folder; every scenario writes what this process saw into
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,31 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hf_compat import Trainer, TrainingArguments
+from tests.scripts import sharded_common
+from tests.scripts.sharded_common import GLOBAL_BATCH, SETTINGS, Seen, run_scenario, set_up_process, world
 from tests.support import helpers
-
-GLOBAL_BATCH = 4
-Seen = dict[str, Any]
-
-
-def world() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def llama(**fields: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    settings = {
-        "vocab_size": helpers.VOCABULARY,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32,
-        "pad_token_id": 0,
-    }
-    return LlamaForCausalLM(LlamaConfig(**(settings | fields)))
+    """Return a Llama with more heads than key-value heads."""
+    return sharded_common.llama(num_attention_heads=4, **fields)
 
 
 def qwen3() -> Any:
@@ -106,21 +86,10 @@ def trainer_for(folder: Path, model: Any, *, keywords: Seen | None = None, **fie
     """Return a Trainer whose windows hold the same samples with one process and with several."""
     different = max(world() // 2, 1)
     settings: Seen = {
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "report_to": "none",
-        "dataloader_pin_memory": False,
+        **SETTINGS,
         "per_device_train_batch_size": GLOBAL_BATCH // different,
         "per_device_eval_batch_size": GLOBAL_BATCH // different,
         "gradient_accumulation_steps": 2,
-        "num_train_epochs": 2,
-        "logging_steps": 1,
-        "learning_rate": 1e-2,
-        "weight_decay": 0.1,
-        "max_grad_norm": 0.5,
-        "eval_strategy": "epoch",
-        "save_strategy": "no",
-        "average_tokens_across_devices": True,
         "include_num_input_tokens_seen": "non_padding",
     }
     if world() > 1 and keywords is None:
@@ -197,20 +166,7 @@ ONE_PROCESS = {"everything": everything, "norms_of_heads": norms_of_heads, "own_
 SEVERAL = ONE_PROCESS | {"resumed": resumed}
 
 
-def run(name: str, folder: Path) -> None:
-    """Run scenario ``name`` and write what was seen."""
-    rank = os.environ.get("RANK", "0")
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.save(SEVERAL[name](place), folder / f"{name}.{rank}")
-    except Exception:
-        (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
-        raise
-
-
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
+    set_up_process()
     for word in sys.argv[2:] or SEVERAL:
-        run(word, Path(sys.argv[1]))
+        run_scenario(word, Path(sys.argv[1]), SEVERAL[word])

@@ -1,0 +1,100 @@
+"""What the scripts of FSDP 1 and 2 and of tensor parallelism share: a small Llama, settings, running a scenario."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_compat import TrainerCallback
+from tests.support import helpers
+
+GLOBAL_BATCH = 4
+SETTINGS: dict[str, Any] = {
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "dataloader_pin_memory": False,
+    "num_train_epochs": 2,
+    "logging_steps": 1,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "eval_strategy": "epoch",
+    "save_strategy": "no",
+    "average_tokens_across_devices": True,
+}
+"""Fields of ``TrainingArguments`` in every scenario; each script adds its batch sizes."""
+Seen = dict[str, Any]
+
+
+def world() -> int:
+    """Return the world size."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def llama(seed: int = 0, **fields: Any) -> Any:
+    """Return a Llama of two layers with the weights of ``seed``."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    settings = {
+        "vocab_size": helpers.VOCABULARY,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 32,
+        "pad_token_id": 0,
+    }
+    return LlamaForCausalLM(LlamaConfig(**(settings | fields)))
+
+
+class Reductions(TorchDispatchMode):
+    """Counts the reductions of gradients; a backward pass on the CPU runs in this thread."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "reduce_scatter" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+class CountsReductions(TrainerCallback):
+    """Has the number of reductions of each update step in ``counted``."""
+
+    def __init__(self) -> None:
+        self.counted: list[int] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.mode = Reductions()
+        self.mode.__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.mode.__exit__(None, None, None)
+        self.counted.append(self.mode.count)
+
+
+def run_scenario(name: str, folder: Path, body: Callable[[Path], Seen]) -> None:
+    """Run ``body`` in ``folder/<name>``; write what it returns, or its traceback, into a file of this rank."""
+    rank = os.environ.get("RANK", "0")
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(body(place), folder / f"{name}.{rank}")
+    except Exception:
+        (folder / f"{name}.{rank}.error").write_text(traceback.format_exc())
+        raise
+
+
+def set_up_process() -> None:
+    """Give a process of a script one thread and no warnings."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")

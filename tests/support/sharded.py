@@ -1,0 +1,35 @@
+"""Running the scripts of FSDP and tensor parallelism, and comparing what their ranks saw with one process."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.paths import SCRIPTS
+from tests.support.processes import torchrun
+
+TOLERANCE = 1e-5
+
+
+def launch(script: str, folder: Path, *words: str, processes: int = 2) -> Path:
+    """Run scenarios of ``script``; fail with their tracebacks; return ``folder``, where the results are."""
+    ended = torchrun(SCRIPTS / script, folder, *words, processes=processes, timeout=400)
+    errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
+    assert ended.code == 0, "\n".join(errors) or ended.output
+    return folder
+
+
+def seen(folder: Path, name: str, rank: int = 0) -> Any:
+    """Return what a rank saw of a scenario."""
+    return torch.load(folder / f"{name}.{rank}", weights_only=False)
+
+
+def check(found: dict[str, Any], expected: dict[str, Any], tolerance: float = TOLERANCE) -> None:
+    """Fail unless logs and weights agree."""
+    assert [sorted(line) for line in found["logs"]] == [sorted(line) for line in expected["logs"]]
+    for line, other in zip(found["logs"], expected["logs"], strict=True):
+        assert line == pytest.approx(other, rel=tolerance)
+    assert list(found["weights"]) == list(expected["weights"])
+    for name, weight in expected["weights"].items():
+        torch.testing.assert_close(found["weights"][name], weight, rtol=tolerance, atol=tolerance, msg=name)
