@@ -19,6 +19,7 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import ProcessState
 from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from hf_compat.model_facts import unwrap_model
 from hf_compat.nested import Nested
 
@@ -77,7 +78,7 @@ class Accelerator(ProcessState):
         self.non_blocking = config.non_blocking
         self._data_seed = data_seed
         self._runtime = runtime
-        self._plain_strategy = ModelStrategy()
+        self._plain_strategy: ModelStrategy = OneDeviceStrategy(device)
 
     # ---- the current run ----
 

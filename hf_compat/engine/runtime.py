@@ -34,6 +34,7 @@ from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, 
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
 from hf_compat.engine.strategies.kinds import device_keywords
+from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import unwrap_model
 
@@ -114,7 +115,7 @@ class Runtime:
         self.trains = False
         self.model_is_prepared = False
         self._placed_model: nn.Module | None = None
-        self._default_strategy = ModelStrategy()
+        self._default_strategy: ModelStrategy = OneDeviceStrategy(args.device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "trainer": None, "module": None, "trains": False, "loaders": Loaders()}

@@ -10,17 +10,15 @@ from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine import strategies
-from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineScheduler
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS
 from hf_compat.engine.strategies.kinds import STRATEGIES
+from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from tests.support.helpers import PlainModel, vector_rows
 
 FOLDER = Path(strategies.__path__[0])
-SHARED = ("base", "facts", "fsdp.sharding")
+SHARED = ("base", "device_mesh", "facts", "fsdp.sharding")
 """What every strategy may import of the others."""
-DERIVED = {"tensor_parallel": ("fsdp.version2",)}
-"""What one strategy takes of another beside, because it is derived from it."""
 OVERVIEWS = ("base", "choice", "facts", "kinds")
 """Modules about all strategies."""
 
@@ -49,7 +47,7 @@ def test_facts(fact, names):
 
 @pytest.mark.parametrize("module", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.relative_to(FOLDER).as_posix())
 def test_strategies_do_not_know_one_another(module):
-    """A strategy imports nothing of another's, but what all share and what it is derived from."""
+    """A strategy imports nothing of another's, but what all share."""
     own = module.relative_to(FOLDER).with_suffix("").parts[0]
     if own in OVERVIEWS:
         return
@@ -57,7 +55,7 @@ def test_strategies_do_not_know_one_another(module):
     nodes = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.ImportFrom)]
     used = {node.module.removeprefix(prefix) for node in nodes if node.module.startswith(prefix)}
     others = {name for name in used if name.partition(".")[0] != own}
-    assert others <= {*SHARED, *DERIVED.get(own, ())}
+    assert others <= {*SHARED}
 
 
 class Held(nn.Linear):
@@ -80,7 +78,7 @@ class Held(nn.Linear):
 )
 def test_accumulating(ends_update, syncs, held):
     """Ranks exchange gradients in the last batch unless told otherwise; what is under way is known inside alone."""
-    strategy, model = ModelStrategy(), Held(2, 2)
+    strategy, model = OneDeviceStrategy(torch.device("cpu")), Held(2, 2)
     with strategy.accumulating(model, ends_update=False), strategy.accumulating(model, ends_update=True):
         before = model.held
         with strategy.accumulating(model, ends_update=ends_update, syncs=syncs):

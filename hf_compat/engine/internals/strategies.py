@@ -5,13 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
-from torch import Tensor
 
 __all__ = [
-    "KeepOnDeviceStrategy",
-    "RawModelStrategy",
     "calling_strategy",
     "parse_ddp_strategy",
     "register_communication_hooks",
@@ -30,62 +26,6 @@ def calling_strategy() -> Strategy | None:
             return caller
         frame = frame.f_back
     return None
-
-
-class KeepOnDeviceStrategy(Strategy):
-    """Base class of strategies that keep the optimizers' state on the device when a run ends.
-
-    Lightning moves it to the CPU, while the Trainer keeps the parameters on their device. Contract: ``teardown`` moves
-    the state of ``optimizers``.
-    """
-
-    def teardown(self) -> None:
-        """Tear down without moving the optimizers' state."""
-        kept, self.optimizers = self.optimizers, []
-        super().teardown()
-        self.optimizers = kept
-
-
-class RawModelStrategy(Strategy):
-    """Base class of strategies that wrap the model, not the LightningModule, in processes started already.
-
-    Contract: if ``self.model`` is not the module, Lightning calls the steps through it; ``_configure_launcher`` creates
-    the launcher that starts processes.
-    """
-
-    _device: torch.device
-
-    def _configure_launcher(self) -> None:
-        self._launcher = None
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process, from the training arguments."""
-        return self._device
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself: the wrapper is around the model inside it."""
-        assert self.lightning_module is not None, "called during a fit"
-        with self.precision_plugin.train_step_context():
-            return self.lightning_module.training_step(*args, **kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.val_step_context():
-            return self.lightning_module.validation_step(*args, **kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module itself."""
-        assert self.lightning_module is not None, "called during an evaluation"
-        with self.precision_plugin.test_step_context():
-            return self.lightning_module.test_step(*args, **kwargs)
-
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        """Do nothing: the wrapper has prepared the backward pass in its forward."""
-
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """Do nothing, for the same reason."""
 
 
 def register_communication_hooks(strategy: DDPStrategy) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -42,8 +43,13 @@ class _BatchContext:
             self._strategy.ends_update = self._before
 
 
-class ModelStrategy:
+class ModelStrategy(Strategy):
     """Base class of Lightning strategies that wrap the raw model, not the LightningModule around it.
+
+    Towards Lightning: the ranks are started already, the device is the training arguments', the steps are the module's
+    own, and the optimizers' state stays on the device when a run ends. Contract: ``_configure_launcher`` creates what
+    starts processes; Lightning calls the steps through ``self.model`` if that is not the module; ``teardown`` moves the
+    state of ``optimizers`` to the CPU.
 
     A strategy overrides what it does differently. Optimizer and schedule are created in Lightning's
     ``setup_optimizers``: by ``HFModule.configure_optimizers``, or by an override that calls
@@ -68,6 +74,44 @@ class ModelStrategy:
 
     lightning_module: Any
     """The module of the current or last run."""
+    _device: torch.device
+
+    # ---- Lightning's side ----
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this process, from the training arguments."""
+        return self._device
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself: the wrapper is around the model inside it."""
+        with self.precision_plugin.train_step_context():
+            return self.lightning_module.training_step(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """Do nothing: a wrapper has prepared the backward pass in its forward."""
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Do nothing, for the same reason."""
+
+    def teardown(self) -> None:
+        """Tear down without moving the optimizers' state: the Trainer keeps the parameters on their device."""
+        kept, self.optimizers = self.optimizers, []
+        super().teardown()
+        self.optimizers = kept
 
     # ---- a fit: called by the host and the module ----
 

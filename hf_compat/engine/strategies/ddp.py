@@ -12,11 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.internals.strategies import (
-    KeepOnDeviceStrategy,
-    RawModelStrategy,
-    register_communication_hooks,
-)
+from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.model_facts import is_pretrained_model
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DDPStrategy", "ddp_settings", "ddp_strategy"]
 
 
-class DDPStrategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, strategies.DDPStrategy):
+class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
     """Replicates the model and averages gradients in the last backward pass of each window.
 
     The wrapper is around the model itself: it is the Trainer's ``model_wrapped`` and the ``model`` of ``compute_loss``.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
-from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 
@@ -17,10 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["OneDeviceStrategy", "one_device_strategy"]
 
 
-class OneDeviceStrategy(ModelStrategy, KeepOnDeviceStrategy, SingleDeviceStrategy):
-    """A single device, on which the optimizer's state stays when a run ends."""
+class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
+    """A single device.
+
+    Args:
+        device: The device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        super().__init__(device=device)
 
 
 def one_device_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> OneDeviceStrategy:
     """Return the single-device strategy of a run."""
-    return OneDeviceStrategy(device=args.device)
+    return OneDeviceStrategy(args.device)

@@ -25,7 +25,6 @@ from hf_compat.checkpoint.background import Writes
 from hf_compat.distributed.deepspeed import import_deepspeed
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.host import Host, Optimization
-from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy, RawModelStrategy
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 __all__ = ["DeepSpeedStrategy", "deepspeed_strategy"]
 
 
-class DeepSpeedStrategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, strategies.DeepSpeedStrategy):
+class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     """Trains with a DeepSpeed engine around the model itself, the Trainer's ``model_wrapped``.
 
     It owns the engine: one per fit, with the run's optimizer; with ZeRO-3 also one to evaluate before training.

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,7 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["broadcast_from_rank0", "fsdp_units", "reshard", "shard_model"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["broadcast_from_rank0", "fsdp_units", "reshard", "shard_model", "sharding_dtype"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Modules that are never called, so that FSDP would never gather their parameters."""
@@ -188,3 +191,17 @@ def _disable_cache(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Disable the key-value cache in training: recomputing the forward pass would append to it again."""
     return (args, {**kwargs, "use_cache": False}) if model.training else None
+
+
+def sharding_dtype(args: TrainingArguments) -> torch.dtype | None:
+    """Return the dtype of mixed precision, None without it.
+
+    Raises:
+        TrainerSetupError: If it is float16.
+    """
+    if args.mixed_precision == "fp16":
+        raise TrainerSetupError(
+            "`fp16=True` is not supported with FSDP version 2 or tensor parallelism: there is no gradient scaler for "
+            "sharded gradients. Set `bf16=True` instead."
+        )
+    return torch.bfloat16 if args.mixed_precision == "bf16" else None

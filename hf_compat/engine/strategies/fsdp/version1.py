@@ -25,7 +25,6 @@ from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, names, optimizer_states, weights
 from hf_compat.checkpoint.background import Writes
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.internals.strategies import KeepOnDeviceStrategy, RawModelStrategy
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.wrapping import Wrapped, sharding_strategy, wrap_model
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["FSDP1Strategy", "fsdp1_strategy"]
 
 
-class FSDP1Strategy(ModelStrategy, RawModelStrategy, KeepOnDeviceStrategy, FSDPStrategy):
+class FSDP1Strategy(ModelStrategy, FSDPStrategy):
     """Wraps the model in ``FullyShardedDataParallel``, once: later runs use the same wrapper.
 
     Args:
