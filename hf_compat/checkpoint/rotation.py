@@ -14,7 +14,7 @@ from hf_compat.checkpoint.layout import Checkpoint, list_checkpoints
 from hf_compat.checkpoint.publish import delete_folder
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Ledger", "by_age", "rotate", "victims"]
+__all__ = ["Ledger", "by_age", "keep_best_alone", "rotate", "victims"]
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,24 @@ def rotate(
     """
     doomed = victims(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
     return [path for path in doomed if _delete(path)]
+
+
+def keep_best_alone(
+    folder: str | os.PathLike[str], *, best: str | os.PathLike[str], ledger: Ledger | None = None
+) -> list[Path]:
+    """Delete the run's checkpoints in ``folder`` but the best one, the newest too; return them.
+
+    Nothing is deleted if the best one is not complete: the run could not be resumed from what is left.
+
+    Args:
+        folder: Where the checkpoints are.
+        best: The best checkpoint; it need not be in ``folder``.
+        ledger: Which checkpoints are this run's. Default: all.
+    """
+    if not is_complete(best):
+        return []
+    others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
+    return [path for path in others if _delete(path)]
 
 
 def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:

@@ -1,4 +1,4 @@
-"""The end of training: final metrics, the best model, ``on_train_end``."""
+"""The end of training: final metrics, the best model, the checkpoints that are left, ``on_train_end``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["finalize_training"]
 def finalize_training(
     host: RunHost, counts: Counts, saving: CheckpointSaving, num_train_samples: float, start_time: float
 ) -> TrainOutput:
-    """Log the final metrics, load the best model, fire ``on_train_end``; return the run's result.
+    """Log the final metrics, load the best model, rotate, fire ``on_train_end``; return the run's result.
 
     Args:
         host: The Trainer.
         counts: The run's counts, with its total loss.
-        saving: Waits for a checkpoint that is being saved in the background.
+        saving: Waits for a checkpoint that is being saved in the background, and deletes what a finished run needs not.
         num_train_samples: Samples of the run.
         start_time: When the run started, in seconds of ``time.time``.
     """
@@ -40,6 +40,7 @@ def finalize_training(
     host.log(metrics)
     if loads_best and host.semantics.loads_best_after_final_log:
         host._load_best_model()
+    saving.rotate_finished()
     fire(host, "on_train_end")
     host._finish_current_push()
     return TrainOutput(host.state.global_step, metrics["train_loss"], metrics)

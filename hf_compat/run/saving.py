@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_compat.callbacks.firing import fire
-from hf_compat.checkpoint import names
+from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.callbacks import RunCallback
@@ -165,6 +165,13 @@ class CheckpointSaving(RunCallback):
 
     def _rotate(self, folder: Path) -> None:
         self._host._rotate_checkpoints(output_dir=str(folder.parent))
+
+    def rotate_finished(self) -> None:
+        """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
+        host = self._host
+        args, best = host.args, host.state.best_model_checkpoint
+        if args.should_save and args.save_total_limit == 1 and best is not None:
+            rotation.keep_best_alone(host._get_output_dir(host._trial), best=best, ledger=self._writer.ledger)
 
     def _must_finish_first(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read its folder."""

@@ -17,7 +17,7 @@ from transformers import trainer_utils as upstream
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.layout import list_checkpoints
-from hf_compat.checkpoint.rotation import Ledger, by_age, rotate, victims
+from hf_compat.checkpoint.rotation import Ledger, by_age, keep_best_alone, rotate, victims
 from tests.support.checkpoints import small_checkpoint
 
 # The default resolution, by the installed transformers.
@@ -121,6 +121,35 @@ def test_deleting_leaves_nothing_behind(tmp_path):
     make(tmp_path, (1, 2))
     rotate(tmp_path, limit=1, best=None, protects_newest=True)
     assert os.listdir(tmp_path) == ["checkpoint-2"]
+
+
+class TestFinishedRun:
+    """What is left of a finished run under a limit of one."""
+
+    @pytest.mark.parametrize(("best", "left"), [(1, [1]), (2, [2]), (3, [3])])
+    def test_the_best_alone(self, best, left, tmp_path):
+        """Also the newest checkpoint goes."""
+        make(tmp_path, (1, 2, 3))
+        keep_best_alone(tmp_path, best=tmp_path / f"checkpoint-{best}")
+        assert steps_in(tmp_path) == left
+
+    def test_nothing_goes_for_a_best_that_is_lost(self, tmp_path):
+        """Without its state, or gone, the best checkpoint cannot take the newest one's place."""
+        make(tmp_path, (1, 2))
+        (tmp_path / "checkpoint-1" / "trainer_state.json").unlink()
+        assert keep_best_alone(tmp_path, best=tmp_path / "checkpoint-1") == []
+        assert keep_best_alone(tmp_path, best=tmp_path / "checkpoint-7") == []
+        assert steps_in(tmp_path) == [1, 2]
+
+    def test_other_runs_checkpoints_stay(self, tmp_path):
+        """Only what the run wrote goes; the best one may be in another folder."""
+        ledger = Ledger.start()
+        make(tmp_path / "now", (1, 2), run_id="another")
+        make(tmp_path / "now", (3, 4), run_id=ledger.run_id)
+        make(tmp_path / "before", (2,), run_id=ledger.run_id)
+        keep_best_alone(tmp_path / "now", best=tmp_path / "before" / "checkpoint-2", ledger=ledger)
+        assert steps_in(tmp_path / "now") == [1, 2]
+        assert steps_in(tmp_path / "before") == [2]
 
 
 def test_folder_that_cannot_be_deleted(tmp_path, caplog):

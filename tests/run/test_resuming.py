@@ -109,7 +109,7 @@ def test_the_checkpoint_gone_on_from_stays_until_a_newer_one_is_complete(fails_a
 
 @pytest.mark.parametrize("save_async", [False, True], ids=["at once", "in the background"])
 def test_best_rotation_and_resume_together(save_async, tmp_path):
-    """The best model is loaded, the best and the newest checkpoint are left, and the run can be gone on with."""
+    """The best model is loaded, its checkpoint alone is left, and the run can be gone on with from there."""
     best = {"load_best_model_at_end": True, "metric_for_best_model": "step", "save_total_limit": 1}
     best |= {"eval_strategy": "steps", "eval_steps": 1, "save_async": save_async}
 
@@ -122,7 +122,7 @@ def test_best_rotation_and_resume_together(save_async, tmp_path):
 
     # Better up to the third update step, worse after it.
     trainer = trained(tmp_path / "whole", lambda step: step if step < 4 else 0)
-    assert [item.step for item in list_checkpoints(tmp_path / "whole")] == [3, 4]
+    assert [item.step for item in list_checkpoints(tmp_path / "whole")] == [3]
     weights = load_file(tmp_path / "whole" / "checkpoint-3" / "model.safetensors")
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
     resumed = trained(tmp_path / "whole", lambda step: step, resume_from_checkpoint=tmp_path / "whole" / "checkpoint-3")
@@ -130,6 +130,28 @@ def test_best_rotation_and_resume_together(save_async, tmp_path):
     assert resumed.state.best_model_checkpoint == str(tmp_path / "whole" / "checkpoint-4")
     assert [item.step for item in list_checkpoints(tmp_path / "whole")] == [4]
     assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+
+
+def test_a_run_that_ends_early_keeps_the_newest_checkpoint_beside_the_best(tmp_path):
+    """Under a limit of one, a run that an error ends can be resumed from where it was; finished, it leaves the best."""
+    settings = {"load_best_model_at_end": True, "metric_for_best_model": "step", "save_total_limit": 1}
+    settings |= {"eval_strategy": "steps", "eval_steps": 1, "max_steps": 4}
+
+    def begun(fails_at):
+        def metric(_):
+            if trainer.state.global_step == fails_at:
+                raise RuntimeError("interrupted")
+            return {"step": -trainer.state.global_step}
+
+        trainer = new_trainer(tmp_path, **settings)
+        trainer.compute_metrics = metric
+        return trainer
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        begun(fails_at=4).train()
+    assert [item.step for item in list_checkpoints(tmp_path)] == [1, 3]
+    assert begun(fails_at=None).train(resume_from_checkpoint=True).global_step == 4
+    assert [item.step for item in list_checkpoints(tmp_path)] == [1]
 
 
 class StopsAt(TrainerCallback):

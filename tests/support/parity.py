@@ -127,7 +127,6 @@ class Kit:
         self.output_dir = str(folder / "output")
         self.starter: Which = starter or which
         self.outcome = Outcome()
-        self.left_by_us: list[str] = []
 
     def args(self, *, seq2seq: bool = False, **fields: Any) -> Any:
         """Return training arguments over ``DEFAULTS``, in the spelling of the installed transformers."""
@@ -178,10 +177,6 @@ class Kit:
     def keep(self, name: str, value: Any) -> None:
         """Add ``value`` to what is compared."""
         self.outcome.results.append({"name": name, "value": self.plain(value)})
-
-    def only_we_leave(self, folder: str) -> None:
-        """Expect ``folder`` in the output of hf_compat alone; its files are not compared."""
-        self.left_by_us.append(folder)
 
     def stage(self, scenario: Callable[[Kit], None]) -> str:
         """Run ``scenario`` to its end under the starting library and return its output folder."""
@@ -250,13 +245,11 @@ def run(scenario: Callable[[Kit], None], which: Which, folder: Path, *, starter:
         outcome = kit.outcome
         outcome.generators = kit.plain(_generators())
     outcome.trace = kit.plain(outcome.trace)
-    output, left = Path(kit.output_dir), kit.left_by_us
-    assert [name for name in left if (output / name).is_dir()] == ([] if which == "upstream" else left)
+    output = Path(kit.output_dir)
     outcome.files = {
         name: kit.plain(_content(path))
         for path in sorted(output.rglob("*"))
         if path.is_file() and not OUR_FILES.search(name := str(path.relative_to(output)))
-        if name.split(os.sep)[0] not in left
     }
     outcome.warnings = [str(item.message) for item in caught if item.category.__module__.startswith("hf_compat")]
     return outcome

@@ -223,7 +223,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "arguments/training_arguments.py",
         also_in=("checkpoint/background.py", "engine/strategies/fsdp/limits.py"),
     ),
-    FieldRule("save_total_limit", "plan", "trainer/model_files.py"),
+    FieldRule("save_total_limit", "plan", "trainer/model_files.py", also_in=("run/saving.py",)),
     FieldRule("enable_jit_checkpoint", "plan", "run/run.py"),
     FieldRule("push_to_hub", "plan", "trainer/trainer.py", also_in=("run/run.py", "run/saving.py")),
     FieldRule("hub_token", "plan", "trainer/pushing.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tests.support.parity import Kit, scenario
@@ -15,11 +16,22 @@ BY_STEPS = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps",
 @scenario()
 def best_model_by_epoch_and_one_checkpoint(kit: Kit) -> None:
     fields = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "save_total_limit": 1}
-    trainer = classifier(kit, fields={**BY_EPOCH, **fields})
-    train(kit, trainer)
-    newest = f"checkpoint-{trainer.state.global_step}"
-    if not trainer.state.best_model_checkpoint.endswith(newest):
-        kit.only_we_leave(newest)
+    train(kit, classifier(kit, fields={**BY_EPOCH, **fields}))
+
+
+@scenario()
+def best_checkpoint_alone_without_loading_it(kit: Kit) -> None:
+    """A high learning rate makes the loss rise again; callbacks see what is left, during training and at its end."""
+
+    class Looks(kit.TrainerCallback):  # type: ignore[misc, name-defined]  # the base is the kit's
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            left = sorted(name for name in os.listdir(args.output_dir) if name.startswith("checkpoint-"))
+            kit.keep(f"left at {state.global_step}", left)
+
+        on_train_end = on_save
+
+    fields = {"metric_for_best_model": "loss", "save_total_limit": 1, "learning_rate": 0.1}
+    train(kit, classifier(kit, fields={**BY_STEPS, **fields}, callbacks=[Looks()]))
 
 
 @scenario()
