@@ -65,7 +65,7 @@ def is_exportable(candidate: object) -> bool:
 
 
 def _export(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return class name → state; a list of states where several objects have the same class name."""
+    """Return class name → state; a list of states, in order, where several objects have the same class name."""
     states: dict[str, list[dict[str, Any]]] = {}
     for callback in callbacks:
         if not is_exportable(callback):
@@ -80,18 +80,10 @@ def _export(callbacks: Iterable[Any]) -> dict[str, Any]:
 def export_states(kept: dict[str, Any], callbacks: Iterable[object]) -> None:
     """Bring ``kept``, ``TrainerState.stateful_callbacks``, up to date with those of ``callbacks`` that have a state.
 
-    References:
-        As transformers ``trainer.py`` ``Trainer._save_checkpoint``: a list, of callbacks of one class, grows with each
-        call.
+    Of several callbacks of one class, the list has their current states. In transformers it also has, before them,
+    those of all earlier saves.
     """
-    for callback in callbacks:
-        if not is_exportable(callback):
-            continue
-        name, state = type(callback).__name__, callback.state()  # type: ignore[attr-defined]
-        if isinstance(kept.get(name), list):
-            kept[name].append(state)
-        else:
-            kept[name] = state
+    kept.update(_export(callback for callback in callbacks if is_exportable(callback)))
 
 
 @dataclass

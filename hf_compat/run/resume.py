@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "load_callback_state", "without_extra_step"]
+__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "without_extra_step"]
 
 logger = logging.getLogger(__name__)
 
@@ -252,31 +252,3 @@ def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> Non
             args.per_device_train_batch_size,
             state.train_batch_size,
         )
-
-
-def load_callback_state(host: RunHost) -> None:
-    """Replace the exportable callbacks, and the control, by new ones with their states in ``host.state``."""
-    for name, saved in host.state.stateful_callbacks.items():
-        current = [*host.callback_handler.callbacks, host.control]
-        same = [each for each in current if type(each).__name__ == name]
-        if not same:
-            logger.warning("The checkpoint has a state of %s, which is not among the callbacks.", name)
-        for callback, state in zip(same, saved if isinstance(saved, list) else [saved], strict=False):
-            restored = _restore_callback(callback, state)
-            if callback is host.control:
-                host.control = restored
-            else:
-                host.callback_handler.remove_callback(callback)
-                host.callback_handler.add_callback(restored)
-
-
-def _restore_callback(callback: Any, state: dict[str, Any]) -> Any:
-    """Return a new object of ``callback``'s class with the saved ``state``."""
-    try:
-        return type(callback).from_state(state)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"`stateful_callbacks` in the checkpoint's `trainer_state.json` has no valid state of a "
-            f"{type(callback).__name__}: {error or type(error).__name__}. Set "
-            "`restore_callback_states_from_checkpoint=False`."
-        ) from error

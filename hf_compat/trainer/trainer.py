@@ -45,8 +45,9 @@ from hf_compat.overriding import WarnOnce, call_as_defined, refuse_overrides_nev
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.plan.upstream import to_values
 from hf_compat.run import best_model, progress
+from hf_compat.run.callback_states import load_callback_state
 from hf_compat.run.finishing import finalize_training
-from hf_compat.run.resume import compare_with_checkpoint, init_training_state, load_callback_state
+from hf_compat.run.resume import compare_with_checkpoint, init_training_state
 from hf_compat.seeding import enable_full_determinism, set_seed
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerControl, TrainerState

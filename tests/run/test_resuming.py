@@ -62,7 +62,7 @@ def test_states_of_lightning_callbacks_that_do_not_fit_are_refused(tmp_path):
         new_trainer(tmp_path, [stopper], **fields).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-@pytest.mark.parametrize("state", [3, [3], {}, {"args": {"moon": 1}, "attributes": {}}], ids=str)
+@pytest.mark.parametrize("state", [3, [3], {"args": 3}, {"args": {"moon": 1}, "attributes": {}}], ids=str)
 def test_a_callback_state_that_does_not_fit_is_refused(state, tmp_path):
     """Under `restore_callback_states_from_checkpoint` a state that is none is an error that names the callback."""
     new_trainer(tmp_path, max_steps=1).train()

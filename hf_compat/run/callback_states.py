@@ -1,0 +1,64 @@
+"""The states of callbacks in a resumed checkpoint, restored into new callbacks."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from hf_compat.run.host import RunHost
+
+__all__ = ["load_callback_state"]
+
+logger = logging.getLogger(__name__)
+
+
+def load_callback_state(host: RunHost) -> None:
+    """Replace the exportable callbacks, and the control, by new ones with their states in ``host.state``."""
+    handler, restored, missing = host.callback_handler, [], []
+    present = [*handler.callbacks, host.control]
+    for name, saved in host.state.stateful_callbacks.items():
+        same = [each for each in present if type(each).__name__ == name]
+        if not same:
+            missing.append(name)
+        for callback, state in zip(same, _latest_states(name, saved, len(same)), strict=False):
+            new = _restore_callback(callback, state)
+            if callback is host.control:
+                host.control = new
+            else:
+                handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
+                restored.append(new)
+    if missing:
+        logger.warning(
+            "Ignored the checkpoint's states of callbacks not included in current configuration: %s.",
+            ", ".join(missing),
+        )
+    for callback in restored:
+        handler.add_callback(callback)
+
+
+def _latest_states(name: str, saved: Any, count: int) -> list[Any]:
+    """Return the last states of ``count`` callbacks of the class ``name``; fewer if there are not as many.
+
+    transformers appends to the list at every save, so that the first ones in its checkpoints are those before training.
+    """
+    states = saved if isinstance(saved, list) else [saved]
+    if count and (len(states) % count or len(states) > count == 1):
+        logger.warning(
+            "The checkpoint has %s states of %s, the Trainer has %s such callbacks.", len(states), name, count
+        )
+    return states[-count:] if count else []
+
+
+def _restore_callback(callback: Any, state: dict[str, Any]) -> Any:
+    """Return a new object of ``callback``'s class with the saved ``state``."""
+    try:
+        return type(callback).from_state({"args": {}, "attributes": {}, **state})
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"`stateful_callbacks` in the checkpoint's `trainer_state.json` has no valid state of a "
+            f"{type(callback).__name__}: {error or type(error).__name__}. Set "
+            "`restore_callback_states_from_checkpoint=False`."
+        ) from error
