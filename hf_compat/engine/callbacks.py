@@ -16,7 +16,10 @@ __all__ = ["HOOKS", "CallbackGroup", "RunCallback"]
 
 
 class RunCallback(pl.Callback):
-    """A Lightning callback with three more hooks inside a window, and ``end``, called however a fit ends."""
+    """A Lightning callback with four more hooks inside a window, and ``end``, called however a fit ends."""
+
+    def on_next_batch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: dict[str, Any]) -> None:
+        """Called before each batch of a window but the first, for which there is ``on_train_batch_start``."""
 
     def on_batch_trained(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
@@ -46,6 +49,7 @@ HOOKS = (
     "on_train_start",
     "on_train_epoch_start",
     "on_train_batch_start",
+    "on_next_batch",
     "on_batch_trained",
     "on_substep_end",
     "on_before_optimizer_step",
@@ -81,6 +85,11 @@ class CallbackGroup(Checkpoint):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Call ``end`` of every member: Lightning does not call ``teardown`` after an error."""
         self.end()
+
+    def on_next_batch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: dict[str, Any]) -> None:
+        """Call the members' hook."""
+        for call in self._calls["on_next_batch"]:
+            call(trainer, pl_module, batch)
 
     def on_batch_trained(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
@@ -120,5 +129,5 @@ def _forwarding(hook: str) -> Callable[..., None]:
 
 
 for _hook in HOOKS:
-    if hasattr(pl.Callback, _hook):  # the three others are defined above
+    if hasattr(pl.Callback, _hook):  # the four others are defined above
         setattr(CallbackGroup, _hook, _forwarding(_hook))

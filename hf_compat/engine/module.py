@@ -83,6 +83,8 @@ class HFModule(pl.LightningModule):
         object.__setattr__(self, "made_update", False)
         total: Tensor | None = None
         for index, batch in enumerate(window.batches):
+            if index:
+                group.on_next_batch(trainer, self, batch)
             ends_update = index == last and window.is_complete
             with host.accumulating(ends_update=ends_update, syncs=index == last):
                 loss = host.training_step(batch, window.num_items)

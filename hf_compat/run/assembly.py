@@ -27,6 +27,7 @@ from hf_compat.run.resume import Resume
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.schedule import LRSchedule
 from hf_compat.run.stopping import Stopping
+from hf_compat.run.tokens import TokensAhead
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -45,6 +46,7 @@ class Members:
     resume: Resume
     past: PastState
     clipping: GradientClipping
+    tokens: TokensAhead | None
     events: Events
     schedule: LRSchedule
     progress: Progress
@@ -77,6 +79,7 @@ def build_members(run: TrainingRun) -> Members:
     host, counts = run.host, run.counts
     debugs = DebugOption.UNDERFLOW_OVERFLOW in host.args.debug
     noisy = host.neftune_noise_alpha is not None
+    ahead = not host.semantics.counts_tokens_after_batch and host.args.include_num_input_tokens_seen != "no"
     clipping = GradientClipping(partial(clip_gradients, host))
     schedule = LRSchedule(host)
     progress = Progress(host, counts)
@@ -89,6 +92,7 @@ def build_members(run: TrainingRun) -> Members:
         resume=Resume(host, run.point),
         past=PastState(host),
         clipping=clipping,
+        tokens=TokensAhead(host) if ahead else None,
         events=Events(host),
         schedule=schedule,
         progress=progress,

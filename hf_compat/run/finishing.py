@@ -54,7 +54,7 @@ def _final_metrics(host: RunHost, counts: Counts, num_train_samples: float, star
         samples = num_train_samples * steps / max(state.max_steps, 1)
     else:
         steps, samples, done = state.max_steps, num_train_samples, state.global_step
-    metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps)
+    metrics = speed_metrics("train", start_time, num_samples=samples, num_steps=steps, num_tokens=counts.train_tokens)
     host.store_flos()
     metrics["total_flos"] = state.total_flos
     metrics["train_loss"] = counts.total_loss_scalar / max(done, 0.001)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class RunHost(Protocol):
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor: ...
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None: ...
+    def num_tokens(self, train_dl: Iterable[Mapping[str, Any]], max_steps: int | None = None) -> int: ...
 
     # ---- what follows a step, and the end ----
 

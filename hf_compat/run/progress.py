@@ -1,4 +1,4 @@
-"""Counting loss, floating-point operations, tokens and update steps, and the position in the data."""
+"""Counting loss, floating-point operations and update steps, and the position in the data."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import ModelError
-from hf_compat.metrics import speed_metrics
-from hf_compat.overriding import WarnOnce
 from hf_compat.plan import DataPosition, RunPlan
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from hf_compat.run.host import RunHost
 
-__all__ = ["Counts", "Progress", "floating_point_ops", "store_flos", "token_logs", "track_input_tokens"]
+__all__ = ["Counts", "Progress", "floating_point_ops", "store_flos"]
 
 
 @dataclass(slots=True)
@@ -38,6 +36,8 @@ class Counts:
     """Update step that this run resumed from, 0 for a new one."""
     initial_tokens: int = 0
     """Input tokens seen before this run was resumed."""
+    train_tokens: float | None = None
+    """Input tokens of the whole run, counted ahead of it; None if the arguments do not ask for that."""
     flos: float = 0
     """Floating-point operations since they were last added to the state."""
     _counted: tuple[nn.Module, int] | None = field(default=None, repr=False)
@@ -94,7 +94,7 @@ class Progress(RunCallback):
     def on_batch_trained(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
     ) -> None:
-        """Count a batch's loss, floating-point operations and tokens."""
+        """Count a batch's loss and floating-point operations, and its tokens if they are counted after it."""
         host, counts = self._host, self._counts
         assert counts.tr_loss is not None, "set as the fit begins"
         if counts.tr_loss.device != loss.device:
@@ -108,7 +108,8 @@ class Progress(RunCallback):
             loss = torch.where(torch.isfinite(loss), loss, mean)
         counts.tr_loss = counts.tr_loss + loss
         counts.flos += float(host.floating_point_ops(batch))
-        host._track_num_input_tokens(batch)
+        if host.semantics.counts_tokens_after_batch:
+            host._track_num_input_tokens(batch)
 
     def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
         """Count the update step of ``window``."""
@@ -119,17 +120,6 @@ class Progress(RunCallback):
         state.epoch = window.epoch + done / plan.batches_per_epoch
         shift = self.shift[1] if window.epoch == self.shift[0] else 0
         self.position = DataPosition.after(plan, window.epoch, done, shift)
-
-
-def token_logs(host: RunHost, counts: Counts, start_time: float | None) -> dict[str, float]:
-    """Return the input tokens seen and, with ``start_time``, their speed; empty if they are not counted."""
-    if host.args.include_num_input_tokens_seen == "no":
-        return {}
-    seen = host.state.num_input_tokens_seen
-    logs: dict[str, float] = {"num_input_tokens_seen": seen}
-    if start_time is not None:
-        logs |= speed_metrics("train", start_time, num_tokens=seen - counts.initial_tokens)
-    return logs
 
 
 def store_flos(host: RunHost, counts: Counts) -> None:
@@ -157,25 +147,3 @@ def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *,
     if name in inputs and hasattr(model, "num_parameters"):
         return 6 * int(inputs[name].numel()) * counts.parameters_outside_embeddings(model, recounts=recounts)
     return 0
-
-
-def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnce) -> None:
-    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen`` if the arguments say so."""
-    kind = host.args.include_num_input_tokens_seen
-    if kind == "no":
-        return
-    name = getattr(host.model, "main_input_name", "input_ids")
-    if name not in inputs:
-        warn_once(
-            f"`include_num_input_tokens_seen={kind!r}`: batches have no `{name}`, so no tokens are counted. "
-            "Set the model's `main_input_name` to the name of the inputs."
-        )
-        return
-    tokens: Any = inputs[name].numel()
-    pad = getattr(host.processing_class, "pad_token_id", None)
-    if kind == "non_padding" and "attention_mask" in inputs:
-        tokens = inputs["attention_mask"].sum()
-    elif kind == "non_padding" and pad is not None:
-        tokens = (inputs[name] != pad).sum()
-    counted = torch.as_tensor(tokens, device=host.args.device, dtype=torch.int64)
-    host.state.num_input_tokens_seen += int(host.accelerator.gather(counted).sum())

@@ -36,6 +36,7 @@ from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper
 from hf_compat.run.progress import Counts
 from hf_compat.run.resume import without_extra_step
+from hf_compat.run.tokens import count_train_tokens
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -194,6 +195,7 @@ class TrainingRun:
         if isinstance(loader, PreparedDataLoader):
             loader.track_stream_states()
         plan = host.run_plan = self._plan(loader)
+        self.counts.train_tokens = count_train_tokens(host, plan, loader)
         done = host._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )

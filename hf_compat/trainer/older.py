@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,8 @@ from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
 
 __all__ = ["count_tokens", "resume_argument", "sorted_checkpoints"]
+
+logger = logging.getLogger(__name__)
 
 
 def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:
@@ -35,6 +38,7 @@ def count_tokens(loader: Iterable[Mapping[str, Any]], max_steps: int | None) -> 
     total = 0
     for batch in loader:
         if "input_ids" not in batch:
+            logger.warning("Tokens of the train loader are not counted: its batches have no `input_ids`.")
             return total
         tokens = int(batch["input_ids"].numel())
         if max_steps is not None:

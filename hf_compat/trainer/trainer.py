@@ -44,7 +44,7 @@ from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.overriding import WarnOnce, call_as_defined, refuse_overrides_never_called
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.plan.upstream import to_values
-from hf_compat.run import best_model, progress
+from hf_compat.run import best_model, progress, tokens
 from hf_compat.run.callback_states import load_callback_state
 from hf_compat.run.finishing import finalize_training
 from hf_compat.run.resume import compare_with_checkpoint, init_training_state
@@ -380,7 +380,7 @@ class Trainer:
         """Append ``logs``, with epoch and input tokens, to ``state.log_history`` and pass them to all callbacks."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        logs.update(progress.token_logs(self, counts_of(self), start_time))
+        logs.update(tokens.token_logs(self, counts_of(self), start_time))
         self.state.log_history.append({**logs, "step": self.state.global_step})
         fire(self, "on_log", logs)
 
@@ -675,7 +675,7 @@ class Trainer:
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""
-        progress.track_input_tokens(self, inputs, self._warn_once)
+        tokens.track_input_tokens(self, inputs, self._warn_once)
 
     def store_flos(self) -> None:
         """Add the floating-point operations since the last call to ``state.total_flos``."""

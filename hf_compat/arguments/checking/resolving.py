@@ -26,7 +26,12 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields.aliases import apply_aliases, apply_checkpointing_alias, apply_warmup_ratio
+from hf_compat.arguments.fields.aliases import (
+    apply_aliases,
+    apply_checkpointing_alias,
+    apply_tokens_alias,
+    apply_warmup_ratio,
+)
 from hf_compat.arguments.fsdp.fields import resolve_fsdp
 from hf_compat.arguments.process_facts import library_logger
 from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
@@ -92,6 +97,7 @@ def _dicts(args: TrainingArguments, semantics: Semantics) -> Problems:
 def _aliases(args: TrainingArguments, semantics: Semantics) -> None:
     apply_aliases(args)
     apply_checkpointing_alias(args, semantics)
+    apply_tokens_alias(args, semantics)
     apply_warmup_ratio(args, semantics)
 
 

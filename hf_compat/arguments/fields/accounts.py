@@ -153,7 +153,7 @@ ACCOUNTS: dict[str, str] = {
     "torchdynamo": "Old name of `torch_compile_backend`.",
     "ray_scope": "Which result of a trial Ray Tune uses to compare trials.",
     "dispatch_batches": "Sets `accelerator_config={'dispatch_batches': ...}`.",
-    "include_tokens_per_second": "Sets `include_num_input_tokens_seen='all'`.",
+    "include_tokens_per_second": "Sets `include_num_input_tokens_seen='all'`; before 5.0 counts tokens ahead.",
     "split_batches": "Sets `accelerator_config={'split_batches': ...}`.",
     "semantics": "The transformers release whose numbers are reproduced, or `corrected`.",
     "sortish_sampler": "No effect, as in every release of transformers.",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 
-__all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_warmup_ratio"]
+__all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_tokens_alias", "apply_warmup_ratio"]
 
 Convert = Callable[["TrainingArguments", object], object]
 
@@ -38,10 +38,6 @@ def _always(newer: object) -> Convert:
 def _add_inputs(args: TrainingArguments, value: object) -> list[str]:
     listed = list(args.include_for_metrics)
     return listed if "inputs" in listed else [*listed, "inputs"]
-
-
-def _count_tokens(args: TrainingArguments, value: object) -> object:
-    return "all" if args.include_num_input_tokens_seen in ("no", False) else args.include_num_input_tokens_seen
 
 
 def _with_organization(args: TrainingArguments, value: object) -> str:
@@ -92,7 +88,6 @@ ALIASES: tuple[Alias, ...] = (
     Alias("adafactor", "optim", _always("adafactor")),
     Alias("group_by_length", "train_sampling_strategy", _always("group_by_length"), warns=False),
     Alias("include_inputs_for_metrics", "include_for_metrics", _add_inputs),
-    Alias("include_tokens_per_second", "include_num_input_tokens_seen", _count_tokens, warns=False),
     Alias("fp16_backend", "half_precision_backend"),
     Alias("torchdynamo", "torch_compile_backend"),
     Alias("push_to_hub_token", "hub_token"),
@@ -133,6 +128,13 @@ def apply_checkpointing_alias(args: TrainingArguments, semantics: Semantics) -> 
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
         args.activation_checkpointing = args.gradient_checkpointing = False
+
+
+def apply_tokens_alias(args: TrainingArguments, semantics: Semantics) -> None:
+    """Count input tokens for ``include_tokens_per_second`` from 5.0 on; before, it stays a field."""
+    asked = args.include_tokens_per_second and semantics.counts_tokens_as_seen
+    if asked and args.include_num_input_tokens_seen in ("no", False):
+        args.include_num_input_tokens_seen = "all"
 
 
 def apply_warmup_ratio(args: TrainingArguments, semantics: Semantics) -> None:

@@ -76,7 +76,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "num_train_epochs",
         "trainer",
         "max_epochs",
-        also_in=("model_card/eval_results.py", "plan/plan.py", "run/resume.py"),
+        also_in=("model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/tokens.py"),
     ),
     FieldRule(
         "max_steps",
@@ -86,6 +86,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
             "model_card/eval_results.py",
             "plan/plan.py",
             "run/resume.py",
+            "run/tokens.py",
             "trainer/trainer.py",
             "trainer/validation.py",
         ),
@@ -136,6 +137,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
             "run/preparing.py",
             "run/resume.py",
             "run/run.py",
+            "run/tokens.py",
             "trainer/loaders.py",
             "trainer/loss.py",
             "trainer/trainer.py",
@@ -183,7 +185,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("logging_first_step", "plan", "callbacks/default_flow.py"),
     FieldRule("log_on_each_node", "plan", "arguments/training_arguments.py"),
     FieldRule("logging_nan_inf_filter", "plan", "run/progress.py", also_in=("evaluation/session.py",)),
-    FieldRule("include_num_input_tokens_seen", "plan", "run/progress.py"),
+    FieldRule("include_num_input_tokens_seen", "plan", "run/tokens.py", also_in=("run/assembly.py",)),
     FieldRule("log_level", "plan", "trainer/construction.py"),
     FieldRule("log_level_replica", "plan", "trainer/construction.py"),
     FieldRule("disable_tqdm", "plan", "trainer/construction.py"),
@@ -325,7 +327,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("ray_scope", "plan", "tuning/ray_tune.py"),
     FieldRule("xpu_backend", "unsupported", "XPUs are not supported; remove it, or set `ddp_backend`"),
     FieldRule("dispatch_batches", "alias", "accelerator_config"),
-    FieldRule("include_tokens_per_second", "alias", "include_num_input_tokens_seen"),
+    FieldRule("include_tokens_per_second", "alias", "include_num_input_tokens_seen", also_in=("run/tokens.py",)),
     FieldRule("split_batches", "alias", "accelerator_config"),
     FieldRule(
         "tp_size", "unsupported", "remove it; set `tp_size` in `parallelism_config` for tensor parallelism", (None, 1)

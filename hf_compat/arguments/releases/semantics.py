@@ -64,6 +64,11 @@ class Semantics:
     """The section ``amp`` of a DeepSpeed config is ignored; before, it was filled in and compared."""
     deepspeed_starts_from_float32: bool = _since("5.0", corrected=True)
     """Without precision settings in its config DeepSpeed is assumed to compute in float32; before, in float16."""
+    counts_tokens_as_seen: bool = _since("5.0")
+    """Tokens per second are of the batches seen; before, ``include_tokens_per_second`` had a pass over the train loader
+    ahead of training."""
+    speed_counts_session_tokens: bool = _since("5.0", corrected=True)
+    """Tokens per second count the tokens of this ``train`` call; before, all of a resumed run."""
     warmup_below_one_is_ratio: bool = _since("5.0")
     """``warmup_steps`` below 1 is a fraction of all update steps; before, ``warmup_ratio`` was."""
     creates_scheduler_apart: bool = _since("5.1")
@@ -97,6 +102,8 @@ class Semantics:
     """``TrainerState.epoch`` is 0 before training; before, None, and evaluation metrics then had no epoch."""
     restores_rng_without_batches: bool = _since("5.3")
     """A resumed epoch without remaining batches also restores the random generators."""
+    counts_tokens_after_batch: bool = _since("5.3")
+    """``num_input_tokens_seen`` counts a batch after it is trained on; before, ahead of ``on_step_begin``."""
     applies_trial_after_model_init: bool = _since("5.3", corrected=False)
     """A trial's values are applied after the model is created, which then has the previous trial's seed."""
     best_strategy_sets_best_step: bool = _since("5.4", corrected=True)

@@ -11,6 +11,7 @@ from tests.support.scenarios import (
     resuming,
     saving,
     searching,
+    tokens,
     updates,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "resuming",
     "saving",
     "searching",
+    "tokens",
     "updates",
 ]

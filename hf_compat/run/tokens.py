@@ -1,0 +1,98 @@
+"""Input tokens: counting them batch by batch or ahead of training, and their numbers in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_compat.data.windows import Window
+from hf_compat.engine.callbacks import RunCallback
+from hf_compat.metrics import speed_metrics
+from hf_compat.overriding import WarnOnce
+from hf_compat.plan import RunPlan
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.host import RunHost
+    from hf_compat.run.progress import Counts
+
+__all__ = ["TokensAhead", "count_train_tokens", "token_logs", "track_input_tokens"]
+
+
+class TokensAhead(RunCallback):
+    """Counts the input tokens of each batch before it is trained on, as transformers did before 5.3.
+
+    Hooks: ``on_train_batch_start``, ``on_next_batch``.
+
+    Args:
+        host: The Trainer.
+    """
+
+    def __init__(self, host: RunHost) -> None:
+        self._host = host
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
+    ) -> None:
+        """Count the first batch of the window, before ``on_step_begin``."""
+        self._host._track_num_input_tokens(batch.batches[0])
+
+    def on_next_batch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: dict[str, Any]) -> None:
+        """Count a further batch of the window."""
+        self._host._track_num_input_tokens(batch)
+
+
+def count_train_tokens(host: RunHost, plan: RunPlan, loader: Iterable[Any]) -> float | None:
+    """Return the input tokens of the whole run, from a pass over ``loader``; None if they are not asked for.
+
+    The pass draws random numbers, as an epoch does. If ``max_steps`` says when the run ends, it is one batch long, and
+    that batch's tokens stand for those of all.
+
+    Args:
+        host: The Trainer.
+        plan: The numbers of the run.
+        loader: The train loader.
+    """
+    args = host.args
+    if host.semantics.counts_tokens_as_seen or not args.include_tokens_per_second:
+        return None
+    if args.max_steps < 0:
+        return host.num_tokens(loader, None) * args.num_train_epochs
+    return host.num_tokens(loader, plan.max_steps) * args.gradient_accumulation_steps
+
+
+def token_logs(host: RunHost, counts: Counts, start_time: float | None) -> dict[str, float]:
+    """Return the input tokens seen and, with ``start_time``, their speed; empty if they are not counted."""
+    if host.args.include_num_input_tokens_seen == "no":
+        return {}
+    seen = host.state.num_input_tokens_seen
+    logs: dict[str, float] = {"num_input_tokens_seen": seen}
+    if start_time is not None:
+        before = counts.initial_tokens if host.semantics.speed_counts_session_tokens else 0
+        logs |= speed_metrics("train", start_time, num_tokens=seen - before)
+    return logs
+
+
+def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnce) -> None:
+    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen`` if the arguments say so."""
+    kind = host.args.include_num_input_tokens_seen
+    if kind == "no":
+        return
+    name = getattr(host.model, "main_input_name", "input_ids")
+    if name not in inputs:
+        warn_once(
+            f"`include_num_input_tokens_seen={kind!r}`: batches have no `{name}`, so no tokens are counted. "
+            "Set the model's `main_input_name` to the name of the inputs."
+        )
+        return
+    tokens: Any = inputs[name].numel()
+    pad = getattr(host.processing_class, "pad_token_id", None)
+    if kind == "non_padding" and "attention_mask" in inputs:
+        tokens = inputs["attention_mask"].sum()
+    elif kind == "non_padding" and pad is not None:
+        tokens = (inputs[name] != pad).sum()
+    counted = torch.as_tensor(tokens, device=host.args.device, dtype=torch.int64)
+    host.state.num_input_tokens_seen += int(host.accelerator.gather(counted).sum())
