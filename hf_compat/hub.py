@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import names
+from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.checkpoint.publish import HIDDEN_FOLDERS
 from hf_compat.errors import HubError
 from hf_compat.version import __version__
@@ -137,7 +138,8 @@ def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> Com
         HubError: If the Hub cannot be reached or rejects it.
     """
     try:
-        return upload(api, repo_id, folder, **options)
+        with naming_final_folders():
+            return upload(api, repo_id, folder, **options)
     except HubError as error:
         logger.warning("%s Training continues; the files are still on this machine.", error)
         raise
@@ -173,6 +175,12 @@ def snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool = False) -
         frozen: Whether the files are never written again, as those of a published checkpoint. Otherwise small ones are
             copied, since a log grows while it is read.
     """
+    with naming_final_folders():
+        _fill_snapshot(files, target, frozen=frozen)
+    return target
+
+
+def _fill_snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool) -> None:
     target.mkdir(parents=True)
     try:
         for name, source in files.items():
@@ -184,7 +192,6 @@ def snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool = False) -
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
-    return target
 
 
 def _link(source: Path, target: Path) -> None:

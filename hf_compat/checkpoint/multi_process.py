@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointError, CheckpointWriteError
@@ -44,6 +45,7 @@ def begin(
         CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
     """
     own = None
+    stack.enter_context(naming_final_folders())  # also on ranks that write into another's folder
     with failing_together():
         if launch.rank == 0:
             own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))

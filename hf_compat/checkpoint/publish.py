@@ -27,6 +27,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hf_compat.checkpoint.completeness import is_complete, write_marker
+from hf_compat.checkpoint.final_names import HIDDEN, naming_final_folders, with_final_names
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointWriteError
 
@@ -44,9 +45,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_HIDDEN = re.compile(
-    r"\.(?P<final>.+)\.(?P<kind>partial|replaced|deleted|pushed)-(?P<host>.*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{8})"
-)
 HIDDEN_FOLDERS = tuple(f".*.{kind}-*" for kind in ("partial", "replaced", "deleted", "pushed"))
 """Patterns of the names of hidden folders."""
 # In containers, runs often have the same host name and process id: only the token distinguishes them.
@@ -69,7 +67,8 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
     try:
         staged = begin(target)
         try:
-            yield staged
+            with naming_final_folders():
+                yield staged
             publish(staged, target, step=step, run_id=run_id)
         except BaseException:
             free = _free_space(staged)  # before the files written so far are deleted
@@ -78,8 +77,9 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
     except (OSError, RuntimeError, SafetensorError) as error:
         if not is_write_failure(error):
             raise
+        cause = with_final_names(str(error))
         raise CheckpointWriteError(
-            f"`{target}` cannot be written: {error}{free}. Earlier checkpoints are untouched. Check the free space "
+            f"`{target}` cannot be written: {cause}{free}. Earlier checkpoints are untouched. Check the free space "
             f"and the permissions of `{target.parent}`."
         ) from error
 
@@ -152,8 +152,9 @@ def delete_folder(folder: Path) -> None:
     if folder.is_symlink():
         raise OSError(f"{folder} is a link")
     doomed = hidden_sibling(folder, "deleted")
-    folder.rename(doomed)
-    shutil.rmtree(doomed)
+    with naming_final_folders():
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
@@ -164,7 +165,7 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     parent = Path(folder)
     if not parent.is_dir():
         return []
-    found = ((match["kind"], path, match) for path in parent.iterdir() if (match := _HIDDEN.fullmatch(path.name)))
+    found = ((match["kind"], path, match) for path in parent.iterdir() if (match := HIDDEN.fullmatch(path.name)))
     handled = []
     # By kind: of a new (partial) and a former checkpoint under one name, the new one is kept.
     for kind, path, match in sorted(found, key=lambda item: item[:2]):
@@ -173,10 +174,10 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
         final = parent / match["final"]
         if not os.path.lexists(final) and (kind == "replaced" or (kind == "partial" and _is_marked(path))):
             path.rename(final)
-            logger.warning("Renamed %s, complete but left unpublished by a killed process, to %s.", path.name, final)
+            logger.warning("Recovered %s: a killed process had written it, but not renamed it yet.", final)
         else:
             _remove(path)
-            logger.info("Deleted %s, left behind by a killed process.", path)
+            logger.info("Deleted a hidden folder of %s, left behind by a killed process.", final)
         handled.append(path)
     return handled
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from hf_compat.checkpoint import distributed_files, names, publish
+from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.tensor_files import Entry, write_tensors
 from hf_compat.checkpoint.weight_files import weight_files
@@ -63,11 +64,12 @@ def consolidate(
     shards = _Shards(sharded)
     files = _split_into_files(_without_aliases(shards, source), limit)
     try:
-        return (
-            _write_in_place(files, shards, source)
-            if output is None
-            else _write_new_folder(files, shards, source, target)
-        )
+        with naming_final_folders():
+            return (
+                _write_in_place(files, shards, source)
+                if output is None
+                else _write_new_folder(files, shards, source, target)
+            )
     except OSError as error:
         raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
 
