@@ -114,7 +114,7 @@ class TrainingArguments:
     label_smoothing_factor: float = option(0.0, "Label smoothing, 0 to 1; 0 turns it off.")
 
     bf16: bool = option(False, "Train in bfloat16 mixed precision.")
-    fp16: bool = option(False, "Train in float16 mixed precision; needs a GPU.")
+    fp16: bool = option(False, "Train in float16 mixed precision on a GPU, in float32 on the CPU.")
     bf16_full_eval: bool = option(False, "Evaluate with the whole model in bfloat16.")
     fp16_full_eval: bool = option(False, "Evaluate with the whole model in float16.")
     tf32: bool | None = option(None, "Use TF32 for float32 matrix products. Default: torch's setting.")

@@ -7,6 +7,7 @@ subclass's additions run without it. Lightning's own plugin runs the whole train
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
+from hf_compat.errors import HFCompatWarning
 from hf_compat.nested import map_nested
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "precision_problems",
     "without_autocast",
 ]
+
+_USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the runtime and the Trainer
 
 
 class FullPrecision(Precision):
@@ -99,6 +103,9 @@ def precision_plugin(
             and the scaler, with autocast around the forward pass only.
         flat_shards: Whether FSDP version 1 shards the gradients, so that the scaler has to check for infinite
             gradients on all ranks.
+
+    Warns:
+        HFCompatWarning: If ``"fp16"`` computes in float32, because the device is the CPU; as in transformers.
     """
     plugin = _precision_plugin_in(plugins)
     if type(plugin) is MixedPrecision:
@@ -106,6 +113,11 @@ def precision_plugin(
     if plugin is not None:
         return plugin
     if mixed_precision == "no":
+        return FullPrecision()
+    if mixed_precision == "fp16" and device.type == "cpu":
+        remedy = "Remove it, or set `bf16=True` and `use_cpu=True`."
+        text = f"`fp16=True`: float16 needs a GPU, so on the CPU this run computes in float32. {remedy}"
+        warnings.warn(text, HFCompatWarning, stacklevel=_USER)
         return FullPrecision()
     if mixed_precision == "fp16" and flat_shards:
         return ForwardMixedPrecision("16-mixed", device.type, ShardedGradScaler(device.type))

@@ -17,6 +17,7 @@ from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = [
@@ -143,17 +144,18 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 
 
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
-    """Return the autocast around the loss, which some releases of transformers have on the CPU, in one process."""
-    args = trainer.args
-    on_cpu = (
-        args.device.type == "cpu"
-        and args.world_size == 1
-        and args.mixed_precision == "bf16"
-        and not trainer._lightning_runtime.facts.own_precision
-    )
-    if on_cpu and not trainer.semantics.leaves_loss_out_of_cpu_autocast:
+    """Return the autocast around the loss, which some releases of transformers have on the CPU: always bfloat16."""
+    releases_differ = not trainer.semantics.leaves_loss_out_of_cpu_autocast
+    if releases_differ and _uses_cpu_amp(trainer.args) and not trainer._lightning_runtime.facts.own_precision:
         return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
     return contextlib.nullcontext()
+
+
+def _uses_cpu_amp(args: TrainingArguments) -> bool:
+    """Return whether transformers 4.57 has this autocast: if asked for, or for bf16 on the CPU, in one process."""
+    if args.half_precision_backend == "auto":
+        return args.bf16 and args.device.type == "cpu" and args.world_size == 1
+    return args.half_precision_backend == "cpu_amp" and (args.fp16 or args.bf16)
 
 
 def loss_context(trainer: Trainer) -> contextlib.ExitStack:

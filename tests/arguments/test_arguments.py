@@ -114,7 +114,7 @@ def test_every_field_has_help():
 def off_default(name):
     """Return a value that asks for something."""
     default = defaults()[name]
-    special = {"hub_strategy": "end", "debug": "underflow_overflow", "half_precision_backend": "apex", "tp_size": 2}
+    special = {"hub_strategy": "end", "debug": "underflow_overflow", "tp_size": 2}
     if name in special:
         return special[name]
     return (not default) if isinstance(default, bool) else 3 if isinstance(default, int) else "x"
@@ -159,7 +159,8 @@ WRONG = {
     "accelerator file": ({"accelerator_config": "none.json"}, "`accelerator_config='none.json'`"),
     "tokens": ({"include_num_input_tokens_seen": "some"}, "`include_num_input_tokens_seen='some'`"),
     "release": ({"semantics": "newest"}, "`semantics='newest'`"),
-    "float16 on the cpu": ({"fp16": True, "use_cpu": True}, "`fp16=True`.*`bf16=True`"),
+    "bfloat16 without a gpu": ({"bf16": True}, "`bf16=True`: .*`use_cpu=True`"),
+    "bfloat16 evaluation without a gpu": ({"bf16_full_eval": True}, "`bf16_full_eval=True`: .*`use_cpu=True`"),
     "two accumulations": (
         {
             "gradient_accumulation_steps": 4,
@@ -205,7 +206,7 @@ ONE_OF_EACH = {
     "save_steps": (2.5, "_steps"),
     "load_best_model_at_end": (True, "_best_model"),
     "lr_scheduler_type": ("reduce_lr_on_plateau", "_schedule"),
-    "fp16": (True, "_precision"),
+    "half_precision_backend": ("apex", "_precision"),
     "fsdp_config": ({"a": 1}, "_fsdp"),
     "parallelism_config": ({"tp_size": 0}, "_parallelism"),
 }
@@ -401,9 +402,9 @@ def test_release_decides_reports_and_folders():
 
 
 def test_mixed_precision(monkeypatch):
-    """bfloat16 needs no GPU; the environment of ``accelerate launch`` decides where no field does."""
+    """bfloat16 needs no GPU if the CPU is asked for; ``accelerate launch`` decides where no field does."""
     assert TrainingArguments("out").mixed_precision == "no"
-    assert TrainingArguments("out", bf16=True).mixed_precision == "bf16"
+    assert TrainingArguments("out", bf16=True, use_cpu=True).mixed_precision == "bf16"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert TrainingArguments("out").mixed_precision == "bf16"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
@@ -481,6 +482,4 @@ def test_what_a_gpu_allows(monkeypatch):
     args = TrainingArguments("out", fp16=True, per_device_train_batch_size=4)
     assert (args.device, args.n_gpu, args.mixed_precision) == (torch.device("cuda", 0), 1, "fp16")
     assert args.train_batch_size == 4
-    with pytest.raises(ArgumentsError, match="needs a CUDA device"):
-        TrainingArguments("out", fp16=True, use_cpu=True)
     assert TrainingArguments("out", use_cpu=True).n_gpu == 0

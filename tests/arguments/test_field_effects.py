@@ -189,6 +189,7 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "use_liger_kernel": "tests/optim/test_liger.py::test_when",
     "liger_kernel_config": "tests/optim/test_liger.py::test_switches",
     "fp16": "tests/arguments/test_arguments.py::test_what_a_gpu_allows",
+    "half_precision_backend": "tests/support/scenarios/models.py::backends_of_mixed_precision",
     "use_cpu": "tests/arguments/test_arguments.py::test_what_a_gpu_allows",
     "_n_gpu": "tests/arguments/test_arguments.py::test_what_a_gpu_allows",
     "tf32": "tests/arguments/test_field_effects.py::test_tf32",

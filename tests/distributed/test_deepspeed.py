@@ -28,6 +28,7 @@ THOROUGH = (
     "optimizer_of_the_config",
     "schedule_of_the_config",
     "deepspeed_in_bf16",
+    "deepspeed_in_fp16_without_a_gpu",
     "weights_alone_of_deepspeed",
     "best_model_of_deepspeed",
     "evaluates_without_training",

@@ -39,6 +39,7 @@ QUICK = (
 """Run under both libraries."""
 
 THOROUGH = (
+    "fp16_without_a_gpu",
     "custom_loss_function",
     "ragged_predictions_are_padded",
     "dispatched_batches_are_split",

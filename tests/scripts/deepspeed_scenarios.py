@@ -108,6 +108,12 @@ def deepspeed_in_bf16(kit: Kit) -> None:
 
 
 @shared
+def deepspeed_in_fp16_without_a_gpu(kit: Kit) -> None:
+    """DeepSpeed has its own float16, on CPUs that know it."""
+    trained(kit, config(2, fp16={"enabled": AUTO}), fp16=True)
+
+
+@shared
 def zero_0(kit: Kit) -> None:
     trained(kit, config(0))
 

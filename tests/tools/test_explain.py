@@ -88,11 +88,11 @@ def test_a_command_line(script, capsys):
 
 def test_refusals_exit_with_1(script, capsys):
     """Everything that is refused is told beside its field, and the status says so."""
-    line = "--seed -1 --deepspeed ds.json --half_precision_backend apex --learning_rate 0.1 --predict_with_generate"
+    line = "--seed -1 --deepspeed ds.json --fp16_opt_level O2 --learning_rate 0.1 --predict_with_generate"
     rows = explained([script, *line.split()], capsys, status=1)
     refused = {name: row["problems"] for name, row in rows.items() if row["problems"]}
-    assert refused.keys() == {"seed", "deepspeed", "half_precision_backend"}
-    assert rows["half_precision_backend"]["where"] == "not supported"
+    assert refused.keys() == {"seed", "deepspeed", "fp16_opt_level"}
+    assert rows["fp16_opt_level"]["where"] == "not supported"
     assert main(["explain", script, *line.split()]) == 1
     table = capsys.readouterr().out.splitlines()
     assert table[0].split()[:3] == ["field", "value", "where"]

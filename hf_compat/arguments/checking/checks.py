@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.asked import deepspeed_problems
-from hf_compat.arguments.fields.choices import LOG_LEVELS, SAMPLING_STRATEGIES
+from hf_compat.arguments.fields.choices import HALF_PRECISION_BACKENDS, LOG_LEVELS, SAMPLING_STRATEGIES
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
@@ -57,6 +57,7 @@ MINIMUMS: dict[str, int] = {
 """Integer field to its smallest valid value; None is valid if it is the default."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
+    "half_precision_backend": HALF_PRECISION_BACKENDS,
     "include_num_input_tokens_seen": ("no", "all", "non_padding"),
     "log_level": tuple(LOG_LEVELS),
     "log_level_replica": tuple(LOG_LEVELS),
@@ -211,11 +212,14 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("fp16", True, "cannot be combined with `bf16=True`; set one of them.")
     if args.fp16_full_eval and args.bf16_full_eval:
         yield Problem("fp16_full_eval", True, "cannot be combined with `bf16_full_eval=True`; set one of them.")
-    if args.fp16 and (wants_cpu(args.use_cpu) or not cuda_is_available()):
-        yield Problem("fp16", True, "needs a CUDA device; use `bf16=True`, which also runs on the CPU.")
+    if args.half_precision_backend == "apex":
+        text = "apex is not supported; remove it, torch's automatic mixed precision is used."
+        yield Problem("half_precision_backend", "apex", text, unsupported=True)
+    if args.fp16 and not wants_cpu(args.use_cpu) and not cuda_is_available() and mps_is_available():
+        yield Problem("fp16", True, "is not supported on MPS; use `bf16=True`.", unsupported=True)
     for name in ("bf16", "bf16_full_eval"):
-        if getattr(args, name) and not wants_cpu(args.use_cpu) and gpu_lacks_bf16():
-            yield Problem(name, True, "this GPU does not support bfloat16; use `fp16=True`.")
+        if getattr(args, name) and not wants_cpu(args.use_cpu):
+            yield from _lacks_bf16(name)
     if args.tf32 and gpu_lacks_tf32():
         yield Problem("tf32", True, "needs an Ampere or newer GPU; remove it.")
     if args.use_mps_device and not mps_is_available():
@@ -224,6 +228,15 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if not (args.fp16 or args.bf16) and inherited not in ("no", "fp16", "bf16"):
         text = f"{PRECISION_VARIABLE}={inherited} in the environment is not supported; use 'bf16'."
         yield Problem("bf16", args.bf16, text, unsupported=True)
+
+
+def _lacks_bf16(name: str) -> Problems:
+    """Yield a problem if the device is a GPU without bfloat16, or the CPU that nobody asked for."""
+    phrase = "Your setup doesn't support bf16/gpu"
+    if gpu_lacks_bf16():
+        yield Problem(name, True, f"{phrase}, as this GPU has no bfloat16; use `fp16=True`.")
+    elif not cuda_is_available() and not mps_is_available():
+        yield Problem(name, True, f"{phrase}, as there is no GPU; set `use_cpu=True` to use bfloat16 on the CPU.")
 
 
 def _fsdp(args: TrainingArguments, semantics: Semantics) -> Problems:

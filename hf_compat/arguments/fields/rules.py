@@ -146,8 +146,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),
     FieldRule("max_grad_norm", "plan", "run/clipping.py", also_in=("optim/in_backward.py", "trainer/trainer.py")),
     FieldRule("label_smoothing_factor", "plan", "trainer/construction.py", also_in=("model_card/eval_results.py",)),
-    FieldRule("bf16", "trainer", "plugins"),
-    FieldRule("fp16", "trainer", "plugins", also_in=("model_card/eval_results.py",)),
+    FieldRule("bf16", "trainer", "plugins", also_in=("trainer/loss.py",)),
+    FieldRule("fp16", "trainer", "plugins", also_in=("model_card/eval_results.py", "trainer/loss.py")),
     FieldRule(
         "bf16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
     ),
@@ -306,7 +306,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("jit_mode_eval", "plan", "trainer/evaluation.py"),
     FieldRule("use_ipex", "unsupported", "IPEX is not supported; remove it, or set `bf16=True`"),
     FieldRule("fp16_opt_level", "unsupported", _APEX),
-    FieldRule("half_precision_backend", "unsupported", _APEX, ("cpu_amp", "cuda_amp")),
+    FieldRule("half_precision_backend", "plan", "trainer/loss.py"),
     FieldRule("tpu_num_cores", "unsupported", _TPU),
     FieldRule("tpu_metrics_debug", "unsupported", _TPU),
     FieldRule("past_index", "plan", "trainer/loss.py", also_in=("trainer/evaluation.py",)),

@@ -37,6 +37,30 @@ def bf16(kit: Kit) -> None:
     train(kit, language_model(kit, fields=fields))
 
 
+@scenario(warns="`fp16=True`: .* on the CPU this run computes in float32")
+def fp16_without_a_gpu(kit: Kit) -> None:
+    """Training and evaluation compute in float32; no scaler is made, and none is saved."""
+    fields = {**ACCUMULATION, "fp16": True, "num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    train(kit, language_model(kit, fields=fields))
+
+
+@scenario(warns="`fp16=True`: .* on the CPU this run computes in float32")
+def fp16_evaluation_without_a_gpu(kit: Kit) -> None:
+    """What is cast for an evaluation is cast, whatever the precision of training."""
+    trainer = classifier(kit, fields={"fp16": True, "fp16_full_eval": True, "use_cpu": False})
+    kit.evaluate(trainer)
+    train(kit, trainer)
+
+
+@scenario(until="5.0", warns="`fp16=True`: .* on the CPU this run computes in float32")
+def backends_of_mixed_precision(kit: Kit) -> None:
+    """The CPU's backend covers forward and loss, in bfloat16 for fp16 too; CUDA's covers bf16's forward alone."""
+    for precision in ("fp16", "bf16"):
+        for backend in ("cpu_amp", "cuda_amp"):
+            fields = {precision: True, "half_precision_backend": backend, "label_smoothing_factor": 0.1}
+            train(kit, classifier(kit, fields=fields))
+
+
 @scenario()
 def bf16_classifier(kit: Kit) -> None:
     train(kit, classifier(kit, fields={"bf16": True, "eval_strategy": "epoch"}))
