@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "accepts_loss_kwargs",
-    "accepts_parameter",
     "count_parameters",
     "ignores_item_count",
     "is_bare_model",
@@ -146,16 +145,3 @@ def number_of_arguments(func: Callable[..., Any]) -> int:
     if isinstance(func, functools.partial):
         return len(inspect.signature(func.func).parameters) - len(func.args) - len(func.keywords)
     return len(inspect.signature(func).parameters)
-
-
-@cache
-def _parameter_names(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    parameters = inspect.signature(function).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    return frozenset(parameters), takes_any
-
-
-def accepts_parameter(method: Callable[..., Any], name: str) -> bool:
-    """Return whether ``method``, perhaps an override for an older release, takes an argument ``name``."""
-    names, takes_any = _parameter_names(getattr(method, "__func__", method))
-    return takes_any or name in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -182,15 +182,25 @@ class _Signature:
     takes_any_position: bool
     takes_any_name: bool
 
+    def takes(self, positions: int, names: Collection[str]) -> bool:
+        """Return whether the method can be called with so many arguments by position, and those names by keyword."""
+        filled = self.by_position[:positions]
+        fits = self.takes_any_position or len(filled) == positions
+        return fits and self.required <= {*filled, *names} and not any(name in filled for name in names)
+
 
 @cache
 def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
-    parameters = list(inspect.signature(function).parameters.values())[is_bound:]
+    parameters = list(inspect.signature(function).parameters.values())
+    if is_bound and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+        del parameters[0]
     kinds = {parameter.kind for parameter in parameters}
-    simple = [parameter for parameter in parameters if parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [parameter for parameter in parameters if parameter.kind not in variable]
+    simple = [parameter for parameter in named if parameter.kind is not inspect.Parameter.KEYWORD_ONLY]
     return _Signature(
         by_position=tuple(parameter.name for parameter in simple),
-        required=frozenset(parameter.name for parameter in simple if parameter.default is inspect.Parameter.empty),
+        required=frozenset(parameter.name for parameter in named if parameter.default is inspect.Parameter.empty),
         known=frozenset(parameter.name for parameter in parameters),
         takes_any_position=inspect.Parameter.VAR_POSITIONAL in kinds,
         takes_any_name=inspect.Parameter.VAR_KEYWORD in kinds,
@@ -200,20 +210,20 @@ def _signature(function: Callable[..., Any], *, is_bound: bool) -> _Signature:
 def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> Any:
     """Call ``method``, perhaps an override for another release, with the parameters it has; return its result.
 
-    Arguments without a parameter are not passed. If the parameters are in another order, they are passed by keyword.
+    If it can be called as upstream calls it, it is, whatever its parameters are named. Otherwise arguments without a
+    parameter are not passed, and positional ones by keyword if that is how they find their parameters.
 
     Args:
-        method: A bound method of a Trainer.
+        method: A method of a Trainer, or a function assigned to one.
         *given: Upstream's positional arguments, as pairs of parameter name and value.
         **named: Upstream's keyword arguments.
     """
     signature = _signature(getattr(method, "__func__", method), is_bound=hasattr(method, "__func__"))
     if not signature.takes_any_name:
         named = {name: value for name, value in named.items() if name in signature.known}
-    names = tuple(name for name, _ in given)
-    in_order = signature.by_position[: len(given)] == names
-    renamed = bool(signature.required - {*names, *named})
-    if in_order or renamed or signature.takes_any_position:
-        most = len(given) if signature.takes_any_position else len(signature.by_position)
-        return method(*(value for _, value in given[:most]), **named)
-    return method(**{name: value for name, value in given if name in signature.known}, **named)
+    if signature.takes(len(given), named):
+        return method(*(value for _, value in given), **named)
+    found = {name: value for name, value in given if name in signature.known} | named
+    if signature.takes(0, found):
+        return method(**found)
+    return method(*(value for _, value in given[: len(signature.by_position)]), **named)

@@ -117,9 +117,13 @@ class HFModule(pl.LightningModule):
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
+    def on_validation_model_eval(self) -> None:
+        """Do nothing: an evaluation puts the model that it evaluates, perhaps another one, in evaluation mode."""
+
     def on_validation_model_train(self) -> None:
         """Keep the model in evaluation mode, as transformers does; the next training step changes it."""
 
+    on_test_model_eval = on_validation_model_eval
     on_test_model_train = on_validation_model_train
 
     def lr_scheduler_step(self, scheduler: object, metric: object) -> None:

@@ -36,6 +36,7 @@ from hf_compat.engine.strategies.facts import StrategyFacts
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from hf_compat.errors import ModelError
+from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 
 if TYPE_CHECKING:
@@ -247,7 +248,6 @@ class Runtime:
         if start is not None:
             epochs, windows_done, update_steps = start
             fast_forward(trainer, epochs=epochs, windows=windows_done, update_steps=update_steps)
-        module.train()
         handler = signal.getsignal(signal.SIGINT)
         with quiet_lightning():
             try:
@@ -262,7 +262,8 @@ class Runtime:
         """Run ``session`` over its batches in a Lightning evaluation loop, so that Lightning callbacks are called.
 
         Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``. A
-        nested evaluation, for example in ``compute_metrics``, runs without Lightning.
+        nested evaluation, for example in ``compute_metrics``, runs without Lightning, and so does one without a batch:
+        Lightning would not open its loader, which draws from the random generator.
 
         Args:
             model: The model.
@@ -275,7 +276,7 @@ class Runtime:
         module, fits = self.module, is_fitting(trainer)
         if module is None or module.model is not model or not (fits or module.belongs_to(host)):
             module = self.module = HFModule(model, host)
-        if module.session is not None:
+        if module.session is not None or (has_length(session.batches) and len(session.batches) == 0):
             for batch in session.batches:
                 session.step(batch)
             session.finish()

@@ -18,6 +18,7 @@ from hf_compat.run.evaluation import TrainingEvaluation
 from hf_compat.run.events import Events
 from hf_compat.run.flow import Flow
 from hf_compat.run.logging import TrainingLogs
+from hf_compat.run.mode import EarlyTrainMode
 from hf_compat.run.neftune import NEFTune
 from hf_compat.run.overflow import OverflowDebug
 from hf_compat.run.past import PastState
@@ -43,6 +44,7 @@ class Members:
 
     neftune: NEFTune | None
     overflow: OverflowDebug | None
+    early_mode: EarlyTrainMode | None
     resume: Resume
     past: PastState
     clipping: GradientClipping
@@ -89,6 +91,7 @@ def build_members(run: TrainingRun) -> Members:
     return Members(
         neftune=NEFTune(run.activate_neftune, run.deactivate_neftune) if noisy else None,
         overflow=OverflowDebug() if debugs else None,
+        early_mode=None if host.semantics.leaves_mode_to_training_step else EarlyTrainMode(host),
         resume=Resume(host, run.point),
         past=PastState(host),
         clipping=clipping,

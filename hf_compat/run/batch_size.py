@@ -39,7 +39,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
-    """Return ``run(batch_size=...)`` for the first size, from ``batch_size`` down, that fits into memory.
+    """Return ``run(batch_size)`` for the first size, from ``batch_size`` down, that fits into memory.
 
     Each size is 0.9 times the previous one, rounded down, as in accelerate since 1.9.
 
@@ -55,7 +55,7 @@ def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
     while size > 0:
         free_memory()
         try:
-            return run(batch_size=size)
+            return run(size)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -24,7 +24,6 @@ from hf_compat.engine.runtime import Runtime
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
-from hf_compat.model_facts import accepts_parameter
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.plan.upstream import from_values
@@ -282,10 +281,12 @@ class TrainingRun:
 
     def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
         """Call the Trainer's ``training_step`` with one batch; return its loss, ``()``."""
-        step = self.host.training_step
-        if accepts_parameter(step, "num_items_in_batch"):
-            return step(self.host.model_wrapped, batch, num_items)
-        return step(self.host.model_wrapped, batch)
+        return call_as_defined(  # type: ignore[no-any-return]
+            self.host.training_step,
+            ("model", self.host.model_wrapped),
+            ("inputs", batch),
+            ("num_items_in_batch", num_items),
+        )
 
     def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""

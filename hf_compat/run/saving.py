@@ -164,7 +164,7 @@ class CheckpointSaving(RunCallback):
             self._host._push_from_checkpoint(str(folder))
 
     def _rotate(self, folder: Path) -> None:
-        self._host._rotate_checkpoints(output_dir=str(folder.parent))
+        self._host._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
 
     def rotate_finished(self) -> None:
         """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""

@@ -137,8 +137,6 @@ def run_loop(
             runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     finally:
         runtime.loaders.evaluation = outer  # also after an error
-    if session.output is None:  # Lightning skips an empty loader
-        session.finish()
     assert session.output is not None, "a finished session has an output"
     return session.output
 
@@ -151,7 +149,7 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
     if trainer.args.jit_mode_eval:
         start = time.time()
-        traced = trainer.torch_jit_model_eval(trainer.model, dataloader)
+        traced = trainer.torch_jit_model_eval(trainer.model, dataloader, False)
         trainer.jit_compilation_time = round(time.time() - start, 4)
         if traced is not trainer.model:
             vars(trainer).pop("model_preparation_time", None)  # the trace is evaluated instead

@@ -120,9 +120,12 @@ def compute_loss(
 def _smoothed_loss(
     trainer: Trainer, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None
 ) -> Tensor:
-    count = num_items_in_batch if trainer.semantics.smoother_takes_item_count else None
-    shift = is_causal_lm(trainer.accelerator.unwrap_model(model))
-    loss: Tensor = trainer.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=count)
+    given: dict[str, Any] = {}
+    if trainer.semantics.smoother_takes_item_count:
+        given["num_items_in_batch"] = num_items_in_batch
+    if is_causal_lm(trainer.accelerator.unwrap_model(model)):
+        given["shift_labels"] = True
+    loss: Tensor = trainer.label_smoother(outputs, labels, **given)
     return loss
 
 

@@ -26,7 +26,8 @@ __all__ = [
 ]
 
 # Warnings that are wrong here: evaluations are called, not scheduled; their metrics are gathered from all ranks before
-# they are logged; checkpoints are saved after the update step. The last is Lightning's use of a deprecated torch name.
+# they are logged; checkpoints are saved after the update step; the first training step sets training mode. The last is
+# Lightning's use of a deprecated torch name.
 _MISLEADING = (
     r".*defined a `validation_step` but have no `val_dataloader`.*",
     r".*`train_dataloader` does not have many workers.*",
@@ -34,6 +35,7 @@ _MISLEADING = (
     r".*It is recommended to use `self\.log\(.*sync_dist=True\)`.*",
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*Using ModelCheckpoint with manual optimization and every_n_train_steps.*",
+    r".*module\(s\) in eval mode at the start of training.*",
     r".*isinstance\(treespec, LeafSpec\).*",
 )
 

@@ -2,10 +2,12 @@
 
 from tests.support.scenarios import (
     aids,
+    calling,
     data,
     evaluating,
     generating,
     models,
+    modes,
     optimizers,
     overriding,
     resuming,
@@ -17,10 +19,12 @@ from tests.support.scenarios import (
 
 __all__ = [
     "aids",
+    "calling",
     "data",
     "evaluating",
     "generating",
     "models",
+    "modes",
     "optimizers",
     "overriding",
     "resuming",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
@@ -181,3 +183,57 @@ class _Counting:
         result = {"accuracy": self.hits / self.count}
         self.hits, self.count = 0.0, 0
         return result
+
+
+def _empty_evaluation(kit: Kit, **given: Any) -> None:
+    """Train with evaluations and evaluate and predict; dropout and the order of samples follow the generator."""
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 3, **given.pop("fields", {})}
+    trainer = plain(kit, fields=fields, **given)
+    kit.evaluate(trainer)
+    kit.train(trainer)
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+    kit.keep("drawn", torch.rand(1))
+
+
+@scenario()
+def empty_evaluation_set(kit: Kit) -> None:
+    """A loader without a batch is opened all the same, which draws from the random generator."""
+    _empty_evaluation(kit, eval_dataset=helpers.ListDataset([]))
+
+
+@scenario()
+def evaluation_without_a_full_batch(kit: Kit) -> None:
+    rows = helpers.ListDataset(helpers.vector_rows(2, seed=1))
+    _empty_evaluation(kit, eval_dataset=rows, fields={"dataloader_drop_last": True})
+
+
+@scenario()
+def one_of_several_evaluation_sets_is_empty(kit: Kit) -> None:
+    rows = helpers.ListDataset(helpers.vector_rows(4, seed=1))
+    trainer = plain(
+        kit,
+        eval_dataset={"none": helpers.ListDataset([]), "some": rows},
+        fields={"eval_strategy": "epoch", "num_train_epochs": 2},
+    )
+    kit.train(trainer)
+    kit.evaluate(trainer)
+
+
+@scenario()
+def empty_evaluation_loader_of_the_user(kit: Kit) -> None:
+    class Own(kit.Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+            return DataLoader([])  # type: ignore[arg-type]
+
+    _empty_evaluation(kit, subclass=Own)
+
+
+@scenario()
+def empty_evaluation_loader_with_workers(kit: Kit) -> None:
+    _empty_evaluation(kit, eval_dataset=helpers.ListDataset([]), fields={"dataloader_num_workers": 1})
+
+
+@scenario(until="5.0")
+def empty_evaluation_of_the_older_loop(kit: Kit) -> None:
+    _empty_evaluation(kit, eval_dataset=helpers.ListDataset([]), fields={"use_legacy_prediction_loop": True})
