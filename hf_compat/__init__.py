@@ -6,8 +6,10 @@ Names are resolved when first used: importing the package loads neither torch, l
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.shared_names import ModuleWithDefaults
 from hf_compat.version import __version__
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         ProgressCallback,
         TrainerCallback,
     )
+    from hf_compat.callbacks.defaults import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
     from hf_compat.checkpoint.layout import get_last_checkpoint
     from hf_compat.data.collators import DataCollatorWithPadding, DefaultDataCollator, default_data_collator
     from hf_compat.data.columns import RemoveColumnsCollator
@@ -66,6 +69,8 @@ _HOMES: dict[str, str] = {
     "AcceleratorConfig": "hf_compat.arguments",
     "BestRun": "hf_compat.tuning.spaces",
     "CallbackHandler": "hf_compat.callbacks",
+    "DEFAULT_CALLBACKS": "hf_compat.callbacks.defaults",
+    "DEFAULT_PROGRESS_CALLBACK": "hf_compat.callbacks.defaults",
     "DataCollatorWithPadding": "hf_compat.data.collators",
     "DebugOption": "hf_compat.arguments.enums",
     "DefaultDataCollator": "hf_compat.data.collators",
@@ -123,6 +128,8 @@ _HOMES: dict[str, str] = {
 
 
 __all__ = [
+    "DEFAULT_CALLBACKS",
+    "DEFAULT_PROGRESS_CALLBACK",
     "AcceleratorConfig",
     "BestRun",
     "CallbackHandler",
@@ -193,3 +200,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+sys.modules[__name__].__class__ = ModuleWithDefaults

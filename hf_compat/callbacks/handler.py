@@ -84,8 +84,8 @@ class CallbackHandler(TrainerCallback):
             self.add_callback(callback)
         if not any(is_kind_of(callback, DefaultFlowCallback) for callback in self.callbacks):
             logger.warning(
-                "No DefaultFlowCallback among the callbacks (%s): unless another callback requests it, nothing is "
-                "logged, evaluated or saved, and training does not stop. Add a DefaultFlowCallback.",
+                "The Trainer will not work properly without a DefaultFlowCallback among its callbacks (%s): unless "
+                "another one requests it, nothing is logged, evaluated or saved, and training does not stop. Add one.",
                 self._names(),
             )
 
@@ -94,7 +94,7 @@ class CallbackHandler(TrainerCallback):
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
             logger.warning(
-                "Adding a second %s to the callbacks %s; remove one of them if that is not intended.",
+                "Adding a %s to the callbacks, but there is already one: %s. Remove one if that is not intended.",
                 kind.__name__,
                 self._names(),
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerControl, TrainerState
 
-__all__ = ["REPORTERS", "LoggingCallback", "build_loggers"]
+__all__ = ["REPORTERS", "LoggingCallback", "TensorBoardCallback", "build_loggers", "logging_callbacks"]
 
 
 def _tensorboard(args: TrainingArguments) -> Logger:
@@ -37,9 +37,15 @@ REPORTERS: dict[str, Callable[[TrainingArguments], Logger]] = {"tensorboard": _t
 """Name in ``report_to`` → its Lightning logger; any other logger is passed as ``lightning={"logger": ...}``."""
 
 
-def build_loggers(args: TrainingArguments) -> list[Logger]:
-    """Return the Lightning loggers that ``args.report_to`` names."""
-    return [REPORTERS[name](args) for name in args.report_to]
+def build_loggers(args: TrainingArguments) -> dict[str, Logger]:
+    """Return name → Lightning logger, in the order of ``args.report_to``."""
+    return {name: REPORTERS[name](args) for name in args.report_to}
+
+
+def logging_callbacks(reporters: Mapping[str, Logger], others: Sequence[Logger]) -> list[TrainerCallback]:
+    """Return a callback for each of ``reporters``, as transformers has them, then one for all ``others``."""
+    callbacks = [_CALLBACKS[name](logger) for name, logger in reporters.items()]
+    return [*callbacks, LoggingCallback(others)] if others else callbacks
 
 
 class LoggingCallback(TrainerCallback):
@@ -100,6 +106,39 @@ class LoggingCallback(TrainerCallback):
         """Flush every logger; Lightning closes them."""
         for logger in self.loggers:
             logger.save()
+
+
+class TensorBoardCallback(TrainerCallback):
+    """Writes to TensorBoard as a ``LoggingCallback``; scripts find and remove it by transformers' class too."""
+
+    def __init__(self, logger: TensorBoardLogger) -> None:
+        self._logger = logger
+        self._writing = LoggingCallback([logger])
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Write the arguments and the model's configuration."""
+        self._writing.on_train_begin(args, state, control, **kwargs)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the logs."""
+        self._writing.on_log(args, state, control, **kwargs)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Flush the logger."""
+        self._writing.on_train_end(args, state, control, **kwargs)
+
+    @property
+    def tb_writer(self) -> Any:
+        """The ``SummaryWriter``."""
+        return self._logger.experiment
+
+
+_CALLBACKS: dict[str, Callable[[Any], TrainerCallback]] = {"tensorboard": TensorBoardCallback}
+"""Name in ``report_to`` → the callback that writes to its logger."""
 
 
 def _number(value: object) -> float | None:

@@ -1,7 +1,16 @@
 """The Trainer: transformers' class on a Lightning run, and functions over its public attributes, a topic a file."""
 
+import sys
+from typing import TYPE_CHECKING
+
 from hf_compat.overriding import OVERRIDABLE
+from hf_compat.shared_names import ModuleWithDefaults
 from hf_compat.trainer.seq2seq_trainer import Seq2SeqTrainer
 from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["OVERRIDABLE", "Seq2SeqTrainer", "Trainer"]
+if TYPE_CHECKING:
+    from hf_compat.callbacks.defaults import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
+
+__all__ = ["DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "OVERRIDABLE", "Seq2SeqTrainer", "Trainer"]
+
+sys.modules[__name__].__class__ = ModuleWithDefaults

@@ -11,17 +11,10 @@ from torch import nn
 
 from hf_compat.accelerator import Accelerator
 from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.callbacks import (
-    CallbackHandler,
-    DefaultFlowCallback,
-    NotebookProgressCallback,
-    PrinterCallback,
-    ProgressCallback,
-    is_in_notebook,
-)
+from hf_compat.callbacks import CallbackHandler, PrinterCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.keywords import split_callbacks
-from hf_compat.engine.loggers import LoggingCallback, build_loggers
+from hf_compat.engine.loggers import build_loggers, logging_callbacks
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError
 from hf_compat.log_files import write_log_file
@@ -168,14 +161,13 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
     """Create the loggers and the callback handler, and separate Lightning callbacks from user callbacks."""
     runtime = trainer._lightning_runtime
     users, runtime.callbacks = split_callbacks(callbacks)
-    runtime.loggers = [*build_loggers(trainer.args), *runtime.user_loggers]
-    reporting = [LoggingCallback(runtime.loggers)] if runtime.loggers else []
+    reporters = build_loggers(trainer.args)
+    runtime.loggers = [*reporters.values(), *runtime.user_loggers]
     trainer.callback_handler = CallbackHandler(
-        [DefaultFlowCallback, *reporting, *users],
+        [*defaults.DEFAULT_CALLBACKS, *logging_callbacks(reporters, runtime.user_loggers), *users],
         trainer.model,
         trainer.processing_class,
         trainer.optimizer,
         trainer.lr_scheduler,
     )
-    shown: type = NotebookProgressCallback if is_in_notebook() else ProgressCallback
-    trainer.add_callback(PrinterCallback if trainer.args.disable_tqdm else shown)
+    trainer.add_callback(PrinterCallback if trainer.args.disable_tqdm else defaults.DEFAULT_PROGRESS_CALLBACK)
