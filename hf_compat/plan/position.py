@@ -10,7 +10,19 @@ from typing import Self
 from hf_compat.plan.plan import RunPlan
 from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
 
-__all__ = ["DataPosition", "plan_for_rest"]
+__all__ = ["DataPosition", "Shift", "plan_for_rest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """How a run that was resumed with other windows counts its samples."""
+
+    epoch: int = 0
+    """The epoch that was resumed in the middle."""
+    samples: int = 0
+    """Samples of that epoch that its batches do not count."""
+    other_windows: bool = False
+    """Whether update steps of the run were made with another batch size, accumulation or world size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +37,40 @@ class DataPosition:
     """Samples in one batch, over all devices."""
     accumulate: int
     """Batches in a full window."""
+    other_windows: bool = False
+    """Whether earlier update steps were made with other windows, so that their number does not tell the position."""
 
     @classmethod
-    def after(cls, plan: RunPlan, epoch: int, batches: int, shift: int = 0) -> Self:
+    def after(cls, plan: RunPlan, epoch: int, batches: int, shift: Shift) -> Self:
         """Return the position after ``batches`` batches of ``epoch``; a completed epoch is the start of the next one.
 
         Args:
             plan: The run's plan.
             epoch: Completed epochs.
             batches: Batches per device of the current epoch.
-            shift: Additional samples, if the epoch was started with another batch size.
+            shift: Samples that ``batches`` does not count.
         """
         size = plan.samples_per_batch
         if batches >= plan.batches_per_epoch:
-            return cls(epoch + 1, 0, size, plan.accumulate)
-        return cls(epoch, batches * size + shift, size, plan.accumulate)
+            return cls(epoch + 1, 0, size, plan.accumulate, shift.other_windows)
+        samples = batches * size + (shift.samples if epoch == shift.epoch else 0)
+        return cls(epoch, samples, size, plan.accumulate, shift.other_windows)
+
+    def at_next_epoch(self) -> Self:
+        """Return the position at the start of the next epoch, after one that was ended early."""
+        return replace(self, epoch=self.epoch + 1, samples=0) if self.samples else self
+
+    def has_windows_of(self, plan: RunPlan) -> bool:
+        """Return whether all update steps so far were made with the windows of ``plan``."""
+        windows = (self.samples_per_batch, self.accumulate)
+        return windows == (plan.samples_per_batch, plan.accumulate) and not self.other_windows
 
     def agrees(self, plan: RunPlan, global_step: int) -> bool:
         """Return whether this is the position after ``global_step`` update steps of ``plan``."""
         epoch, windows = divmod(global_step, plan.update_steps_per_epoch)
         samples = windows * plan.accumulate * plan.samples_per_batch
-        return self == DataPosition(epoch, samples, plan.samples_per_batch, plan.accumulate)
+        at = (self.epoch, self.samples, self.samples_per_batch, self.accumulate)
+        return at == (epoch, samples, plan.samples_per_batch, plan.accumulate)
 
     def to_dict(self) -> dict[str, int]:
         """Return the position as it is saved in a checkpoint."""
@@ -59,11 +84,12 @@ class DataPosition:
             ValueError: If ``saved`` is not such a dict.
         """
         names = [item.name for item in fields(cls)]
-        if not isinstance(saved, Mapping) or sorted(saved) != sorted(names):
+        values = {"other_windows": True, **saved} if isinstance(saved, Mapping) else {}  # older ones lack it
+        if sorted(values) != sorted(names) or type(values["other_windows"]) is not bool:
             raise ValueError(f"not a position in the data: {saved!r:.200}")
-        if not all(type(saved[name]) is int and saved[name] >= 0 for name in names):
+        if not all(type(values[name]) in (int, bool) and values[name] >= 0 for name in names):
             raise ValueError(f"not a position in the data: {saved!r:.200}")
-        return cls(**saved)
+        return cls(**values)
 
 
 def plan_for_rest(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import ModelError
-from hf_compat.plan import DataPosition, RunPlan
+from hf_compat.plan import DataPosition, RunPlan, Shift
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -65,7 +65,7 @@ class Progress(RunCallback):
 
     Attributes:
         plan: The plan of the run, set before the fit.
-        shift: The epoch that was resumed with a different batch size, and the offset of its batches in samples.
+        shift: How the samples are counted, if the run was resumed with other windows.
         start_time: When the run started, in seconds of ``time.time``.
         position: The position in the data; None before the first update step.
     """
@@ -74,7 +74,7 @@ class Progress(RunCallback):
         self._host = host
         self._counts = counts
         self.plan: RunPlan | None = None
-        self.shift = (0, 0)
+        self.shift = Shift()
         self.start_time = 0.0
         self.position: DataPosition | None = None
 
@@ -118,8 +118,12 @@ class Progress(RunCallback):
         state.global_step = trainer.global_step
         done = window.batches_before + len(window.batches)
         state.epoch = window.epoch + done / plan.batches_per_epoch
-        shift = self.shift[1] if window.epoch == self.shift[0] else 0
-        self.position = DataPosition.after(plan, window.epoch, done, shift)
+        self.position = DataPosition.after(plan, window.epoch, done, self.shift)
+
+    def position_to_resume(self) -> DataPosition | None:
+        """Return where a resumed run goes on: with the next epoch, if a callback has ended this one early."""
+        ended = self.position is not None and self._host.control.should_epoch_stop
+        return self.position.at_next_epoch() if ended and self.position is not None else self.position
 
 
 def store_flos(host: RunHost, counts: Counts) -> None:

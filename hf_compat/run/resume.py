@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import CheckpointError
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce
-from hf_compat.plan import DataPosition, RunPlan, plan_for_rest
+from hf_compat.plan import DataPosition, RunPlan, Shift, plan_for_rest
 from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
@@ -82,9 +83,9 @@ class Resume(RunCallback):
     # ---- position in the data ----
 
     def start_in_data(
-        self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int]
-    ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
-        """Return the plan of the resumed run, and where it starts.
+        self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int], warn_once: WarnOnce
+    ) -> tuple[RunPlan, EpochStart, Shift]:
+        """Return the plan of the resumed run, where it starts, and how it counts its samples.
 
         With the checkpoint's batch size, accumulation and world size, it starts where transformers does. With different
         ones, it starts at the first sample that was not trained on, with the update steps left in its epochs.
@@ -93,43 +94,58 @@ class Resume(RunCallback):
             plan: The plan of this run from the beginning.
             loader: The train loader.
             done: Epochs, and batches of the next epoch, that transformers skips.
-
-        Returns:
-            The plan, the start, and the shift: the epoch that is resumed with a different batch size, and the offset of
-            its batches in samples.
+            warn_once: Warns where transformers starts in the wrong place.
         """
         assert self._point is not None, "called if there is a checkpoint"
         args = self._host.args
-        epoch, batches = done
         saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
-        stream = None
-        if saved is not None and saved.samples:
-            same_batches = saved.samples_per_batch == plan.samples_per_batch
-            stream = self._stream_from_checkpoint(loader, same_batches=same_batches)
-        if saved is not None and not saved.agrees(plan, self._host.state.global_step):
-            rest: Iterable[Any] | None = loader
-            if saved.samples:
-                rest = skip_samples(loader, saved.samples) if stream is None else stream
-            if rest is not None:
-                return self._start_with_different_windows(plan, saved, rest, loader)
-            logger.warning(
-                "The checkpoint %s was written with %s x %s samples per update step (gradient accumulation x batch "
-                "size), this run has %s x %s. The order of the samples depends on the batch size, so the same number "
-                "of update steps is skipped: some samples of this epoch are seen twice, or not at all.",
-                self.folder,
-                saved.accumulate,
-                saved.samples_per_batch,
-                plan.accumulate,
-                plan.samples_per_batch,
+        if saved is None or saved.agrees(plan, self._host.state.global_step):
+            return plan, self._start_at(plan, loader, done, saved), Shift()
+        if saved.has_windows_of(plan) and plan.num_train_epochs < sys.maxsize:
+            if self._host.semantics.corrected:
+                batches = saved.samples // plan.samples_per_batch
+                exact = (saved.epoch, batches) if batches < plan.batches_per_epoch else (saved.epoch + 1, 0)
+                return plan, self._start_at(plan, loader, exact, saved), Shift()
+            warn_once(
+                f"The checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
+                "train loader of another length. transformers takes the position in the data from the number of update "
+                "steps alone, so that samples are left out or seen again, and so does this run. Set "
+                "`TrainingArguments(semantics='corrected')` to go on where that run was."
             )
-        elif stream is not None:
-            return plan, EpochStart(epoch, batches // plan.accumulate, batches, stream), (0, 0)
-        left = skip_batches(loader, batches) if batches else loader
-        return plan, EpochStart(epoch, batches // plan.accumulate, batches, left), (0, 0)
+            return plan, self._start_at(plan, loader, done, None), Shift()
+        rest: Iterable[Any] | None = loader
+        if saved.samples:
+            stream = self._stream_of(saved, plan, loader)
+            rest = skip_samples(loader, saved.samples) if stream is None else stream
+        if rest is not None:
+            return self._start_with_different_windows(plan, saved, rest, loader)
+        logger.warning(
+            "The checkpoint %s was written with %s x %s samples per update step (gradient accumulation x batch "
+            "size), this run has %s x %s. The order of the samples depends on the batch size, so the same number "
+            "of update steps is skipped: some samples of this epoch are seen twice, or not at all.",
+            self.folder,
+            saved.accumulate,
+            saved.samples_per_batch,
+            plan.accumulate,
+            plan.samples_per_batch,
+        )
+        return plan, self._start_at(plan, loader, done, None), Shift(other_windows=True)
+
+    def _start_at(
+        self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int], saved: DataPosition | None
+    ) -> EpochStart:
+        """Return the start after ``done``, epochs and batches; from the state of a stream if it was ``saved`` there."""
+        epoch, batches = done
+        rest: Iterable[Any] | None = None
+        if saved is not None and saved.samples:
+            rest = self._stream_of(saved, plan, loader)
+        if rest is None:
+            rest = skip_batches(loader, batches) if batches else loader
+        return EpochStart(epoch, batches // plan.accumulate, batches, rest)
 
     def _start_with_different_windows(
         self, plan: RunPlan, saved: DataPosition, rest: Iterable[Any], loader: Iterable[Any]
-    ) -> tuple[RunPlan, EpochStart, tuple[int, int]]:
+    ) -> tuple[RunPlan, EpochStart, Shift]:
         args = self._host.args
         epoch, left = saved.epoch, plan.batches_per_epoch
         if has_length(rest):
@@ -146,10 +162,10 @@ class Resume(RunCallback):
             batches_left=left,
         )
         batches = plan.batches_per_epoch - left
-        shift = (epoch, saved.samples - batches * plan.samples_per_batch) if epoch == saved.epoch else (0, 0)
-        return resumed, EpochStart(epoch, done, batches, rest), shift
+        uncounted = saved.samples - batches * plan.samples_per_batch if epoch == saved.epoch else 0
+        return resumed, EpochStart(epoch, done, batches, rest), Shift(epoch, uncounted, other_windows=True)
 
-    def _stream_from_checkpoint(self, loader: Iterable[Any], *, same_batches: bool) -> PreparedDataLoader | None:
+    def _stream_of(self, position: DataPosition, plan: RunPlan, loader: Iterable[Any]) -> PreparedDataLoader | None:
         """Return a loader of the rest of a stateful stream; None if the checkpoint has no state that can be used.
 
         Raises:
@@ -162,6 +178,7 @@ class Resume(RunCallback):
         read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=dispatches)
         saved = self._point.lightning("stream", read)
         # `since`, the batches since the workers' states were saved, has the checkpoint's batch size.
+        same_batches = position.samples_per_batch == plan.samples_per_batch
         if saved is None or (saved.since and not same_batches):
             return None
         try:

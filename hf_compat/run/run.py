@@ -201,7 +201,8 @@ class TrainingRun:
         self.members = members = build_members(self)
         start: EpochStart | None = None
         if self.point is not None:
-            plan, start, members.progress.shift = members.resume.start_in_data(plan, loader, done)
+            resumed = members.resume.start_in_data(plan, loader, done, self._warn_once)
+            plan, start, members.progress.shift = resumed
             host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         plan = without_extra_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
         host.run_plan = members.progress.plan = plan
@@ -251,8 +252,9 @@ class TrainingRun:
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
         content: dict[str, Any] = {"callbacks": self.runtime.callback_states()}
-        if self.members.progress.position is not None:
-            content["position"] = self.members.progress.position.to_dict()
+        position = self.members.progress.position_to_resume()
+        if position is not None:
+            content["position"] = position.to_dict()
         stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)
         if stream is not None:
             content["stream"] = stream

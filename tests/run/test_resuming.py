@@ -263,6 +263,38 @@ def test_resuming_a_stream_that_began_again(tmp_path):
     assert resumed.seen == whole.seen[9:]
 
 
+class EndsEpoch(TrainerCallback):
+    """Ends an epoch after an update step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = control.should_epoch_stop or state.global_step == self.step
+
+
+@pytest.mark.parametrize("step", [2, 4, 9], ids=["where it ended", "in the next epoch", "at the next epoch's end"])
+@pytest.mark.parametrize("data", [ListDataset, Stream])
+def test_resuming_after_an_epoch_that_ended_early_when_corrected(step, data, tmp_path):
+    """The run goes on where it was, to the end of the run that was not interrupted, with its schedule."""
+
+    def trainer(name):
+        fields = {"per_device_train_batch_size": 2, "semantics": "corrected", "save_steps": step, "data": data}
+        made = seeing_trainer(
+            tmp_path / name, **{"max_steps": 14} if data is Stream else {"num_train_epochs": 2}, **fields
+        )
+        made.add_callback(EndsEpoch(2))
+        return made
+
+    whole, resumed = trainer("whole"), trainer("rest")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+    assert resumed.seen == whole.seen[step:]
+    assert resumed.state.max_steps == whole.state.max_steps == 14
+    rates = [[entry.get("learning_rate") for entry in each.state.log_history[:-1]] for each in (whole, resumed)]
+    assert rates[0] == rates[1]
+
+
 def test_an_order_that_depends_on_batches_goes_on_by_windows(tmp_path, caplog):
     """Grouping by length orders samples by batch: the run says that it goes on after as many windows."""
     fields = {"train_sampling_strategy": "group_by_length", "num_train_epochs": 1, "semantics": "5.23"}

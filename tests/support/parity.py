@@ -60,6 +60,7 @@ class Scenario:
     Attributes:
         body: What to do with a kit.
         warns: What hf_compat is to warn of, a regular expression; None: of nothing.
+        warns_of_own: Whether it sees only in a checkpoint of its own that it is to warn.
         resumes_exactly: Whether a run that is resumed ends where the run that was not interrupted ends.
         warns_since: The first transformers release for which it is to warn.
         until: The first transformers release that cannot run it any more; None: every release can.
@@ -68,6 +69,7 @@ class Scenario:
 
     body: Callable[[Kit], None]
     warns: str | None = None
+    warns_of_own: bool = False
     resumes_exactly: bool = False
     warns_since: str = "4.57"
     until: str | None = None

@@ -131,6 +131,30 @@ def resume_max_steps(kit: Kit) -> None:
     resume(kit, lambda each: language_model(each, fields=fields), 2)
 
 
+def _cut_short(kit: Kit, **fields: Any) -> Any:
+    """Return a Trainer whose first epoch a callback ends after two of its update steps."""
+    chosen = {**ACCUMULATION, "num_train_epochs": 4, "save_strategy": "steps", "save_steps": 1, **fields}
+    stopper = helpers.control_callback(kit.TrainerCallback, {("on_step_end", 2): ("should_epoch_stop",)})
+    return language_model(kit, fields=chosen, callbacks=[stopper])
+
+
+@scenario(warns="ended early", warns_of_own=True)
+def resume_after_an_epoch_that_ended_early(kit: Kit) -> None:
+    """The place in the data is taken from the number of update steps, the plan from the arguments."""
+    resume(kit, _cut_short, 4)
+
+
+@scenario(warns="ended early", warns_of_own=True)
+def resume_where_an_epoch_ended_early(kit: Kit) -> None:
+    resume(kit, lambda each: _cut_short(each, max_steps=9), 2)
+
+
+@scenario(warns="ended early", warns_of_own=True)
+def resume_in_what_was_the_last_epoch(kit: Kit) -> None:
+    """More update steps are made than by the run that was not interrupted."""
+    resume(kit, lambda each: _cut_short(each, num_train_epochs=2, save_strategy="epoch"), 2)
+
+
 @scenario()
 def resume_with_other_intervals(kit: Kit) -> None:
     """Intervals come from the checkpoint, not from the arguments."""
