@@ -4,12 +4,14 @@
 
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
+    │   ├── EarlyStoppingError (AssertionError)  fields that EarlyStoppingCallback needs
     │   └── UnsupportedArgumentsError          fields that are not supported
     ├── UnknownArgumentError (TypeError)       an argument of no release of transformers
     ├── ParserError (ValueError)               a command line or file that cannot be parsed
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
     ├── ModelError (ValueError)                a model that cannot be trained
+    │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     │   └── CheckpointWriteError               one that the file system fails to write
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
@@ -37,12 +39,14 @@ __all__ = [
     "CheckpointError",
     "CheckpointWriteError",
     "DataError",
+    "EarlyStoppingError",
     "HFCompatError",
     "HFCompatWarning",
     "HubError",
     "LaunchError",
     "MissingPackageError",
     "ModelError",
+    "ModelOutputError",
     "NotSupportedError",
     "ParserError",
     "SearchError",
@@ -90,6 +94,10 @@ class UnsupportedArgumentsError(ArgumentsError):
     """Fields of ``TrainingArguments`` that are not supported; lists all of them."""
 
 
+class EarlyStoppingError(ArgumentsError, AssertionError):
+    """Fields of ``TrainingArguments`` without which ``EarlyStoppingCallback`` cannot stop a run."""
+
+
 class UnknownArgumentError(HFCompatError, TypeError):
     """An argument of no release of transformers; suggests the nearest name."""
 
@@ -108,6 +116,12 @@ class DataError(HFCompatError, ValueError):
 
 class ModelError(HFCompatError, ValueError):
     """A model that cannot be trained."""
+
+
+class ModelOutputError(ModelError, IndexError, KeyError):
+    """A model whose outputs lack what a field of ``TrainingArguments`` names."""
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
 class CheckpointError(HFCompatError, ValueError):

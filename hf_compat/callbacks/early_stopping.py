@@ -7,7 +7,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks.trainer_callback import TrainerCallback
-from hf_compat.errors import ArgumentsError
+from hf_compat.errors import EarlyStoppingError
 from hf_compat.state import ExportableState, TrainerControl, TrainerState
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         """Check the arguments.
 
         Raises:
-            ArgumentsError: If there is no metric or no evaluation.
+            EarlyStoppingError: If there is no metric or no evaluation.
         """
         problems = []
         if args.metric_for_best_model is None:
@@ -65,7 +65,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 "`eval_strategy='no'`: EarlyStoppingCallback needs evaluations; set it to 'steps' or 'epoch'."
             )
         if problems:
-            raise ArgumentsError(problems)
+            raise EarlyStoppingError(problems)
         if not args.load_best_model_at_end:
             logger.warning(
                 "`load_best_model_at_end=False` with EarlyStoppingCallback: the run ends with its last weights, "

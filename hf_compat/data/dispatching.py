@@ -75,9 +75,7 @@ class DispatchingDataLoader(PreparedDataLoader):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield this rank's batches of epoch ``iteration``."""
-        self.set_epoch(self.iteration)
-        self.end_of_dataloader = False
-        self.remainder = self._count_remainder()
+        self.begin_pass()
         # On every rank, so that all draw the same from the global generator.
         batches = self.plain_iterator()
         self._skip_reads(batches)
@@ -98,7 +96,7 @@ class DispatchingDataLoader(PreparedDataLoader):
                 yield own
             index += 1
             current = following
-        self.iteration += 1
+        self.end_pass()
 
     def _read(self, batches: Iterator[Any]) -> Any:
         """Return what rank 0 reads for one round, None at the end and on the other ranks."""

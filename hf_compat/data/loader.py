@@ -60,6 +60,7 @@ class PreparedDataLoader(DataLoader[Any]):
     Attributes:
         iteration: The epoch of the next ``iter``; incremented after each epoch, or set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
+        in_pass: Whether a pass has begun, and no further batch been asked for after its last.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
         stream_states: The states of a stateful stream after the batch yielded last; None for other data sets.
 
@@ -104,6 +105,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.synchronized_generator = synchronized_generator
         self.iteration = 0
         self.end_of_dataloader = False
+        self.in_pass = False
         self.remainder = -1
         self.stream_states: StreamStates | None = None
         self._start: StreamStates | None = None
@@ -123,9 +125,7 @@ class PreparedDataLoader(DataLoader[Any]):
         """Yield the batches of epoch ``iteration``, prefetching one batch."""
         if self.synchronized_generator is not None:
             self.synchronized_generator.set_state(collectives.broadcast_object(self.synchronized_generator.get_state()))
-        self.set_epoch(self.iteration)
-        self.end_of_dataloader = False
-        self.remainder = self._count_remainder()
+        self.begin_pass()
         if self.stream_states is not None:
             self.stream_states = StreamStates.of(self.num_workers, self._start)
         batches = self.plain_iterator()
@@ -147,6 +147,17 @@ class PreparedDataLoader(DataLoader[Any]):
                 yield batch
             index += 1
             batch = following
+        self.end_pass()
+
+    def begin_pass(self) -> None:
+        """Begin a pass of epoch ``iteration``."""
+        self.set_epoch(self.iteration)
+        self.end_of_dataloader, self.in_pass = False, True
+        self.remainder = self._count_remainder()
+
+    def end_pass(self) -> None:
+        """End a pass over all batches."""
+        self.in_pass = False
         self.iteration += 1
 
     def plain_iterator(self) -> Iterator[Any]:

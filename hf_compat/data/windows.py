@@ -74,6 +74,7 @@ class WindowLoader:
         next_epoch: Returns the epoch of the next ``iter``.
         start: Where a resumed run starts. Default: at the beginning.
         restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
+        asks_empty_loader: Whether a loader of length 0 is asked for a batch, which may draw random numbers.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class WindowLoader:
         start: EpochStart | None = None,
         *,
         restores_without_batches: bool = True,
+        asks_empty_loader: bool = True,
     ) -> None:
         self.loader: Any = loader
         self._loader = loader
@@ -93,6 +95,7 @@ class WindowLoader:
         self._next_epoch = next_epoch
         self._start = start
         self._restores_without_batches = restores_without_batches
+        self._asks_empty_loader = asks_empty_loader
 
     def __len__(self) -> int:
         """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
@@ -110,8 +113,11 @@ class WindowLoader:
             restores = False
         if hasattr(start.rest, "set_epoch"):
             start.rest.set_epoch(epoch)
-        batches = iter(start.rest)
         plan = self._plan
+        if not (plan.batches_per_epoch or self._asks_empty_loader):
+            self._source.warn_of_empty_epoch()
+            return
+        batches = iter(start.rest)
         position = start.batches
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1

@@ -53,15 +53,25 @@ EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 
 @dataclass(slots=True)
 class Loaders:
-    """The current loaders; ``gather_for_metrics`` drops the duplicates in their last batch."""
+    """The current loaders; ``gather_for_metrics`` drops the duplicates in their last batch.
+
+    Attributes:
+        train: The train loader of the current or last fit.
+        evaluation: The loader of the evaluation under way.
+    """
 
     train: object = None
     evaluation: object = None
 
     @property
     def current(self) -> object:
-        """The evaluation loader inside an evaluation, else the train loader; None outside a run."""
-        return self.train if self.evaluation is None else self.evaluation
+        """The evaluation loader inside an evaluation, else the train loader in a pass over it; None without either.
+
+        As for accelerate, a pass that ends before the loader has no more batches lasts as long as the loader.
+        """
+        if self.evaluation is not None:
+            return self.evaluation
+        return self.train if getattr(self.train, "in_pass", False) else None
 
     def watch_evaluation(self, loader: object) -> object:
         """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
@@ -229,7 +239,7 @@ class Runtime:
 
     def end_fit(self) -> None:
         """Run backward passes without Lightning again."""
-        self.trains, self.loaders.train = False, None
+        self.trains = False
 
     def fit(self, module: HFModule, windows: WindowLoader, *, start: tuple[int, int, int] | None = None) -> None:
         """Train ``module`` on ``windows`` with the current Lightning trainer.

@@ -30,6 +30,8 @@ class LegacySession(EvaluationSession):
         Same numbers as transformers 4.57 ``Trainer.prediction_loop``.
     """
 
+    gathers_for_metrics = False
+
     def __init__(self, host: EvaluationHost, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
         length_is_known = has_length(loader)
         if not length_is_known:

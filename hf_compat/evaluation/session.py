@@ -16,11 +16,14 @@ from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
 from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import Nested, find_batch_size
+from hf_compat.overriding import WarnOnce
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 __all__ = ["EvaluationHost", "EvaluationSession"]
+
+_REMEDY = "Prepare the loader, or set `TrainingArguments(semantics='corrected')`."
 
 _Losses: TypeAlias = "np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]"
 """A loss per sample: one array, or one per batch with ``eval_do_concat_batches=False``."""
@@ -54,6 +57,10 @@ class EvaluationHost(Protocol):
 class WatchedLoaders(Protocol):
     """The current loaders."""
 
+    @property
+    def current(self) -> object:
+        """The loader whose last batch counts, None if there is none."""
+
     def watch_evaluation(self, loader: object) -> object:
         """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
 
@@ -64,12 +71,14 @@ class TrackedLoader:
     Those of the loader itself belong to the batch loaded last, and Lightning prefetches if there is no length.
 
     Attributes:
+        is_prepared: Whether the loader is one that the Trainer, or its accelerator, has prepared.
         end_of_dataloader: Whether the batch in use is the last.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader: Any = loader
+        self.is_prepared = hasattr(loader, "end_of_dataloader")
         self._prefetched: deque[tuple[bool, int]] = deque()
         self.end_of_dataloader = False
         self.remainder = -1
@@ -80,7 +89,7 @@ class TrackedLoader:
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
         for index, batch in enumerate(loader):
-            if hasattr(loader, "end_of_dataloader"):
+            if self.is_prepared:
                 is_last = bool(loader.end_of_dataloader)
             else:
                 is_last = has_length(loader) and index + 1 == len(loader)
@@ -100,6 +109,7 @@ class EvaluationSession:
         model: Passed to ``prediction_step``.
         loader: The data loader.
         loaders: The current loaders, for dropping the duplicates in the last batch.
+        warn_once: Warns where transformers takes another loader's last batch for this one's.
         prediction_loss_only: Keep only the losses.
         ignore_keys: Model outputs that are not in the predictions.
         prefix: Prefix of metric names, without the underscore.
@@ -115,6 +125,9 @@ class EvaluationSession:
         Same numbers as transformers' ``Trainer.evaluation_loop``.
     """
 
+    gathers_for_metrics = True
+    """Whether transformers gathers with ``gather_for_metrics``, which drops the duplicates in the last batch."""
+
     def __init__(
         self,
         host: EvaluationHost,
@@ -122,6 +135,7 @@ class EvaluationSession:
         loader: Iterable[Any],
         *,
         loaders: WatchedLoaders,
+        warn_once: WarnOnce,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None,
         prefix: str,
@@ -134,7 +148,14 @@ class EvaluationSession:
         self._loader: Any = loader
         self.batches = TrackedLoader(loader)
         self._loaders = loaders
-        self._outer_loader = loaders.watch_evaluation(self.batches)
+        self._warn_once = warn_once
+        # accelerate knows the loaders that it has prepared alone: for it, the train loader is still the one in use.
+        self._sees_train_loader = not (self.batches.is_prepared or host.semantics.corrected)
+        self._counted: Any = loaders.current if self._sees_train_loader else self.batches
+        cuts = self.gathers_for_metrics and self._sees_train_loader
+        self._outer_loader = loaders.watch_evaluation(self._counted if cuts else self.batches)
+        # Otherwise the copies of a partial batch's loss that are too many are cut off as they are gathered.
+        self._weighs_by_samples = not (cuts or self.batches.is_prepared)
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
@@ -163,12 +184,15 @@ class EvaluationSession:
         if observed is not None:
             self._observed += observed
             self._batch_size = self._batch_size or observed
+        if self._sees_train_loader:
+            self._warn_of_train_loader(observed or 0)
         losses, logits, labels = host.prediction_step(
             self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
         if losses is not None:
             # One value per sample, so that the mean weights each batch by its size.
-            losses = host.gather_function(losses.repeat(self._batch_size))
+            size = observed if self._weighs_by_samples and observed else self._batch_size
+            losses = host.gather_function(losses.repeat(size))
             self._losses.add(losses)
         if self._stream is not None:
             logits = self._update_stream(self._stream, logits, labels)
@@ -235,8 +259,29 @@ class EvaluationSession:
         if self._host.compute_metrics is None or logits is None or labels is None:
             return
         self._metrics = self._host.compute_metrics(
-            self._prediction(logits, labels, inputs, losses), compute_result=self.batches.end_of_dataloader
+            self._prediction(logits, labels, inputs, losses), compute_result=self._is_last_batch
         )
+
+    @property
+    def _is_last_batch(self) -> bool:
+        """Whether the loader whose last batch counts is at it."""
+        return bool(getattr(self._counted, "end_of_dataloader", False))
+
+    def _warn_of_train_loader(self, samples: int) -> None:
+        """Warn if the train loader's last batch is taken for that of a loader that was not prepared."""
+        remainder = getattr(self._counted, "remainder", -1) if self._is_last_batch else -1
+        if self.gathers_for_metrics and 0 < remainder < samples:
+            self._warn_once(
+                f"The evaluation loader was not prepared with `trainer.accelerator.prepare`, so transformers cuts each "
+                f"of its batches to {remainder} samples, as many as are in the train loader's last batch, and so does "
+                f"this run: losses, predictions and metrics leave the other samples out. {_REMEDY}"
+            )
+        if self._per_batch:
+            self._warn_once(
+                "`batch_eval_metrics=True`: the evaluation loader was not prepared with `trainer.accelerator.prepare`, "
+                "so transformers does not know its last batch, and neither does this run: `compute_metrics` gets "
+                f"`compute_result={self._is_last_batch}` for each batch. {_REMEDY}"
+            )
 
     def _prediction(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:
         """Return the argument of ``compute_metrics``; inputs and losses as ``include_for_metrics`` says."""

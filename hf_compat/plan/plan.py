@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hf_compat.errors import DataError
@@ -58,16 +58,19 @@ def build_plan(args: _Schedule, *, batches: int | None, examples: int | None, sa
         samples_per_update_step: Samples per update step, over all devices and the window.
 
     Raises:
-        DataError: If the data loader is empty, or has no length and ``max_steps`` is not positive.
+        DataError: If the data loader is empty or has no length, and ``max_steps`` is not positive.
     """
     accumulate = args.gradient_accumulation_steps
     if batches is None:
         return _plan_without_length(args, samples_per_update_step)
     if batches == 0:
-        raise DataError(
-            "`train_dataset` yields no batch: it is empty, or `dataloader_drop_last=True` drops its only batch. "
-            "Pass a dataset with samples, or a smaller `per_device_train_batch_size`."
-        )
+        if args.max_steps <= 0:
+            raise DataError(
+                f"`train_dataset` yields no batch, and `max_steps={args.max_steps}`: it is empty, or "
+                "`dataloader_drop_last=True` drops its only batch. Pass a dataset with samples, or a smaller "
+                "`per_device_train_batch_size`."
+            )
+        return replace(_plan_without_length(args, samples_per_update_step), batches_per_epoch=0)
     steps_per_epoch = update_steps_per_epoch(batches, accumulate)
     if args.max_steps > 0:
         max_steps = args.max_steps

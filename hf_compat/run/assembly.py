@@ -132,5 +132,6 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Epoc
         lambda: trainer.current_epoch,
         start,
         restores_without_batches=host.semantics.restores_rng_without_batches,
+        asks_empty_loader=host.semantics.asks_empty_loader,
     )
     return Pieces(plan, trainer, HFModule(host.model, run, group), windows, group)

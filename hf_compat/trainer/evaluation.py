@@ -126,6 +126,7 @@ def run_loop(
             model,
             dataloader,
             loaders=runtime.loaders,
+            warn_once=trainer._warn_once,
             data_parallel_group=runtime.placement.data_parallel_group,
             prediction_loss_only=loss_only,
             ignore_keys=ignore_keys,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.data.loader import move_to_device
-from hf_compat.errors import DataError, ModelError
+from hf_compat.errors import DataError, ModelError, ModelOutputError
 from hf_compat.model_facts import is_causal_lm
 from hf_compat.nested import map_nested
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
@@ -212,11 +212,11 @@ def store_past(trainer: Trainer, outputs: Any, index: int) -> None:
     """Store output ``index`` as past state for the next batch, if ``past_index`` is set."""
     if trainer.args.past_index < 0:
         return
-    values = outputs if isinstance(outputs, tuple) else tuple(outputs.values())
     try:
-        trainer._past = values[index]
-    except IndexError:
-        raise ModelError(
-            f"`past_index={trainer.args.past_index}`: {type(trainer.model).__name__} returned only {len(values)} "
-            "values. Set it to the index of the past state in the outputs, counted from 0 with the loss."
+        trainer._past = outputs[index]
+    except (IndexError, KeyError):
+        raise ModelOutputError(
+            f"`past_index={trainer.args.past_index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
+            f"in a {type(outputs).__name__}. Return a tuple or a `ModelOutput`, and set `past_index` to the index of "
+            "the past state in it, counted from 0 with the loss."
         ) from None

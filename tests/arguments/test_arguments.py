@@ -141,7 +141,6 @@ WRONG = {
     "negative rate": ({"learning_rate": -1.0}, "`learning_rate=-1.0`"),
     "not a number": ({"learning_rate": float("nan")}, "`learning_rate=nan`"),
     "beta": ({"adam_beta1": 1.5}, "`adam_beta1=1.5`.*between 0 and 1"),
-    "negative clipping": ({"max_grad_norm": -1.0}, "`max_grad_norm=-1.0`"),
     "smoothing": ({"label_smoothing_factor": 2}, "`label_smoothing_factor=2`"),
     "epochs": ({"num_train_epochs": -1}, "`num_train_epochs=-1`"),
     "seed": ({"seed": -1}, "`seed=-1`"),

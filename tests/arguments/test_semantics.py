@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from packaging.version import Version
+from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.releases import semantics
@@ -140,6 +141,44 @@ def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
         trainer.train()
     ours = [item for item in caught if issubclass(item.category, HFCompatWarning)]
     assert len(ours) == int(accepts_loss_kwargs(model))
+
+
+class OwnLoader(Trainer):
+    """Evaluates on a plain loader."""
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        return DataLoader(self.eval_dataset, batch_size=4, collate_fn=self.data_collator)
+
+
+@pytest.mark.parametrize("per_batch", [False, True])
+def test_a_loader_of_ones_own_is_evaluated_whole_when_corrected(per_batch, tmp_path):
+    """Upstream keeps, of each batch of 4, the 2 samples that the train loader's last batch has; corrected, all 7."""
+    seen = []
+
+    def count(prediction, compute_result=True):
+        seen.append((len(prediction.label_ids), compute_result))
+        return {}
+
+    def evaluated(**settings):
+        seen.clear()
+        args = TrainingArguments(
+            str(tmp_path), use_cpu=True, report_to="none", save_strategy="no", per_device_train_batch_size=4, **settings
+        )
+        rows = ListDataset(vector_rows(6))
+        data = {"train_dataset": rows, "eval_dataset": ListDataset(vector_rows(7))}
+        trainer = OwnLoader(PlainModel(), args, compute_metrics=count, **data)
+        trainer.train()
+        trainer.evaluate()
+        return list(seen)
+
+    fields = {"num_train_epochs": 1, "disable_tqdm": True, "batch_eval_metrics": per_batch}
+    assert evaluated(semantics="corrected", **fields) == ([(4, False), (3, True)] if per_batch else [(7, True)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", HFCompatWarning)
+        assert evaluated(**fields) == ([(2, True), (2, True)] if per_batch else [(4, True)])
+    messages = [str(item.message) for item in caught if issubclass(item.category, HFCompatWarning)]
+    assert "cuts each of its batches to 2 samples" in messages[0]
+    assert [("compute_result=True" in message) for message in messages[1:]] == [True] * per_batch
 
 
 @pytest.mark.parametrize("max_steps", [0, 2])

@@ -47,7 +47,7 @@ def test_memory_survives_an_evaluation(tmp_path):
 
 def test_a_wrong_place_of_the_memory(tmp_path):
     """The error names the field, its value and how many values the model returns."""
-    with pytest.raises(ModelError, match=r"`past_index=3`: Remembers returned only 3 values"):
+    with pytest.raises(ModelError, match=r"`past_index=3`: Remembers returned 3 values in a tuple"):
         trainer_of(tmp_path, Remembers(), past_index=3).train()
 
 

@@ -55,6 +55,13 @@ def test_plan_by_max_steps():
     assert (result.max_steps, result.num_train_epochs, result.num_train_samples) == (6, 2, 6 * 24)
 
 
+def test_plan_without_a_batch():
+    """With ``max_steps`` a loader of length 0 is asked for a batch in each of as many epochs as it takes."""
+    result = plan(batches=0, accumulate=2, max_steps=4, examples=3)
+    assert (result.max_steps, result.update_steps_per_epoch, result.batches_per_epoch) == (4, 4, 0)
+    assert result.num_train_epochs == sys.maxsize
+
+
 def test_plan_without_length():
     """A loader without length is gone through until ``max_steps`` update steps are made."""
     result = plan(batches=None, accumulate=2, max_steps=4, examples=None)

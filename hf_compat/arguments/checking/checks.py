@@ -39,7 +39,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "adam_beta1": (0, 1),
     "adam_beta2": (0, 1),
     "adam_epsilon": (0, float("inf")),
-    "max_grad_norm": (0, float("inf")),
     "label_smoothing_factor": (0, 1),
     "warmup_steps": (0, float("inf")),
 }
@@ -70,6 +69,7 @@ NUMBERS = (
     *MINIMUMS,
     "eval_steps",
     "logging_steps",
+    "max_grad_norm",
     "max_steps",
     "num_train_epochs",
     "save_steps",

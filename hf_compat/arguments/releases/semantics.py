@@ -106,6 +106,8 @@ class Semantics:
     """``num_input_tokens_seen`` counts a batch after it is trained on; before, ahead of ``on_step_begin``."""
     leaves_mode_to_training_step: bool = _since("5.3")
     """The model is first put in training mode by a training step; before, also ahead of ``on_train_begin``."""
+    asks_empty_loader: bool = _since("5.3")
+    """A train loader of length 0 is asked for a batch, for which it draws a random number; before, not."""
     applies_trial_after_model_init: bool = _since("5.3", corrected=False)
     """A trial's values are applied after the model is created, which then has the previous trial's seed."""
     best_strategy_sets_best_step: bool = _since("5.4", corrected=True)

@@ -237,3 +237,92 @@ def empty_evaluation_loader_with_workers(kit: Kit) -> None:
 @scenario(until="5.0")
 def empty_evaluation_of_the_older_loop(kit: Kit) -> None:
     _empty_evaluation(kit, eval_dataset=helpers.ListDataset([]), fields={"use_legacy_prediction_loop": True})
+
+
+# Loaders of one's own
+
+
+def _own_loaders(kit: Kit, *, compute_metrics: Any = accuracy, **fields: Any) -> Any:
+    """Return a Trainer whose evaluation and test loaders are plain ones; the train loader ends with two samples."""
+
+    class OwnLoaders(kit.Trainer):  # type: ignore[misc,name-defined]
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            data = self.eval_dataset if eval_dataset is None else eval_dataset
+            return DataLoader(data, batch_size=3, collate_fn=self.data_collator)
+
+        get_test_dataloader = get_eval_dataloader
+
+    fields = {"num_train_epochs": 2, **fields}
+    return classifier(kit, subclass=OwnLoaders, fields=fields, compute_metrics=compute_metrics)
+
+
+CUT = r"cuts each of its batches to 2 samples"
+
+
+@scenario(warns=CUT)
+def own_loader_evaluated_at_an_epochs_end(kit: Kit) -> None:
+    """The train loader's last batch is taken for the evaluation's: each batch is cut to its two samples."""
+    train(kit, _own_loaders(kit, eval_strategy="epoch"))
+
+
+@scenario(warns=CUT)
+def own_loader_evaluated_after_steps(kit: Kit) -> None:
+    """Within the epoch nothing is cut."""
+    train(kit, _own_loaders(kit, eval_strategy="steps", eval_steps=1))
+
+
+@scenario()
+def own_loader_after_a_run_that_ended_within_an_epoch(kit: Kit) -> None:
+    train(kit, _own_loaders(kit, max_steps=2))
+
+
+@scenario()
+def own_loader_without_a_run(kit: Kit) -> None:
+    trainer = _own_loaders(kit)
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+
+
+@scenario()
+def own_loader_where_the_train_loader_drops_its_last_batch(kit: Kit) -> None:
+    train(kit, _own_loaders(kit, eval_strategy="epoch", dataloader_drop_last=True))
+
+
+@scenario(warns="does not know its last batch|cuts each of its batches")
+def own_loader_with_batch_eval_metrics(kit: Kit) -> None:
+    """The metrics of the last batch are asked for only where the train loader is at its end, and then for each."""
+    results: list[bool] = []
+
+    def counted(prediction: Any, compute_result: bool) -> dict[str, float]:
+        results.append(compute_result)
+        return {"samples": float(len(prediction.label_ids))}
+
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "batch_eval_metrics": True}
+    train(kit, _own_loaders(kit, compute_metrics=counted, **fields))
+    kit.keep("results", results)
+
+
+@scenario(warns=CUT)
+def own_loader_of_a_resumed_run(kit: Kit) -> None:
+    """In the epoch that is resumed in the middle nothing is cut."""
+    fields = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "epoch"}
+    folder = kit.stage(lambda first: first.train(_own_loaders(first, **fields)))
+    trainer = _own_loaders(kit, **fields)
+    kit.train(trainer, resume_from_checkpoint=f"{folder}/checkpoint-2")
+    kit.evaluate(trainer)
+
+
+@scenario()
+def own_loader_that_is_prepared(kit: Kit) -> None:
+    class Prepares(kit.Trainer):  # type: ignore[misc,name-defined]
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            loader = DataLoader(self.eval_dataset, batch_size=3, collate_fn=self.data_collator)
+            return self.accelerator.prepare(loader)
+
+    train(kit, classifier(kit, subclass=Prepares, fields={"num_train_epochs": 2, "eval_strategy": "epoch"}))
+
+
+@scenario(until="5.0")
+def own_loader_in_the_older_loop(kit: Kit) -> None:
+    """It gathers by itself, so nothing is cut."""
+    train(kit, _own_loaders(kit, eval_strategy="epoch", use_legacy_prediction_loop=True))

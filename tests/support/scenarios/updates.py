@@ -224,3 +224,17 @@ class _LossTurnsNan(nn.Module):
 def _train_into_nan(kit: Kit, **fields: Any) -> None:
     fields = {**fields, "num_train_epochs": 2, "logging_steps": 2, "eval_strategy": "epoch"}
     train(kit, plain(kit, fields=fields, model=kit.model(_LossTurnsNan)))
+
+
+@scenario()
+def negative_clipping(kit: Kit) -> None:
+    """A negative norm clips nothing, as 0 does."""
+    train(kit, plain(kit, fields={"max_grad_norm": -1.0}))
+
+
+@scenario()
+def no_batch_of_a_train_loader(kit: Kit) -> None:
+    """The only batch is partial and is dropped: `max_steps` begins a run that makes no update step."""
+    fields = {"dataloader_drop_last": True, "max_steps": 3, "gradient_accumulation_steps": 2, "warmup_steps": 1}
+    fields |= {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
+    train(kit, plain(kit, rows=3, fields=fields))
