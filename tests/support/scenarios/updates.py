@@ -238,3 +238,11 @@ def no_batch_of_a_train_loader(kit: Kit) -> None:
     fields = {"dataloader_drop_last": True, "max_steps": 3, "gradient_accumulation_steps": 2, "warmup_steps": 1}
     fields |= {"eval_strategy": "epoch", "save_strategy": "epoch", "logging_strategy": "epoch"}
     train(kit, plain(kit, rows=3, fields=fields))
+
+
+@scenario()
+def training_that_makes_no_update_step(kit: Kit) -> None:
+    """The model is left in evaluation mode, in which `from_pretrained` returns it."""
+    trainer = language_model(kit, fields={"num_train_epochs": 0})
+    trainer.model.eval()
+    kit.train(trainer)
