@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,7 @@ class Runtime:
         facts: The properties of the strategy that are known by its name.
         precision: The precision plugin of every run; its gradient scaler is kept from one training to the next.
         callbacks: The user's Lightning callbacks.
-        loggers: The Lightning loggers, opened and closed by Lightning, written to by the Trainer's ``log``.
+        user_loggers: The user's Lightning loggers.
         trainer: The Lightning trainer of the current or last run; None before the first.
         module: Its module.
         loaders: The current loaders.
@@ -119,7 +119,6 @@ class Runtime:
             flat_shards=self.facts.flat_shards,
         )
         self.callbacks: list[Callback] = []
-        self.loggers: list[Logger] = []
         self.trainer: pl.Trainer | None = None
         self.module: HFModule | None = None
         self.loaders = Loaders()
@@ -184,7 +183,13 @@ class Runtime:
     # ---- Lightning ----
 
     def build(
-        self, args: TrainingArguments, model: nn.Module, *, limits: Mapping[str, int], group: CallbackGroup
+        self,
+        args: TrainingArguments,
+        model: nn.Module,
+        *,
+        limits: Mapping[str, int],
+        group: CallbackGroup,
+        loggers: Sequence[Logger] = (),
     ) -> pl.Trainer:
         """Create a ``lightning.Trainer``, set it as ``trainer`` and return it.
 
@@ -193,6 +198,7 @@ class Runtime:
             model: The model, unwrapped.
             limits: ``max_epochs`` and ``max_steps``.
             group: The run's callbacks; an empty group for an evaluation outside a fit.
+            loggers: The Lightning loggers of trackers, besides the user's.
         """
         # Precision and cluster environment of the user are in `self.precision` and in the placement already.
         plugins = [plugin for plugin in self.plugins if not isinstance(plugin, Precision | ClusterEnvironment)]
@@ -201,7 +207,7 @@ class Runtime:
             "enable_model_summary": False,
             # The default callbacks include transformers' progress bar.
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in self.callbacks),
-            "logger": self.loggers or False,
+            "logger": [*loggers, *self.user_loggers] or False,
             **self.keywords,
             **device_keywords(self.placement, args, model),
             **limits,
@@ -222,14 +228,21 @@ class Runtime:
         self.trainer = trainer
         return trainer
 
-    def prepare_evaluation(self, args: TrainingArguments, model: nn.Module) -> nn.Module | None:
+    def prepare_evaluation(
+        self, args: TrainingArguments, model: nn.Module, loggers: Sequence[Logger]
+    ) -> nn.Module | None:
         """Create a Lightning trainer for evaluation if there is none; return the strategy's new wrapper of ``model``.
+
+        Args:
+            args: The training arguments.
+            model: The model.
+            loggers: The Lightning loggers of trackers, for a new Lightning trainer.
 
         Returns:
             The wrapper to call instead of the model; None if there is no new one.
         """
         if self.trainer is None:
-            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, group=CallbackGroup())
+            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, group=CallbackGroup(), loggers=loggers)
         return self.strategy.prepare_evaluation(model)
 
     def begin_fit(self, loader: object) -> None:

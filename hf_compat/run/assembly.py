@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.data.windows import EpochStart, WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup, RunCallback
+from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.plan import RunPlan
@@ -124,7 +125,8 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Epoc
         "max_steps": max(plan.max_steps, host.state.global_step + 1),
         "max_epochs": plan.num_train_epochs if plan.num_train_epochs < 2**31 else -1,
     }
-    trainer = runtime.build(host.args, unwrap_model(host.model), limits=limits, group=group)
+    loggers = open_loggers(host.callback_handler.callbacks, host.args, host.state)
+    trainer = runtime.build(host.args, unwrap_model(host.model), limits=limits, group=group, loggers=loggers)
     windows = WindowLoader(
         loader,
         plan,

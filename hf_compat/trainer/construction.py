@@ -14,7 +14,7 @@ from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.engine.keywords import split_callbacks
-from hf_compat.engine.loggers import build_loggers, logging_callbacks
+from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError
 from hf_compat.log_files import write_log_file
@@ -158,13 +158,14 @@ def initial_state(trainer: Trainer) -> TrainerState:
 
 
 def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
-    """Create the loggers and the callback handler, and separate Lightning callbacks from user callbacks."""
+    """Create the trackers' callbacks and the callback handler, and separate Lightning callbacks from user callbacks."""
     runtime = trainer._lightning_runtime
     users, runtime.callbacks = split_callbacks(callbacks)
-    reporters = build_loggers(trainer.args)
-    runtime.loggers = [*reporters.values(), *runtime.user_loggers]
+    reporting = build_reporters(trainer.args)
+    if runtime.user_loggers:
+        reporting.append(LoggingCallback(runtime.user_loggers))
     trainer.callback_handler = CallbackHandler(
-        [*defaults.DEFAULT_CALLBACKS, *logging_callbacks(reporters, runtime.user_loggers), *users],
+        [*defaults.DEFAULT_CALLBACKS, *reporting, *users],
         trainer.model,
         trainer.processing_class,
         trainer.optimizer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hf_compat.engine.loggers import open_loggers
 from hf_compat.run.run import TrainingRun
 from hf_compat.trainer.views import counts_of
 
@@ -34,6 +35,7 @@ def current_run(trainer: Trainer) -> TrainingRun:
 
 def prepare_strategy(trainer: Trainer) -> None:
     """Let the strategy wrap the model if it needs a wrapper to be evaluated or saved."""
-    wrapped = trainer._lightning_runtime.prepare_evaluation(trainer.args, trainer.model)
+    loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
+    wrapped = trainer._lightning_runtime.prepare_evaluation(trainer.args, trainer.model, loggers)
     if wrapped is not None:
         current_run(trainer).take_wrapper(wrapped)

@@ -183,7 +183,7 @@ def test_wrong_values(settings, message):
 def test_all_problems_in_one_error():
     """Everything wrong is told together; one contradiction makes it more than unsupported."""
     with pytest.raises(ArgumentsError) as caught:
-        TrainingArguments("out", tpu_num_cores=8, seed=-1, weight_decay=-1, save_steps=2.5, report_to=["wandb"])
+        TrainingArguments("out", tpu_num_cores=8, seed=-1, weight_decay=-1, save_steps=2.5, report_to=["wandbee"])
     assert type(caught.value) is ArgumentsError
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
         "`report_to", "`tpu_num_cores", "`weight_decay", "`seed", "`save_steps",
@@ -191,7 +191,7 @@ def test_all_problems_in_one_error():
 
 
 ONE_OF_EACH = {
-    "report_to": (["wandb"], "_trackers"),
+    "report_to": (["wandbee"], "_trackers"),
     "optim": ("adam", "_enums"),
     "lr_scheduler_kwargs": ("{x}", "_dicts"),
     "accelerator_config": ({"use_configured_state": True}, "_accelerator_config"),
@@ -239,10 +239,10 @@ def test_fields_of_generation_name_their_class(name):
         TrainingArguments("out", **{name: 1})
 
 
-def test_other_trackers_need_a_logger():
-    """A tracker of which Lightning has a logger is not taken by name."""
-    with pytest.raises(UnsupportedArgumentsError, match=r"`report_to='wandb'`.*lightning=\{'logger'"):
-        TrainingArguments("out", report_to="wandb")
+def test_unknown_trackers_are_refused():
+    """A name that transformers does not know either is answered with those that there are, and with the way out."""
+    with pytest.raises(UnsupportedArgumentsError, match=r"`report_to='sacred'`.*tensorboard.*lightning=\{'logger'"):
+        TrainingArguments("out", report_to="sacred")
 
 
 def test_tokens_are_never_shown():

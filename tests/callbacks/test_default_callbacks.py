@@ -46,7 +46,7 @@ def test_the_reporter_is_found_by_either_class(tmp_path):
     callback = trainer.pop_callback(integrations.TensorBoardCallback)
     assert type(callback).__name__ == "TensorBoardCallback"
     assert list((tmp_path / "runs").rglob("events.*"))
-    assert callback.tb_writer is trainer._lightning_runtime.loggers[0].experiment
+    assert callback.tb_writer is callback.logger.experiment
     assert "TensorBoardCallback" not in names_of(trainer)
 
 

@@ -113,7 +113,11 @@ def test_every_reader_is_told(script, capsys):
             "hf_compat/trainer/trainer.py",
         ],
         "eval_on_start": ["hf_compat/run/evaluation.py"],
-        "run_name": [],
+        "run_name": [
+            "hf_compat/engine/loggers/comet.py",
+            "hf_compat/engine/loggers/mlflow.py",
+            "hf_compat/engine/loggers/wandb.py",
+        ],
         "task_name": [],
     }
     main(["explain", script, "--data_seed", "1", "--use_cpu", "--eval_on_start"])

@@ -1,48 +1,64 @@
-"""The trackers in ``report_to``."""
+"""The trackers in ``report_to``: which there are, and which are installed."""
 
 from __future__ import annotations
 
 import importlib.util
-import warnings
+import os
+from pathlib import Path
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.releases.semantics import Semantics
-from hf_compat.errors import HFCompatWarning
 
-__all__ = ["OWN_TRACKERS", "tracker_names"]
+__all__ = ["TRACKERS", "tracker_names"]
 
-OWN_TRACKERS = ("tensorboard",)
-"""Trackers for which the Trainer creates a logger."""
-
-_OTHER_TRACKERS = {
-    "clearml": "clearml",
-    "codecarbon": "codecarbon",
+TRACKERS: dict[str, str] = {
+    "azure_ml": "azureml.core.run",
     "comet_ml": "comet_ml",
     "dagshub": "dagshub",
     "dvclive": "dvclive",
     "mlflow": "mlflow",
     "neptune": "neptune",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "codecarbon": "codecarbon",
+    "clearml": "clearml",
     "swanlab": "swanlab",
     "trackio": "trackio",
-    "wandb": "wandb",
+    "kubeflow": "",
+    "flyte": "flytekit",
 }
-"""Other trackers that transformers reports to, and the package each needs."""
+"""Name in ``report_to`` → the module that it needs, in the order of ``"all"``; none for Kubeflow's own server."""
 
-_ADVICE = "pass a Lightning logger: Trainer(lightning={'logger': ...})"
+_SWITCHED_OFF_BY = {"mlflow": "DISABLE_MLFLOW_INTEGRATION", "wandb": "WANDB_DISABLED"}
+"""Environment variables that take a tracker out of ``"all"``."""
 
 
-def _all_trackers() -> list[str]:
-    skipped = [name for name, package in _OTHER_TRACKERS.items() if importlib.util.find_spec(package) is not None]
-    if skipped:
-        names = ", ".join(skipped)
-        warnings.warn(f"`report_to='all'` does not report to {names}: {_ADVICE}.", HFCompatWarning, stacklevel=7)
-    return list(OWN_TRACKERS)
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package above
+        return False
+
+
+def _is_in_all(name: str, module: str) -> bool:
+    """Return whether ``"all"`` contains the tracker: as in transformers, if it is installed and can be used."""
+    if os.environ.get(_SWITCHED_OFF_BY.get(name, ""), "").lower() in ("1", "on", "yes", "true"):
+        return False
+    if name == "kubeflow":
+        return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ
+    if name == "flyte":  # works in a Flyte task alone
+        return False
+    if name == "azure_ml" and _is_installed("mlflow"):  # which writes there too
+        return False
+    if name == "comet_ml" and "COMET_API_KEY" not in os.environ and not Path.home().joinpath(".comet.config").exists():
+        return False
+    return _is_installed(module)
 
 
 def tracker_names(
     report_to: str | list[str] | tuple[str, ...] | None, semantics: Semantics
 ) -> tuple[list[str], list[Problem]]:
-    """Return the trackers to report to, and a problem for each that needs a logger from the user.
+    """Return the trackers to report to, and a problem for each name that there is not.
 
     Args:
         report_to: A name, a list of names, ``"all"``, ``"none"`` or None, which means all or none by release.
@@ -54,8 +70,10 @@ def tracker_names(
     if names == ["none"]:
         return [], []
     if names == ["all"]:
-        return _all_trackers(), []
-    unknown = [name for name in names if name not in OWN_TRACKERS]
-    return names, [
-        Problem("report_to", name, f"is not created by the Trainer; {_ADVICE}.", unsupported=True) for name in unknown
-    ]
+        return [name for name, module in TRACKERS.items() if _is_in_all(name, module)], []
+    unknown = [name for name in names if name not in TRACKERS]
+    text = (
+        f"is not supported, only {', '.join(TRACKERS)} are supported. For another tracker pass a Lightning logger: "
+        "Trainer(lightning={'logger': ...})."
+    )
+    return names, [Problem("report_to", name, text, unsupported=True) for name in unknown]

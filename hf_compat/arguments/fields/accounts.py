@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["ACCOUNTS"]
 
-_TRACKIO = "Only used by Trackio's own callback, if one is passed."
+_TRACKIO = "Used by transformers' callback for Trackio: `report_to='trackio'`."
 _MIXED = "A Lightning precision plugin: autocast in {} around the model's forward pass"
 _DDP = "`{}` of `DistributedDataParallel`."
 _LIGER = "Liger kernels are applied to the model"
@@ -56,8 +56,8 @@ ACCOUNTS: dict[str, str] = {
     "log_level": "Level of the loggers of hf_compat and transformers on the main process.",
     "log_level_replica": "Level of the loggers of hf_compat and transformers on the other processes.",
     "disable_tqdm": "A `PrinterCallback` instead of the `ProgressCallback`.",
-    "report_to": "Lightning loggers; TensorBoard's by name, others through `Trainer(lightning={'logger': ...})`.",
-    "run_name": "Only used by trackers' own callbacks; name the run in the Lightning logger.",
+    "report_to": "Comet, MLflow, TensorBoard and wandb by Lightning's loggers, others by transformers' callbacks.",
+    "run_name": "Name of the run in trackers.",
     "project": _TRACKIO,
     "trackio_space_id": _TRACKIO,
     "trackio_bucket_id": _TRACKIO,

@@ -47,7 +47,7 @@ class FieldRule:
 
 _APEX = "apex is not supported; remove it, torch's automatic mixed precision is used"
 _TPU = "TPUs are not supported; remove it"
-_TRACKERS = "other trackers' own callbacks"
+_TRACKERS = "transformers' callback for Trackio"
 
 FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
@@ -55,7 +55,10 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer",
         "default_root_dir",
         also_in=(
-            "engine/loggers.py",
+            "engine/loggers/comet.py",
+            "engine/loggers/mlflow.py",
+            "engine/loggers/tensorboard.py",
+            "engine/loggers/wandb.py",
             "engine/runtime.py",
             "metrics.py",
             "model_card/summary.py",
@@ -189,8 +192,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("log_level", "plan", "trainer/construction.py"),
     FieldRule("log_level_replica", "plan", "trainer/construction.py"),
     FieldRule("disable_tqdm", "plan", "trainer/construction.py"),
-    FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers.py",)),
-    FieldRule("run_name", "script", _TRACKERS),
+    FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers/reporters.py",)),
+    FieldRule(
+        "run_name",
+        "plan",
+        "engine/loggers/wandb.py",
+        also_in=("engine/loggers/comet.py", "engine/loggers/mlflow.py"),
+    ),
     FieldRule("project", "script", _TRACKERS),
     FieldRule("trackio_space_id", "script", _TRACKERS),
     FieldRule("trackio_bucket_id", "script", _TRACKERS),
@@ -238,13 +246,18 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "load_best_model_at_end",
         "plan",
         "run/finishing.py",
-        also_in=("callbacks/early_stopping.py", "engine/strategies/deepspeed/limits.py", "trainer/validation.py"),
+        also_in=(
+            "callbacks/early_stopping.py",
+            "engine/loggers/wandb.py",
+            "engine/strategies/deepspeed/limits.py",
+            "trainer/validation.py",
+        ),
     ),
     FieldRule(
         "metric_for_best_model",
         "plan",
         "run/best_model.py",
-        also_in=("callbacks/early_stopping.py", "trainer/validation.py"),
+        also_in=("callbacks/early_stopping.py", "engine/loggers/wandb.py", "trainer/validation.py"),
     ),
     FieldRule("greater_is_better", "plan", "run/best_model.py", also_in=("callbacks/early_stopping.py",)),
     FieldRule("ignore_data_skip", "plan", "run/resume.py"),
@@ -299,7 +312,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("per_gpu_train_batch_size", "alias", "per_device_train_batch_size"),
     FieldRule("per_gpu_eval_batch_size", "alias", "per_device_eval_batch_size"),
     FieldRule("warmup_ratio", "alias", "warmup_steps", also_in=("model_card/eval_results.py",)),
-    FieldRule("logging_dir", "plan", "engine/loggers.py"),
+    FieldRule("logging_dir", "plan", "engine/loggers/tensorboard.py"),
     FieldRule("save_safetensors", "plan", "trainer/model_files.py"),
     FieldRule("no_cuda", "alias", "use_cpu"),
     FieldRule("use_mps_device", "plan", "arguments/checking/checks.py"),

@@ -1,0 +1,64 @@
+"""What trackers are told of a run: its configuration, its numbers, whether an environment variable is set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hf_compat.checkpoint.weights import save_weights
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["SUMMARY_KEYS", "is_switched_on", "model_config", "numbers", "run_config", "save_model"]
+
+SUMMARY_KEYS = frozenset(
+    ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
+)
+"""Logs that some trackers take as one value of the run instead of a curve."""
+
+
+def is_switched_on(variable: str, default: str = "false") -> bool:
+    """Return whether the environment variable is true: 1, on, yes or true."""
+    return os.environ.get(variable, default).lower() in ("1", "on", "yes", "true")
+
+
+def model_config(model: nn.Module | None) -> dict[str, Any]:
+    """Return the configuration of ``model``; empty if it has none."""
+    config: Any = getattr(model, "config", None)
+    if config is None or isinstance(config, dict):
+        return config or {}
+    return config.to_dict() if hasattr(config, "to_dict") else {}
+
+
+def run_config(args: TrainingArguments, model: nn.Module | None) -> dict[str, Any]:
+    """Return the configuration of a run: peft's, the model's, and over both the training arguments."""
+    peft: Any = getattr(model, "peft_config", None)
+    return {**({} if peft is None else {"peft_config": peft}), **model_config(model), **args.to_dict()}
+
+
+def _number(value: object) -> float | None:
+    """Return ``value`` as a number, also from a tensor with one element; None if it is none."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.item())
+    return None
+
+
+def numbers(logs: Mapping[str, object]) -> dict[str, float]:
+    """Return the numbers in ``logs``."""
+    found = {key: _number(value) for key, value in logs.items()}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def save_model(model: nn.Module, folder: str, processing_class: Any) -> None:
+    """Save ``model`` and the processing class to ``folder``, which exists, to be uploaded."""
+    save_weights(model, folder)
+    if processing_class is not None:
+        processing_class.save_pretrained(folder)

@@ -1,0 +1,79 @@
+"""The Lightning loggers that a user passes, and the callback that writes a run's logs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from hf_compat.callbacks import TrainerCallback
+from hf_compat.engine.loggers.contents import numbers
+from hf_compat.metrics import rewrite_logs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.state import TrainerControl, TrainerState
+
+__all__ = ["LoggingCallback"]
+
+
+class LoggingCallback(TrainerCallback):
+    """Writes the Trainer's logs to Lightning loggers, by update step.
+
+    Scalars have transformers' names: ``train/loss``, ``eval/loss``. The TensorBoard texts ``args`` and
+    ``model_config`` are written at the start of training, as in transformers.
+    """
+
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self.loggers = loggers
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the arguments and the model's configuration."""
+        if not state.is_world_process_zero:
+            return
+        config = getattr(model, "config", None)
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_text("args", args.to_json_string())
+                if config is not None and hasattr(config, "to_json_string"):
+                    logger.experiment.add_text("model_config", config.to_json_string())
+            else:
+                logger.log_hyperparams(args.to_sanitized_dict())
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write ``logs``: numbers to every logger, text to TensorBoard; other values are dropped."""
+        if not state.is_world_process_zero:
+            return
+        renamed = rewrite_logs(logs or {})
+        scalars = numbers(renamed)
+        texts = {key: value for key, value in renamed.items() if isinstance(value, str)}
+        for logger in self.loggers:
+            logger.log_metrics(scalars, step=state.global_step)
+            if isinstance(logger, TensorBoardLogger):
+                for key, text in texts.items():
+                    logger.experiment.add_text(key, text, state.global_step)
+            logger.save()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Flush every logger; Lightning closes them."""
+        for logger in self.loggers:
+            logger.save()

@@ -1,0 +1,151 @@
+"""``report_to="tensorboard"``: event files under ``runs``, by Lightning's ``TensorBoardLogger``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from hf_compat.callbacks import TrainerCallback
+from hf_compat.engine.loggers.contents import numbers
+from hf_compat.metrics import rewrite_logs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.state import TrainerControl, TrainerState
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["EventFiles", "TensorBoardCallback"]
+
+
+class EventFiles(TensorBoardLogger):
+    """Lightning's TensorBoard logger of one folder, which holds event files only, without ``hparams.yaml``.
+
+    Args:
+        writer: A ``SummaryWriter`` to use. Default: a new one, when something is written first.
+
+    Attributes:
+        folder: The folder of the event files; None before :meth:`open_folder`.
+    """
+
+    def __init__(self, writer: Any = None) -> None:
+        super().__init__(save_dir="", name="", version="")
+        self.folder: str | None = None
+        self._given = writer
+        self._experiment = writer
+
+    def open_folder(self, folder: str) -> None:
+        """Write to ``folder`` from now on; without effect on a writer that was given."""
+        if folder == self.folder:
+            return
+        self.finalize()
+        self.folder, self._experiment = folder, self._given
+
+    @property
+    def log_dir(self) -> str:
+        """The folder of the event files."""
+        return self.folder or ""
+
+    root_dir = log_dir
+
+    def save(self) -> None:
+        """Flush."""
+        if self._experiment is not None:
+            self._experiment.flush()
+
+    def finalize(self, status: str = "success") -> None:
+        """Close the event file; what is written later goes to another one in the same folder."""
+        if self._experiment is not None:
+            self._experiment.close()
+
+
+class TensorBoardCallback(TrainerCallback):
+    """Writes a run's logs to TensorBoard: numbers as scalars, texts as texts, by update step.
+
+    The folder is ``args.logging_dir`` before transformers 5.2, else the environment variable
+    ``TENSORBOARD_LOGGING_DIR``, else a new one under ``runs`` in the output folder; a trial of a search has a folder of
+    its own in it. As in transformers the arguments and the model's configuration are the texts ``args`` and
+    ``model_config``.
+
+    Args:
+        tb_writer: The ``SummaryWriter`` to use. Default: a new one.
+
+    Attributes:
+        logger: Lightning's logger of the same event files.
+    """
+
+    def __init__(self, tb_writer: Any = None) -> None:
+        self.logger = EventFiles(tb_writer)
+        self._folder: str | None = None
+
+    @property
+    def tb_writer(self) -> Any:
+        """The ``SummaryWriter``."""
+        return self.logger.experiment
+
+    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> None:
+        """Choose the folder of the event files, the first time; a trial's is inside it."""
+        if self._folder is None:
+            self._folder = _folder(args)
+        self.logger.open_folder(os.path.join(self._folder, state.trial_name) if state.trial_name else self._folder)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write the arguments and the model's configuration."""
+        if not state.is_world_process_zero:
+            return
+        writer = self.logger.experiment
+        writer.add_text("args", args.to_json_string())
+        config = getattr(model, "config", None)
+        if config is not None and hasattr(config, "to_json_string"):
+            writer.add_text("model_config", config.to_json_string())
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write ``logs``; what is neither number nor text is left out, with a warning."""
+        if not state.is_world_process_zero:
+            return
+        writer, renamed = self.logger.experiment, rewrite_logs(logs or {})
+        scalars = numbers(renamed)
+        for key, value in renamed.items():
+            if key in scalars:
+                writer.add_scalar(key, scalars[key], state.global_step)
+            elif isinstance(value, str):
+                writer.add_text(key, value, state.global_step)
+            else:
+                logger.warning("TensorBoard: %r is not logged, a %s is no scalar.", key, type(value).__name__)
+        writer.flush()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Close the event file."""
+        self.logger.finalize()
+
+
+def _folder(args: TrainingArguments) -> str:
+    given = getattr(args, "logging_dir", None) or os.environ.get("TENSORBOARD_LOGGING_DIR")
+    if given is not None:
+        return os.path.expanduser(given)
+    stamp = datetime.now().strftime("%b%d_%H-%M-%S")
+    return str(Path(args.output_dir, "runs", f"{stamp}_{socket.gethostname()}"))

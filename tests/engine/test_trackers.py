@@ -1,0 +1,150 @@
+"""``report_to``: each tracker is run by transformers' Trainer and by ours, and what they wrote is read back.
+
+The packages of trackers are not among those of the other tests: their presence alone changes what older releases of
+transformers do. `pip install "hf-compat[mlflow,wandb]"` brings two of them.
+"""
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.callbacks import LearningRateMonitor
+from transformers.integrations import integration_utils
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.arguments.checking.reporters import TRACKERS
+from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLBACKS
+from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
+from hf_compat.errors import MissingPackageError
+from tests.support.helpers import PlainModel, vector_rows
+from tests.support.tracker_files import read_comet, read_mlflow, read_tensorboard, read_wandb
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
+OFFLINE = {
+    "COMET_API_KEY": "none", "COMET_START_ONLINE": "0", "COMET_OFFLINE_DIRECTORY": "comet", "HF_HUB_OFFLINE": "1",
+    "MLFLOW_TRACKING_URI": "file:./mlruns", "MLFLOW_ALLOW_FILE_STORE": "true", "OMP_NUM_THREADS": "1",
+    "WANDB_MODE": "offline",
+}  # fmt: skip
+
+
+def run_tracker(which, name, folder):
+    """Run the script with one tracker in ``folder``."""
+    folder.mkdir()
+    environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(SCRIPT.parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), which, name, "out"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_every_tracker_has_one_callback():
+    """The names are those of transformers; each has a callback, ours or transformers'."""
+    assert OWN_CALLBACKS.keys().isdisjoint(TRANSFORMERS_CALLBACKS)
+    assert {*OWN_CALLBACKS, *TRANSFORMERS_CALLBACKS} == {*TRACKERS}
+    upstream = integration_utils.INTEGRATION_TO_CALLBACK
+    assert upstream.keys() <= TRACKERS.keys()
+    named = {name: attribute for name, (_, attribute) in OWN_CALLBACKS.items()} | TRANSFORMERS_CALLBACKS
+    assert {name: named[name] for name in upstream} == {name: kind.__name__ for name, kind in upstream.items()}
+
+
+def parameters_of(name, seen):
+    """Return where what was read keeps the run's configuration, and the prefix of its names."""
+    if name == "mlflow":
+        return seen[0]["params"], ""
+    return (seen["config"], "") if name == "wandb" else (seen["params"], "args|")
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "read"),
+    [
+        ("tensorboard", "tensorboard", read_tensorboard),
+        ("mlflow", "mlflow", read_mlflow),
+        ("wandb", "wandb", read_wandb),
+        ("comet_ml", "comet_ml", read_comet),
+    ],
+)
+def test_writes_what_transformers_writes(tmp_path, name, package, read):
+    """Curves with their steps, values of the run and its configuration are equal; ours has its own fields besides."""
+    pytest.importorskip(package)
+    theirs = read(run_tracker("upstream", name, tmp_path / "upstream"))
+    ours = read(run_tracker("ours", name, tmp_path / "ours"))
+    if name != "tensorboard":
+        (expected, _), (found, prefix) = parameters_of(name, theirs), parameters_of(name, ours)
+        added = {key.removeprefix(prefix) for key in found.keys() - expected.keys()}
+        assert added <= set(TrainingArguments.__dataclass_fields__)
+        for key in found.keys() - expected.keys():
+            del found[key]
+    assert ours == theirs
+    assert ours
+
+
+def test_lightning_callbacks_write_to_the_same_run(tmp_path):
+    """What a Lightning callback logs is in the same event files, and no other file is beside them."""
+    args = TrainingArguments(
+        str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=2, logging_steps=1, save_strategy="no",
+        report_to="tensorboard", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    monitor = LearningRateMonitor(logging_interval="step")
+    keywords = {"log_every_n_steps": 1}
+    Trainer(PlainModel(), args, train_dataset=vector_rows(8), callbacks=[monitor], lightning=keywords).train()
+    seen = read_tensorboard(tmp_path)
+    assert len(seen["curves"]["lr-AdamW/pg1"]) == len(seen["curves"]["train/loss"]) == 3
+    assert seen["other files"] == []
+
+
+def test_each_trial_has_a_folder(tmp_path):
+    """A search writes the event files of each trial to a folder named after it."""
+    pytest.importorskip("optuna")
+    args = TrainingArguments(
+        str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=2, logging_steps=1, save_strategy="no",
+        eval_strategy="steps", eval_steps=1, report_to="tensorboard", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(
+        args=args, model_init=lambda: PlainModel(), train_dataset=vector_rows(8), eval_dataset=vector_rows(2)
+    )
+    trainer.hyperparameter_search(n_trials=2, direction="minimize", hp_name=lambda trial: f"trial {trial.number}")
+    (runs,) = Path(tmp_path, "out/runs").iterdir()
+    assert sorted(path.name for path in runs.iterdir()) == ["trial 0", "trial 1"]
+
+
+def test_a_writer_of_ones_own(tmp_path):
+    """A ``SummaryWriter`` given to the callback is the one that is written to."""
+    writer_module = pytest.importorskip("torch.utils.tensorboard")
+    args = TrainingArguments(
+        str(tmp_path / "out"), max_steps=1, logging_steps=1, save_strategy="no", use_cpu=True, disable_tqdm=True,
+        report_to="none",
+    )  # fmt: skip
+    callback = TensorBoardCallback(writer_module.SummaryWriter(str(tmp_path / "mine")))
+    Trainer(PlainModel(), args, train_dataset=vector_rows(8), callbacks=[callback]).train()
+    assert list(Path(tmp_path, "mine").glob("events*"))
+    assert not Path(tmp_path, "out/runs").exists()
+
+
+def test_missing_package(tmp_path):
+    """A tracker without its package is an error that says what to install, before anything is trained."""
+    if importlib.util.find_spec("wandb") is not None:
+        pytest.skip("wandb is installed")
+    args = TrainingArguments(str(tmp_path), report_to="wandb", use_cpu=True)
+    with pytest.raises(MissingPackageError, match=r"report_to='wandb'.*hf-compat\[wandb\]"):
+        Trainer(PlainModel(), args, train_dataset=vector_rows(8))
+
+
+def test_transformers_callback_without_its_package(tmp_path):
+    """So is one whose callback transformers has."""
+    if importlib.util.find_spec("swanlab") is not None:
+        pytest.skip("swanlab is installed")
+    args = TrainingArguments(str(tmp_path), report_to="swanlab", use_cpu=True)
+    with pytest.raises(MissingPackageError, match=r"report_to='swanlab'.*swanlab"):
+        Trainer(PlainModel(), args, train_dataset=vector_rows(8))
+
+
+def test_loggers_are_pickled_without_their_package_objects():
+    """A Trainer with trackers can be sent to the processes that it starts."""
+    restored = pickle.loads(pickle.dumps(TensorBoardCallback()))
+    assert restored.logger.folder is None

@@ -1,0 +1,35 @@
+"""Trains, evaluates and predicts with trackers: ``tracker_run.py upstream|ours NAMES OUT``; run in an empty folder."""
+
+import sys
+
+import torch
+
+which, trackers, output_dir = sys.argv[1], sys.argv[2].split(","), sys.argv[3]
+if which == "upstream":
+    from transformers import Trainer, TrainingArguments
+else:
+    from hf_compat import Trainer, TrainingArguments
+
+from transformers import BertConfig, BertForSequenceClassification  # noqa: E402  (after the Trainer's own imports)
+
+torch.manual_seed(0)
+config = BertConfig(
+    vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+    max_position_embeddings=16, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)  # fmt: skip
+rows = [{"input_ids": torch.arange(6) + row, "labels": torch.tensor(row % 2)} for row in range(16)]
+args = TrainingArguments(
+    output_dir, num_train_epochs=2, per_device_train_batch_size=4, logging_steps=2, eval_strategy="epoch",
+    save_strategy="no", use_cpu=True, disable_tqdm=True, report_to=trackers, run_name="a run",
+    dataloader_pin_memory=False,
+)  # fmt: skip
+trainer = Trainer(
+    BertForSequenceClassification(config),
+    args,
+    train_dataset=rows,
+    eval_dataset=rows[:6],
+    compute_metrics=lambda seen: {"accuracy": float((seen.predictions.argmax(-1) == seen.label_ids).mean())},
+)
+trainer.train()
+trainer.evaluate()
+trainer.predict(rows[:4])
