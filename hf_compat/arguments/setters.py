@@ -10,6 +10,7 @@ from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.reporters import tracker_names
 from hf_compat.arguments.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.arguments.fields.aliases import apply_checkpointing_alias, apply_warmup_ratio
+from hf_compat.arguments.fields.redeclared import script_values_aside
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 
@@ -171,12 +172,14 @@ def set_fields(args: Arguments, topic: Topic, given: Mapping[str, object]) -> Ar
     if values.get("strategy") == "steps" and values.get("steps") == 0:
         text = "must be a positive number of update steps for `strategy='steps'`."
         raise_all([Problem("steps", values["steps"], text)])
-    for name, value in values.items():
-        setattr(args, topic.fields.get(name, name), value)
-    if topic.switch is not None:
-        setattr(args, topic.switch, True)
-    topic.finish(args, resolve_semantics(args.semantics))
-    raise_all(unsupported_problems(args))
+    semantics = resolve_semantics(args.semantics)
+    with script_values_aside(args, semantics.release):
+        for name, value in values.items():
+            setattr(args, topic.fields.get(name, name), value)
+        if topic.switch is not None:
+            setattr(args, topic.switch, True)
+        topic.finish(args, semantics)
+        raise_all(unsupported_problems(args))
     return args
 
 

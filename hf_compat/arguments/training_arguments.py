@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from hf_compat.arguments import process_facts, serialising
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import raise_all
-from hf_compat.arguments.checking.resolving import resolve
+from hf_compat.arguments.checking.resolving import resolve, semantics_of
 from hf_compat.arguments.deepspeed.asked import use_deepspeed
 from hf_compat.arguments.enums import (
     DebugOption,
@@ -35,6 +35,7 @@ from hf_compat.arguments.fields.choices import (
     START_METHODS,
 )
 from hf_compat.arguments.fields.options import Config, Folder, Fsdp, Listed, Settings, listing, option
+from hf_compat.arguments.fields.redeclared import script_values_aside
 from hf_compat.arguments.fields.unknown import InitSignature, refuse_unknown
 from hf_compat.arguments.fsdp.settings import prepare_loading
 from hf_compat.arguments.precision import allow_tf32, mixed_precision
@@ -301,13 +302,13 @@ class TrainingArguments:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        problems = resolve(self)
-        semantics = resolve_semantics("corrected" if any(p.field == "semantics" for p in problems) else self.semantics)
-        raise_all([*problems, *find_problems(self, semantics)])
-        self.mixed_precision = mixed_precision(self)
-        allow_tf32(self)
-        self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
-        prepare_loading(self)
+        semantics, problems = semantics_of(self)
+        with script_values_aside(self, semantics.release):
+            raise_all([*problems, *resolve(self, semantics), *find_problems(self, semantics)])
+            self.mixed_precision = mixed_precision(self)
+            allow_tf32(self)
+            self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
+            prepare_loading(self)
 
     # ---- device and processes ----
 

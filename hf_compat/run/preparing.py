@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.model_facts import ignores_item_count, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
@@ -50,6 +51,7 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
         host._hp_search_setup(trial)
     place_model(host, runtime)
     host.model_wrapped = host._wrap_model(host.model_wrapped)
+    args = for_run(args)
     if args.activation_checkpointing or args.gradient_checkpointing:
         _enable_checkpointing(host.model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
     if host.processing_class is not None and hasattr(host.model, "config"):

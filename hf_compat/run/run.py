@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import layout, publish
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.reader import ResumePoint
@@ -150,7 +151,7 @@ class TrainingRun:
     @contextmanager
     def _watching_signals(self) -> Iterator[None]:
         """Context that records signals if the run saves, and waits for a background save however it ends."""
-        args = self.host.args
+        args = for_run(self.host.args)
         saves = args.save_strategy != "no" or args.enable_jit_checkpoint
         self.watch = SignalWatch(slurm_signal(self.runtime.plugins)) if saves else None
         try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.firing import fire
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.tracing import trace_model
@@ -91,7 +92,8 @@ def predict(
 
 
 def _loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
-    return trainer.prediction_loop if trainer.args.use_legacy_prediction_loop else trainer.evaluation_loop
+    args = for_run(trainer.args)
+    return trainer.prediction_loop if args.use_legacy_prediction_loop else trainer.evaluation_loop
 
 
 def _add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
@@ -148,7 +150,8 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     wrapped = call_as_defined(trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader)
     strategy = trainer._lightning_runtime.strategy
     model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
-    if trainer.args.jit_mode_eval:
+    args = for_run(trainer.args)
+    if args.jit_mode_eval:
         start = time.time()
         traced = trainer.torch_jit_model_eval(trainer.model, dataloader, False)
         trainer.jit_compilation_time = round(time.time() - start, 4)
@@ -228,7 +231,7 @@ def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored:
     if not scored:
         with trainer.compute_loss_context_manager():
             outputs = model(**inputs)
-            store_past(trainer, outputs, trainer.args.past_index - 1)  # one index less, as there is no loss
+            store_past(trainer, outputs, is_scored=False)
             return None, outputs
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
     context, inputs = trainer._prepare_context_parallel_inputs(model, inputs)

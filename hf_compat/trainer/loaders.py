@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data import columns
 from hf_compat.data.samplers import eval_sampler, train_sampler
 from hf_compat.data.workers import begin_worker
@@ -60,7 +61,7 @@ def build_loader(
         dataset = trainer._remove_unused_columns(dataset, description=description)
     else:
         collator = trainer._get_collator_with_removed_columns(collator, description=description)
-    args = trainer.args
+    args = for_run(trainer.args)
     settings: dict[str, Any] = {
         "batch_size": batch_size,
         "collate_fn": collator,
@@ -90,7 +91,7 @@ def build_loader(
 
 def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] | None:
     """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
-    args = trainer.args
+    args = for_run(trainer.args)
     return train_sampler(
         trainer.train_dataset if train_dataset is None else train_dataset,
         args.train_sampling_strategy,
@@ -102,7 +103,7 @@ def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] |
 
 def choose_eval_sampler(trainer: Trainer, eval_dataset: Any) -> Sampler[Any] | None:
     """Return the evaluation sampler: sequential, or by length if training groups by length."""
-    args = trainer.args
+    args = for_run(trainer.args)
     seed = args.seed if args.data_seed is None else args.data_seed
     return eval_sampler(
         eval_dataset,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
 from hf_compat.model_facts import is_causal_lm
@@ -104,7 +105,7 @@ def compute_loss(
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     outputs = model(**inputs)
-    store_past(trainer, outputs, trainer.args.past_index)
+    store_past(trainer, outputs)
     if trainer.compute_loss_func is not None:
         loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
     elif labels is not None:
@@ -149,7 +150,7 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
     """Return the autocast around the loss, which some releases of transformers have on the CPU: always bfloat16."""
     releases_differ = not trainer.semantics.leaves_loss_out_of_cpu_autocast
-    if releases_differ and _uses_cpu_amp(trainer.args) and not trainer._lightning_runtime.facts.own_precision:
+    if releases_differ and _uses_cpu_amp(for_run(trainer.args)) and not trainer._lightning_runtime.facts.own_precision:
         return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
     return contextlib.nullcontext()
 
@@ -208,15 +209,16 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
     return inputs
 
 
-def store_past(trainer: Trainer, outputs: Any, index: int) -> None:
-    """Store output ``index`` as past state for the next batch, if ``past_index`` is set."""
-    if trainer.args.past_index < 0:
+def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:
+    """Store the past state for the next batch, if ``past_index`` is set; without a loss its index is one less."""
+    args = for_run(trainer.args)
+    if args.past_index < 0:
         return
     try:
-        trainer._past = outputs[index]
+        trainer._past = outputs[args.past_index - (not is_scored)]
     except (IndexError, KeyError):
         raise ModelOutputError(
-            f"`past_index={trainer.args.past_index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
+            f"`past_index={args.past_index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
             f"in a {type(outputs).__name__}. Return a tuple or a `ModelOutput`, and set `past_index` to the index of "
             "the past state in it, counted from 0 with the loss."
         ) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.trainer.current_run import prepare_strategy
 
@@ -69,12 +70,13 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
+    args = for_run(trainer.args)
     writes(
         weights.save_weights,
         model,
         folder,
         state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
-        safe_serialization=trainer.args.save_safetensors,
+        safe_serialization=args.save_safetensors,
     )
     _save_beside_weights(trainer, folder)
 

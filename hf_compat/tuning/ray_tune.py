@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import SearchError, require_package
@@ -67,6 +68,7 @@ def run(
 
 def _scope(args: TrainingArguments) -> str:
     """Return which reports of a trial count: ``ray_scope``, in newer releases the environment variable RAY_SCOPE."""
+    args = for_run(args)
     return args.ray_scope if args.ray_scope not in (None, "last") else os.environ.get("RAY_SCOPE", "last")
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 
-__all__ = ["resolve"]
+__all__ = ["resolve", "semantics_of"]
 
 Problems = Iterator[Problem]
 
@@ -219,19 +219,20 @@ STEPS: tuple[Callable[[TrainingArguments, Semantics], Problems | None], ...] = (
 )
 
 
-def resolve(args: TrainingArguments) -> list[Problem]:
+def semantics_of(args: TrainingArguments) -> tuple[Semantics, list[Problem]]:
+    """Return the behaviours that ``args`` ask for, and the problem if they are unknown."""
+    try:
+        return resolve_semantics(args.semantics), []
+    except ArgumentsError:
+        requested = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
+        text = "use 'corrected' or a transformers release such as '4.57'."
+        return resolve_semantics("corrected"), [Problem("semantics", requested, text)]
+
+
+def resolve(args: TrainingArguments, semantics: Semantics) -> list[Problem]:
     """Fill in fields that depend on others and convert every value into its final form.
 
     Returns:
         The values that cannot be converted; they are left unchanged.
     """
-    problems: list[Problem] = []
-    try:
-        semantics = resolve_semantics(args.semantics)
-    except ArgumentsError:
-        requested = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
-        problems.append(Problem("semantics", requested, "use 'corrected' or a transformers release such as '4.57'."))
-        semantics = resolve_semantics("corrected")
-    for step in STEPS:
-        problems.extend(step(args, semantics) or ())
-    return problems
+    return [problem for step in STEPS for problem in step(args, semantics) or ()]

@@ -7,6 +7,7 @@ import inspect
 import warnings
 
 from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments.fields.redeclared import keep_apart
 from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
 from hf_compat.arguments.training_arguments import TrainingArguments
 from hf_compat.errors import ArgumentsError
@@ -33,6 +34,12 @@ def _kind_of(args: object) -> type[TrainingArguments] | None:
     return next((_KINDS[base.__name__] for base in inspect.getmro(type(args)) if base.__name__ in _KINDS), None)
 
 
+def _fields_of_transformers(args: object) -> set[str]:
+    """Return the fields of transformers' own class, without those of a script's subclass."""
+    own = next(base for base in inspect.getmro(type(args)) if base.__name__ in _KINDS)
+    return {item.name for item in dataclasses.fields(own)}
+
+
 def from_transformers(args: object) -> TrainingArguments:
     """Return ``args`` if they are ours, else an instance of ours with the same values.
 
@@ -47,12 +54,14 @@ def from_transformers(args: object) -> TrainingArguments:
     if kind is None:
         raise ArgumentsError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])
     known = {item.name for item in dataclasses.fields(kind) if item.init}
-    given = {name: getattr(args, name) for name in known if hasattr(args, name)}
+    given = {name: getattr(args, name) for name in known & _fields_of_transformers(args)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers warned when ``args`` were made
         converted = kind(**{name: value for name, value in given.items() if not _is_default(name, value)})
     for name, value in vars(args).items():
-        if name not in known and name not in _BACKEND_STATE and not name.startswith("_"):
+        if name in known - given.keys():
+            keep_apart(converted, name, value)
+        elif name not in known and name not in _BACKEND_STATE and not name.startswith("_"):
             setattr(converted, name, value)
     return converted
 

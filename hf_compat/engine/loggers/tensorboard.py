@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import numbers
 from hf_compat.metrics import rewrite_logs
@@ -144,7 +145,8 @@ class TensorBoardCallback(TrainerCallback):
 
 
 def _folder(args: TrainingArguments) -> str:
-    given = getattr(args, "logging_dir", None) or os.environ.get("TENSORBOARD_LOGGING_DIR")
+    args = for_run(args)
+    given = args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
     if given is not None:
         return os.path.expanduser(given)
     stamp = datetime.now().strftime("%b%d_%H-%M-%S")

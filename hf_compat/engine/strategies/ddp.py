@@ -11,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.placement import Placement
@@ -79,6 +80,7 @@ def ddp_settings(args: TrainingArguments, model: nn.Module, given: dict[str, Any
 
     ``find_unused_parameters`` is True by default, except for a transformers model with activation checkpointing.
     """
+    args = for_run(args)
     unused = args.ddp_find_unused_parameters
     if unused is None:
         checkpoints = args.activation_checkpointing or args.gradient_checkpointing
