@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from hf_compat.arguments.fields.giving_way import init_fields
 from hf_compat.arguments.fields.types import options_of
 from hf_compat.arguments.fields.unknown import nearest_names
 from hf_compat.errors import ParserError, UnresolvedTypesError
@@ -53,7 +54,9 @@ class HfArgumentParser(ArgumentParser):
     ``--no-use-cache``; a list takes several values, an Enum or a Literal one of its values, a dict a JSON object. A
     value of a union is parsed as the type beside None, or beside ``str``. A field's metadata are keywords of
     ``add_argument``, with additional option names in ``aliases``. A dataclass with ``_argument_group_name`` has its own
-    group in ``--help``. Options added with ``add_argument`` are returned in a namespace after the instances.
+    group in ``--help``. A field of ``TrainingArguments`` that the installed transformers lacks is left out if another
+    dataclass has an option of its name. Options added with ``add_argument`` are returned in a namespace after the
+    instances.
 
     Args:
         dataclass_types: A dataclass, or several, in the order of the returned instances.
@@ -83,10 +86,12 @@ class HfArgumentParser(ArgumentParser):
             raise UnresolvedTypesError(
                 f"`{dtype.__name__}`: {error}. Define the types in its annotations at module level, not in a function."
             ) from error
-        for field in dataclasses.fields(dtype):
-            if field.init:
-                for names, keywords in options_of(field, types[field.name]):
-                    target.add_argument(*names, **keywords)
+        for field in init_fields(dtype, self.dataclass_types):
+            for names, keywords in options_of(field, types[field.name]):
+                target.add_argument(*names, **keywords)
+
+    def _names(self, kind: type[Any]) -> list[str]:
+        return [field.name for field in init_fields(kind, self.dataclass_types)]
 
     def parse_args_into_dataclasses(
         self,
@@ -119,7 +124,7 @@ class HfArgumentParser(ArgumentParser):
             files += named
         from_files = [item for path in files if path.exists() for item in path.read_text(encoding="utf-8").split()]
         namespace, remaining = self.parse_known_args([*from_files, *arguments])
-        found = [_take(kind, namespace) for kind in self.dataclass_types]
+        found = [_take(kind, self._names(kind), namespace) for kind in self.dataclass_types]
         if vars(namespace):
             found.append(namespace)
         if return_remaining_strings:
@@ -142,11 +147,11 @@ class HfArgumentParser(ArgumentParser):
         """
         found, extra = [], set(args)
         for kind in self.dataclass_types:
-            given = {name: args[name] for name in _names(kind) if name in args}
+            given = {name: args[name] for name in self._names(kind) if name in args}
             extra -= given.keys()
             found.append(kind(**given))
         if extra and not allow_extra_keys:
-            known = [name for kind in self.dataclass_types for name in _names(kind)]
+            known = [name for kind in self.dataclass_types for name in self._names(kind)]
             raise ParserError(f"Unknown keys: {sorted(extra)}.{nearest_names(sorted(extra), known) or _UNKNOWN_KEYS}")
         return tuple(found)
 
@@ -167,13 +172,9 @@ def _take_file_options(arguments: list[str], flag: str) -> tuple[list[Path], lis
     return [Path(name) for name in found.files], rest
 
 
-def _names(kind: type[Any]) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind) if field.init]
-
-
-def _take(kind: type[Any], namespace: Namespace) -> object:
-    """Return an instance of ``kind``; its values are removed from ``namespace``."""
-    values = {name: getattr(namespace, name) for name in _names(kind)}
+def _take(kind: type[Any], names: Iterable[str], namespace: Namespace) -> object:
+    """Return an instance of ``kind``; its values, of ``names``, are removed from ``namespace``."""
+    values = {name: getattr(namespace, name) for name in names}
     for name in values:
         delattr(namespace, name)
     return kind(**values)

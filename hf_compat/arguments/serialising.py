@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, fields
+from dataclasses import Field, asdict, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.fields.aliases import ALIASES
+from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments.fields.redeclared import fields_of_the_script
+from hf_compat.arguments.releases.fields import OWN_FIELDS, is_field_of
+from hf_compat.arguments.releases.semantics import resolve_semantics
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["as_text", "plain_fields", "sanitized_fields"]
+__all__ = ["as_subclass_text", "as_text", "plain_fields", "sanitized_fields"]
 
 _PLAIN_TYPES = (bool, int, float, str)
+_FOLLOWING = ("_n_gpu", "activation_checkpointing", "activation_checkpointing_kwargs")
+"""Fields that hold what the device, or the one of their older name, decides."""
+_PER_GPU = ("per_gpu_train_batch_size", "per_gpu_eval_batch_size")
+"""Fields that transformers leaves out of the text."""
 
 
 def _masked(name: str, value: object) -> object:
@@ -50,9 +59,27 @@ def _with_named_dtypes(settings: dict[str, Any]) -> dict[str, Any]:
     return named
 
 
+def _is_set(args: TrainingArguments, name: str) -> bool:
+    """Return whether a field that the release lacks is off its default, but not because another field is."""
+    if name in _FOLLOWING or getattr(args, name) == defaults()[name]:
+        return False
+    return not any(alias.new == name and _is_set(args, alias.old) for alias in ALIASES)
+
+
+def _shown_fields(args: TrainingArguments) -> list[Field[Any]]:
+    """Return the fields of the release that is followed, ours, those of a subclass, and others that are set."""
+    release = resolve_semantics(args.semantics).release
+    always = OWN_FIELDS | fields_of_the_script(type(args), release)
+    return [
+        item
+        for item in fields(args)
+        if item.name in always or is_field_of(item.name, release) or _is_set(args, item.name)
+    ]
+
+
 def plain_fields(args: TrainingArguments) -> dict[str, Any]:
     """Return the fields as JSON-serializable values; tokens are masked."""
-    given = {item.name: getattr(args, item.name) for item in fields(args) if item.init}
+    given = {item.name: getattr(args, item.name) for item in _shown_fields(args) if item.init}
     return _with_named_dtypes({name: _masked(name, _plain(name, value)) for name, value in given.items()})
 
 
@@ -67,5 +94,15 @@ def sanitized_fields(args: TrainingArguments) -> dict[str, Any]:
 
 def as_text(args: TrainingArguments) -> str:
     """Return a line for each field, sorted by name; tokens are masked."""
-    lines = "".join(f"{name}={_masked(name, value)},\n" for name, value in sorted(asdict(args).items()))
+    shown = {item.name for item in _shown_fields(args)} - {name for name in _PER_GPU if not _is_set(args, name)}
+    values = sorted((name, value) for name, value in asdict(args).items() if name in shown)
+    lines = "".join(f"{name}={_masked(name, value)},\n" for name, value in values)
     return f"{type(args).__name__}(\n{lines})"
+
+
+def as_subclass_text(args: TrainingArguments) -> str:
+    """Return the same or, for a dataclass of its own, one line as ``dataclass`` makes it; tokens are left out."""
+    if "__dataclass_params__" not in vars(type(args)):
+        return as_text(args)
+    shown = ", ".join(f"{item.name}={getattr(args, item.name)!r}" for item in _shown_fields(args) if item.repr)
+    return f"{type(args).__qualname__}({shown})"

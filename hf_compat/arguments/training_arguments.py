@@ -439,6 +439,12 @@ class TrainingArguments:
 
     __repr__ = __str__
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Give a subclass the ``repr`` that ``dataclass`` would, without the fields of other releases."""
+        super().__init_subclass__(**kwargs)
+        if "__repr__" not in vars(cls):
+            type.__setattr__(cls, "__repr__", serialising.as_subclass_text)
+
     # ---- the fields of one topic ----
     #
     # All raise ArgumentsError for `steps=0` with `strategy="steps"`, ValueError for an unknown name, and

@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF009, RUF036  (fields made by a function, and odd orders of unions, are what is tested)
 
+import argparse
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from packaging.version import Version
 
 from hf_compat import HfArg, HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.arguments.parser import read_fields
@@ -308,6 +310,97 @@ def test_a_scripts_own_subclass(postponed):
         args, other = attempt(parser, (postponed.ScriptArguments, postponed.Postponed), line)
         assert (args.output_dir, args.temperature, args.teachers) == ("out", 0.5, ["a", "b"])
         assert other == postponed.Postponed(numbers=[1, 2], cached=False)
+
+
+@dataclass
+class OlderNames:
+    """What scripts declare that 5.23 no longer knows."""
+
+    group_by_length: bool = True
+    logging_dir: str = "here"
+    cuda: bool = True
+    warmup: float = field(default=0.5, metadata={"aliases": "--warmup-ratio"})
+
+
+@dataclass
+class NewerNames:
+    """What scripts declare that 4.57 does not know yet, or no release."""
+
+    use_cache: bool = True
+    train_sampling_strategy: str = "mine"
+    dataloader_in_order: bool = False
+    semantics: str = "of words"
+
+
+OTHERS = {
+    "dropped": (OlderNames, "--no_group_by_length --logging_dir there --no_cuda --warmup-ratio 0.1", "5.15"),
+    "not there yet": (NewerNames, "--no-use-cache --train_sampling_strategy yours --dataloader_in_order", "4.57"),
+}
+
+
+def gives_way_here(release):
+    """Return whether the installed release lacks the fields: from ``release`` on, or for 4.57 in 4.57."""
+    installed = Version(transformers.__version__)
+    return installed >= Version(release) if release != "4.57" else installed < Version("5.0")
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["other first", "ours first"])
+@pytest.mark.parametrize("parser", PARSERS, ids=["transformers' parser", "our parser"])
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [pytest.param(*row[:2], id=name) for name, row in OTHERS.items() if gives_way_here(row[2])],
+)
+def test_a_field_gives_way(parser, order, other, line):
+    """A dataclass may use names that the release lacks, whichever comes first; as beside transformers' arguments."""
+    shared = line.split()
+
+    def parsed(kind):
+        kinds = (other, kind)[::order]
+        of_line = attempt(parser, kinds, ["--output_dir", "out", *shared])[::order]
+        made = parser(kinds).parse_dict({"output_dir": "out", **dataclasses.asdict(other())})[::order]
+        return [of_line[0], made[0]], [of_line[1], made[1]]
+
+    (theirs, their_args), (ours, our_args) = parsed(transformers.TrainingArguments), parsed(TrainingArguments)
+    assert ours == theirs
+    assert ours[0] != other()
+    plain = TrainingArguments("out")
+    for args in our_args:
+        assert type(args) is TrainingArguments
+        differing = {
+            item.name for item in dataclasses.fields(args) if getattr(args, item.name) != getattr(plain, item.name)
+        }
+        assert differing <= {"logging_dir"}  # under 4.57 it holds the second of construction
+    assert [args.output_dir for args in their_args] == [args.output_dir for args in our_args]
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["other first", "ours first"])
+@pytest.mark.parametrize("parser", PARSERS, ids=["transformers' parser", "our parser"])
+def test_a_field_stays_where_nobody_takes_its_name(parser, order):
+    """Beside other dataclasses, and in a subclass, older and newer names still work on a command line."""
+
+    @dataclass
+    class ScriptArguments(TrainingArguments):
+        temperature: float = 1.0
+
+    line = (
+        "--output_dir out --evaluation_strategy epoch --warmup_ratio 0.1 --semantics 5.23 --use_cache --name_or_path a"
+    )
+    for kind in (TrainingArguments, ScriptArguments):
+        args, _ = attempt(parser, (kind, Model)[::order], [*line.split(), "--depth", "1"])[::order]
+        assert (args.eval_strategy, args.warmup_steps, args.use_cache) == ("epoch", 0.1, True)
+
+
+@pytest.mark.parametrize("parser", PARSERS, ids=["transformers' parser", "our parser"])
+def test_a_field_of_the_release_does_not_give_way(parser):
+    """Two dataclasses with a field that the release has are an error, as beside transformers' own arguments."""
+
+    @dataclass
+    class Other:
+        learning_rate: float = 1.0
+
+    for kind in ARGUMENT_CLASSES.values():
+        with pytest.raises(argparse.ArgumentError, match="conflicting option string"):
+            parser((Other, kind))
 
 
 def test_dataclasses_are_left_as_they_are():

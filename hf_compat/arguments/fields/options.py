@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.enums import FSDPOption
+from hf_compat.arguments.fields.giving_way import LibraryField
 
 __all__ = ["Config", "Folder", "Fsdp", "Listed", "Settings", "listing", "option"]
 
@@ -34,9 +36,16 @@ def option(default: object, text: str, *, shown: bool = True, **parser: object) 
         shown: Whether its value appears in ``repr``.
         **parser: Additional keywords for argparse.
     """
-    return field(default=default, repr=shown, metadata={"help": text, **parser})
+    return _of_the_library(default=default, repr=shown, metadata={"help": text, **parser})
 
 
 def listing(text: str) -> Any:
     """Return a dataclass field whose default is an empty list."""
-    return field(default_factory=list, metadata={"help": text})
+    return _of_the_library(default_factory=list, metadata={"help": text})
+
+
+def _of_the_library(**given: Any) -> Any:
+    """Return the field that ``dataclasses.field`` makes of ``given``, of the library's own class."""
+    made = field(**given)
+    properties = {name: getattr(made, name) for name in signature(LibraryField).parameters}
+    return LibraryField(**properties)
