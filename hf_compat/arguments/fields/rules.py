@@ -322,7 +322,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("half_precision_backend", "plan", "trainer/loss.py"),
     FieldRule("tpu_num_cores", "unsupported", _TPU),
     FieldRule("tpu_metrics_debug", "unsupported", _TPU),
-    FieldRule("past_index", "plan", "trainer/loss.py", also_in=("trainer/evaluation.py",)),
+    FieldRule("past_index", "plan", "trainer/loss.py"),
     FieldRule("sharded_ddp", "unsupported", "FairScale is not supported; remove it", (None, [], False)),
     FieldRule("fsdp_min_num_params", "alias", "fsdp_config"),
     FieldRule("fsdp_transformer_layer_cls_to_wrap", "alias", "fsdp_config"),
