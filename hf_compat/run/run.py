@@ -137,7 +137,7 @@ class TrainingRun:
         folder = layout.find_checkpoint(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
         self.point = None if folder is None else ResumePoint(folder)
         self.checkpoints.last_step = None
-        if not (args.auto_find_batch_size and host.semantics.keeps_batch_size_found):
+        if not host.semantics.keeps_batch_size:
             host._train_batch_size = args.train_batch_size
         host.is_in_train = True
         host._memory_tracker.start("train")

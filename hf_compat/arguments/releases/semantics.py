@@ -79,8 +79,6 @@ class Semantics:
     """Layerwise GaLore and APOLLO log the scheduled learning rate but update with the initial one."""
     resumes_batch_size_if_searching: bool = _since("5.2")
     """A checkpoint's batch size overrides the argument only under ``auto_find_batch_size``; before, always."""
-    keeps_batch_size_found: bool = _since("5.2")
-    """A second ``train`` begins with the batch size that ``auto_find_batch_size`` found; before, with the argument."""
     refuses_model_and_model_init: bool = _since("5.2")
     """``Trainer(model, model_init=...)`` is an error; before, ``model_init`` won with a warning."""
     divides_gradients_twice: bool = _since("5.2", until="5.6", corrected=False)
@@ -104,6 +102,9 @@ class Semantics:
     """A resumed epoch without remaining batches also restores the random generators."""
     counts_tokens_after_batch: bool = _since("5.3")
     """``num_input_tokens_seen`` counts a batch after it is trained on; before, ahead of ``on_step_begin``."""
+    keeps_batch_size: bool = _since("5.3")
+    """``train`` uses the Trainer's batch size: the one it was built with, a trial's, or the one that
+    ``auto_find_batch_size`` found; before, that of the arguments, which may have been changed since."""
     leaves_mode_to_training_step: bool = _since("5.3")
     """The model is first put in training mode by a training step; before, also ahead of ``on_train_begin``."""
     asks_empty_loader: bool = _since("5.3")

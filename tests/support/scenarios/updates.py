@@ -246,3 +246,14 @@ def training_that_makes_no_update_step(kit: Kit) -> None:
     trainer = language_model(kit, fields={"num_train_epochs": 0})
     trainer.model.eval()
     kit.train(trainer)
+
+
+@scenario()
+def batch_size_changed_after_construction(kit: Kit) -> None:
+    """Releases since 5.3 train with the batch size that the Trainer was built with."""
+    trainer = plain(kit, fields={"per_device_train_batch_size": 4})
+    trainer.args.per_device_train_batch_size = 2
+    kit.train(trainer)
+    kit.keep("batch size", trainer._train_batch_size)
+    trainer.args.per_device_train_batch_size = 3
+    kit.train(trainer)
