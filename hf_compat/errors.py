@@ -15,6 +15,7 @@
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     │   └── CheckpointWriteError               one that the file system fails to write
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
+    ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
     ├── TrainerSetupError (RuntimeError)       a Trainer or environment that cannot be set up
     ├── LaunchError (RuntimeError)             a process, started by a Trainer, that exited without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
@@ -47,6 +48,7 @@ __all__ = [
     "MissingPackageError",
     "ModelError",
     "ModelOutputError",
+    "NoOptimizerError",
     "NotSupportedError",
     "ParserError",
     "SearchError",
@@ -134,6 +136,10 @@ class CheckpointWriteError(CheckpointError):
 
 class HubError(HFCompatError, OSError):
     """A repository on the Hub that cannot be created or written."""
+
+
+class NoOptimizerError(HFCompatError, AttributeError, ValueError):
+    """A method that needs the optimizer or the learning-rate schedule was called before there is one."""
 
 
 class TrainerSetupError(HFCompatError, RuntimeError):

@@ -46,6 +46,7 @@ OVERRIDABLE: tuple[str, ...] = (
     "is_world_process_zero",
     "log",
     "num_examples",
+    "num_tokens",
     "predict",
     "prediction_loop",
     "prediction_step",
@@ -130,7 +131,6 @@ NEVER_CALLED: dict[str, str] = {
     "get_tp_size": _PARALLEL,
     "init_git_repo": "git repositories are not supported; remove the method",
     "ipex_optimize_model": _HARDWARE,
-    "num_tokens": "override `_track_num_input_tokens`",
     "propagate_args_to_deepspeed": _PARALLEL,
 }
 """Methods that only upstream calls, to what a subclass should do instead."""

@@ -15,45 +15,71 @@ from torch import Tensor
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import DataError
 
-__all__ = ["DataCollatorWithPadding", "DefaultDataCollator", "default_collator_for", "default_data_collator"]
+__all__ = [
+    "DataCollatorWithPadding",
+    "DefaultDataCollator",
+    "default_collator_for",
+    "default_data_collator",
+    "numpy_default_data_collator",
+    "torch_default_data_collator",
+]
 
 _NUMPY_LABELS_ARE_CLASSES = Version("5.22")
 _LABEL_NAMES = ("label", "label_ids")
 _PAD_WARNING = "Asking-to-pad-a-fast-tokenizer"
 
 
-def _label_dtype(label: object) -> torch.dtype:
-    """Return int64 for a class label and float32 for a regression label."""
-    if isinstance(label, np.integer):  # older releases take numpy's integers for regression labels
-        is_class = resolve_semantics().release >= _NUMPY_LABELS_ARE_CLASSES
-    else:
-        is_class = isinstance(label, int)
-    return torch.long if is_class else torch.float
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one kind of batch is made: of torch's tensors or of numpy's arrays."""
+
+    array: type
+    """What is stacked as it is."""
+    stack: Callable[[list[Any]], Any]
+    """A list of these to a batch."""
+    make: Callable[..., Any]
+    """A list of other values, and perhaps a dtype, to a batch."""
+    integer: Any
+    floating: Any
+
+    def label_dtype(self, label: object) -> Any:
+        """Return the dtype of labels of which ``label`` is the first: int64 for classes, else float32."""
+        if isinstance(label, np.integer):  # older releases take numpy's integers for regression labels
+            is_class = resolve_semantics().release >= _NUMPY_LABELS_ARE_CLASSES
+        else:
+            is_class = isinstance(label, int)
+        return self.integer if is_class else self.floating
+
+    def labels(self, samples: list[Mapping[str, Any]]) -> Any:
+        """Return the labels of ``samples``, None if they have none."""
+        first = samples[0]
+        if first.get("label") is not None:
+            label = first["label"]
+            dtype = self.label_dtype(label.item() if isinstance(label, self.array) else label)
+            return self.make([sample["label"] for sample in samples], dtype=dtype)
+        if first.get("label_ids") is not None:
+            rows = [sample["label_ids"] for sample in samples]
+            stacks = isinstance(rows[0], self.array)
+            return self.stack(rows) if stacks else self.make(rows, dtype=self.label_dtype(rows[0][0]))
+        return None
+
+    def column(self, values: list[Any]) -> Any:
+        """Return the batch of a column's values."""
+        return self.stack(values) if isinstance(values[0], self.array) else self.make(values)
 
 
-def _labels(samples: list[Mapping[str, Any]]) -> Tensor | None:
-    first = samples[0]
-    if first.get("label") is not None:
-        label = first["label"]
-        dtype = _label_dtype(label.item() if isinstance(label, Tensor) else label)
-        return torch.tensor([sample["label"] for sample in samples], dtype=dtype)
-    if first.get("label_ids") is not None:
-        rows = [sample["label_ids"] for sample in samples]
-        if isinstance(rows[0], Tensor):
-            return torch.stack(rows)
-        return torch.tensor(rows, dtype=_label_dtype(rows[0][0]))
-    return None
+def _tensor(values: list[Any], dtype: torch.dtype | None = None) -> Tensor:
+    is_numpy = isinstance(values[0], np.ndarray) and dtype is None
+    return torch.from_numpy(np.stack(values)) if is_numpy else torch.tensor(values, dtype=dtype)
 
 
-def _column(values: list[Any]) -> Tensor:
-    if isinstance(values[0], Tensor):
-        return torch.stack(values)
-    if isinstance(values[0], np.ndarray):
-        return torch.from_numpy(np.stack(values))
-    return torch.tensor(values)
+_KINDS = {
+    "pt": _Kind(Tensor, torch.stack, _tensor, torch.long, torch.float),
+    "np": _Kind(np.ndarray, np.stack, np.array, np.int64, np.float32),
+}
 
 
-def default_data_collator(features: list[Any], return_tensors: str = "pt") -> dict[str, Tensor]:
+def default_data_collator(features: list[Any], return_tensors: str = "pt") -> dict[str, Any]:
     """Return a batch of ``features``, each column stacked without padding.
 
     ``label``, one per sample, or else ``label_ids``, a row per sample, becomes ``labels``: int64 if the first one is an
@@ -61,26 +87,37 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
 
     Args:
         features: Mappings, or objects with attributes, all with the same keys and shapes.
-        return_tensors: ``"pt"``, the only supported value.
+        return_tensors: ``"pt"`` for torch's tensors, ``"np"`` for numpy's arrays.
 
     Returns:
-        ``(batch, ...)`` tensors, ``labels`` first.
+        ``(batch, ...)`` tensors or arrays, ``labels`` first.
 
     Raises:
-        DataError: If ``return_tensors`` is not ``"pt"``.
+        DataError: If ``return_tensors`` is neither.
 
     References:
         Same batches as ``default_data_collator`` of transformers ``data/data_collator.py``.
     """
-    if return_tensors != "pt":
-        raise DataError(f"`return_tensors={return_tensors!r}` is not supported: use 'pt'.")
+    kind = _KINDS.get(return_tensors)
+    if kind is None:
+        raise DataError(f"`return_tensors={return_tensors!r}` is not supported: use 'pt' or 'np'.")
     samples = features if isinstance(features[0], Mapping) else [vars(feature) for feature in features]
-    labels = _labels(samples)
+    labels = kind.labels(samples)
     batch = {} if labels is None else {"labels": labels}
     for name, value in samples[0].items():
         if name not in _LABEL_NAMES and value is not None and not isinstance(value, str):
-            batch[name] = _column([sample[name] for sample in samples])
+            batch[name] = kind.column([sample[name] for sample in samples])
     return batch
+
+
+def torch_default_data_collator(features: list[Any]) -> dict[str, Any]:
+    """Return :func:`default_data_collator`'s batch of tensors."""
+    return default_data_collator(features, "pt")
+
+
+def numpy_default_data_collator(features: list[Any]) -> dict[str, Any]:
+    """Return :func:`default_data_collator`'s batch of arrays."""
+    return default_data_collator(features, "np")
 
 
 @dataclass
@@ -88,12 +125,12 @@ class DefaultDataCollator:
     """:func:`default_data_collator` as an object.
 
     Attributes:
-        return_tensors: ``"pt"``, the only supported value.
+        return_tensors: ``"pt"`` for torch's tensors, ``"np"`` for numpy's arrays.
     """
 
     return_tensors: str = "pt"
 
-    def __call__(self, features: list[Any], return_tensors: str | None = None) -> dict[str, Tensor]:
+    def __call__(self, features: list[Any], return_tensors: str | None = None) -> dict[str, Any]:
         """Return the batch of ``features``."""
         return default_data_collator(features, self.return_tensors if return_tensors is None else return_tensors)
 

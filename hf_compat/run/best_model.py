@@ -72,7 +72,10 @@ def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
         state: The state with the path of the best checkpoint.
         load: Loads the weights in a folder into the model.
     """
-    best = str(state.best_model_checkpoint)
+    if state.best_model_checkpoint is None:
+        logger.warning("There is no best checkpoint: the model keeps its weights.")
+        return
+    best = state.best_model_checkpoint
     if not Path(best).is_dir():  # not an error, which would lose the result of the training
         logger.warning("The best checkpoint `%s` does not exist any more: the model keeps its last weights.", best)
         return

@@ -28,8 +28,8 @@ def finalize_training(
         num_train_samples: Samples of the run.
         start_time: When the run started, in seconds of ``time.time``.
     """
-    assert counts.tr_loss is not None, "set as the fit begins"
-    counts.total_loss_scalar += counts.tr_loss.item()
+    if counts.tr_loss is not None:  # else nothing was trained
+        counts.total_loss_scalar += counts.tr_loss.item()
     saving.finish()
     loads_best = host.args.load_best_model_at_end and host.state.best_model_checkpoint is not None
     if loads_best and not host.semantics.loads_best_after_final_log:

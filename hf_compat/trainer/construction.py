@@ -119,7 +119,8 @@ def _uses_model_loss(trainer: Trainer) -> bool:
 
 def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
     """Return a new model; see the Trainer's ``call_model_init``."""
-    assert trainer.model_init is not None, "called only if there is a model_init"
+    if trainer.model_init is None:
+        raise TypeError("`model_init=None`: pass a function that returns a model to the Trainer.")
     arguments = number_of_arguments(trainer.model_init)
     if arguments > 1:
         raise RuntimeError(f"`model_init` takes {arguments} arguments, but it may only take none, or the trial.")

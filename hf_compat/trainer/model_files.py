@@ -11,6 +11,7 @@ from torch import nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.trainer.current_run import prepare_strategy
+from hf_compat.trainer.optimizers import optimizer_of, scheduler_of
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -117,9 +118,11 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
     """Save ``optimizer.pt`` and ``scheduler.pt``, or the strategy's files instead."""
     strategy, should_save = trainer._lightning_runtime.strategy, trainer.args.should_save
     writes = trainer._checkpoint_writer.writes
+    if strategy.engine is None:
+        optimizer_of(trainer)
     strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes if should_save else None)
     if should_save and not strategy.saves_scheduler:
-        state_dict_files.save_state_file(trainer.lr_scheduler, output_dir, names.SCHEDULER_NAME, writes=writes)
+        state_dict_files.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, writes=writes)
 
 
 def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> None:
@@ -128,9 +131,9 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
         return
     strategy = trainer._lightning_runtime.strategy
     if strategy.has_optimizer(checkpoint):
-        strategy.load_optimizer(trainer.optimizer, checkpoint)
+        strategy.load_optimizer(optimizer_of(trainer), checkpoint)
         if not strategy.saves_scheduler:
-            state_dict_files.load_state_file(trainer.lr_scheduler, checkpoint, names.SCHEDULER_NAME)
+            state_dict_files.load_state_file(scheduler_of(trainer), checkpoint, names.SCHEDULER_NAME)
 
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:

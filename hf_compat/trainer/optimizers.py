@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hf_compat.errors import NoOptimizerError
 from hf_compat.optim.external import keep_embeddings_in_32_bits
 from hf_compat.optim.groups import parameter_groups
 from hf_compat.optim.in_backward import leave_step_to_backward, notices
@@ -16,7 +17,7 @@ from hf_compat.overriding import call_as_defined
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["create_optimizer", "create_scheduler", "learning_rate", "optimizer_group", "optimizer_of"]
+__all__ = ["create_optimizer", "create_scheduler", "learning_rate", "optimizer_group", "optimizer_of", "scheduler_of"]
 
 
 def create_optimizer(trainer: Trainer, model: nn.Module | None) -> None:
@@ -69,7 +70,7 @@ def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optim
 
 def learning_rate(trainer: Trainer) -> float:
     """Return the current learning rate of the first parameter group."""
-    scheduler = trainer.lr_scheduler
+    scheduler = scheduler_of(trainer)
     rate: Any = trainer.optimizer.param_groups[0]["lr"] if steps_on_metric(scheduler) else scheduler.get_last_lr()[0]
     return rate.item() if isinstance(rate, Tensor) else rate
 
@@ -78,12 +79,25 @@ def optimizer_of(trainer: Trainer) -> Optimizer:
     """Return the optimizer.
 
     Raises:
-        ValueError: If there is none yet.
+        NoOptimizerError: If there is none yet.
     """
     if trainer.optimizer is None:
-        raise ValueError("The Trainer has no optimizer yet: call `train` or `create_optimizer` first.")
+        raise NoOptimizerError("The Trainer has no optimizer yet: call `train` or `create_optimizer` first.")
     optimizer: Optimizer = trainer.optimizer
     return optimizer
+
+
+def scheduler_of(trainer: Trainer) -> Any:
+    """Return the learning-rate schedule.
+
+    Raises:
+        NoOptimizerError: If there is none yet.
+    """
+    if trainer.lr_scheduler is None:
+        raise NoOptimizerError(
+            "The Trainer has no learning-rate schedule yet: call `train` or `create_optimizer_and_scheduler` first."
+        )
+    return trainer.lr_scheduler
 
 
 def optimizer_group(trainer: Trainer, param: str | nn.Parameter | None) -> dict[str, Any] | list[Any] | None:

@@ -20,6 +20,7 @@ from hf_compat.data.collators import (
     DefaultDataCollator,
     default_collator_for,
     default_data_collator,
+    numpy_default_data_collator,
 )
 from hf_compat.errors import DataError
 from tests.support import helpers
@@ -99,11 +100,30 @@ def test_numpy_labels_follow_the_release(monkeypatch):
         assert default_data_collator([{"label": np.int64(1)}])["labels"].dtype == dtype
 
 
+@pytest.mark.parametrize("features", CASES.values(), ids=CASES.keys())
+def test_batches_of_arrays_are_upstreams(features):
+    """With `return_tensors="np"` too; what numpy has no type for is an error of upstream's type."""
+    try:
+        expected = upstream.default_data_collator(features, return_tensors="np")
+    except (TypeError, ValueError) as error:
+        with pytest.raises(type(error)):
+            default_data_collator(features, return_tensors="np")
+        return
+    collators = (DefaultDataCollator("np"), numpy_default_data_collator)
+    batches = [default_data_collator(features, "np"), *(collate(features) for collate in collators)]
+    for batch in (*batches, DefaultDataCollator()(features, return_tensors="np")):
+        assert list(batch) == list(expected)
+        for key, value in batch.items():
+            assert isinstance(value, np.ndarray), key
+            assert value.dtype == expected[key].dtype, key
+            np.testing.assert_array_equal(value, expected[key], strict=True)
+
+
 @pytest.mark.parametrize("collate", [default_data_collator, DefaultDataCollator()], ids=["function", "object"])
-def test_only_torch(collate):
-    """Another framework's tensors are refused."""
-    with pytest.raises(DataError, match="return_tensors='np'"):
-        collate([{"a": 1}], return_tensors="np")
+def test_other_frameworks_are_refused(collate):
+    """Neither torch's nor numpy's."""
+    with pytest.raises(DataError, match="return_tensors='tf'"):
+        collate([{"a": 1}], return_tensors="tf")
 
 
 TOKEN_ROWS = [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": [8], "attention_mask": [1]}]
