@@ -1,6 +1,7 @@
 """The Hugging Face ``Trainer``'s API, numbers and checkpoints on a ``lightning.Trainer``.
 
-Names are resolved when first used: importing the package loads neither torch, lightning nor transformers.
+Names are resolved when first used: importing the package loads neither torch, lightning nor transformers. Models,
+tokenizers and helpers of transformers can be imported from here too, if it is installed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.shared_names import ModuleWithDefaults
+from hf_compat.upstream_names import hand_on, is_handed_on
 from hf_compat.version import __version__
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         SaveStrategy,
         SchedulerType,
     )
+    from hf_compat.arguments.fields.types import string_to_bool
     from hf_compat.callbacks import (
         CallbackHandler,
         DefaultFlowCallback,
@@ -45,7 +48,27 @@ if TYPE_CHECKING:
     )
     from hf_compat.callbacks.defaults import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
     from hf_compat.checkpoint.layout import get_last_checkpoint
-    from hf_compat.data.collators import DataCollatorWithPadding, DefaultDataCollator, default_data_collator
+    from hf_compat.checkpoint.names import (
+        ADAPTER_SAFE_WEIGHTS_NAME,
+        ADAPTER_WEIGHTS_NAME,
+        OPTIMIZER_NAME,
+        PREFIX_CHECKPOINT_DIR,
+        SAFE_WEIGHTS_INDEX_NAME,
+        SAFE_WEIGHTS_NAME,
+        SCALER_NAME,
+        SCHEDULER_NAME,
+        TRAINER_STATE_NAME,
+        TRAINING_ARGS_NAME,
+        WEIGHTS_INDEX_NAME,
+        WEIGHTS_NAME,
+    )
+    from hf_compat.data.collators import (
+        DataCollatorWithPadding,
+        DefaultDataCollator,
+        default_data_collator,
+        numpy_default_data_collator,
+        torch_default_data_collator,
+    )
     from hf_compat.data.columns import RemoveColumnsCollator
     from hf_compat.data.samplers import LengthGroupedSampler
     from hf_compat.distributed.ranks import is_main_process, total_processes_number
@@ -54,7 +77,10 @@ if TYPE_CHECKING:
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from hf_compat.metrics import denumpify_detensorize, has_length, speed_metrics
     from hf_compat.model_facts import number_of_arguments
+    from hf_compat.optim.adafactor import Adafactor
+    from hf_compat.optim.greedy import GreedyLR
     from hf_compat.optim.losses import LabelSmoother
+    from hf_compat.optim.schedulers import get_scheduler
     from hf_compat.seeding import enable_full_determinism, seed_worker, set_seed
     from hf_compat.state import ExportableState, TrainerControl, TrainerState
     from hf_compat.trainer import Seq2SeqTrainer, Trainer
@@ -66,7 +92,10 @@ if TYPE_CHECKING:
     )
 
 _HOMES: dict[str, str] = {
+    "ADAPTER_SAFE_WEIGHTS_NAME": "hf_compat.checkpoint.names",
+    "ADAPTER_WEIGHTS_NAME": "hf_compat.checkpoint.names",
     "AcceleratorConfig": "hf_compat.arguments",
+    "Adafactor": "hf_compat.optim.classes",
     "BestRun": "hf_compat.tuning.spaces",
     "CallbackHandler": "hf_compat.callbacks",
     "DEFAULT_CALLBACKS": "hf_compat.callbacks.defaults",
@@ -82,6 +111,7 @@ _HOMES: dict[str, str] = {
     "ExplicitEnum": "hf_compat.arguments.enums",
     "ExportableState": "hf_compat.state",
     "FSDPOption": "hf_compat.arguments.enums",
+    "GreedyLR": "hf_compat.optim.classes",
     "HFCheckpointIO": "hf_compat.engine.checkpoint_io",
     "HFCompatError": "hf_compat.errors",
     "HFCompatWarning": "hf_compat.errors",
@@ -94,22 +124,32 @@ _HOMES: dict[str, str] = {
     "LabelSmoother": "hf_compat.optim.losses",
     "LengthGroupedSampler": "hf_compat.data.samplers",
     "NotebookProgressCallback": "hf_compat.callbacks",
+    "OPTIMIZER_NAME": "hf_compat.checkpoint.names",
     "OptimizerNames": "hf_compat.arguments.enums",
+    "PREFIX_CHECKPOINT_DIR": "hf_compat.checkpoint.names",
     "ParallelMode": "hf_compat.arguments.enums",
     "PredictionOutput": "hf_compat.evaluation.results",
     "PrinterCallback": "hf_compat.callbacks",
     "ProgressCallback": "hf_compat.callbacks",
     "RemoveColumnsCollator": "hf_compat.data.columns",
+    "SAFE_WEIGHTS_INDEX_NAME": "hf_compat.checkpoint.names",
+    "SAFE_WEIGHTS_NAME": "hf_compat.checkpoint.names",
+    "SCALER_NAME": "hf_compat.checkpoint.names",
+    "SCHEDULER_NAME": "hf_compat.checkpoint.names",
     "SaveStrategy": "hf_compat.arguments.enums",
     "SchedulerType": "hf_compat.arguments.enums",
     "Seq2SeqTrainer": "hf_compat.trainer",
     "Seq2SeqTrainingArguments": "hf_compat.arguments",
+    "TRAINER_STATE_NAME": "hf_compat.checkpoint.names",
+    "TRAINING_ARGS_NAME": "hf_compat.checkpoint.names",
     "TrainOutput": "hf_compat.evaluation.results",
     "Trainer": "hf_compat.trainer",
     "TrainerCallback": "hf_compat.callbacks",
     "TrainerControl": "hf_compat.state",
     "TrainerState": "hf_compat.state",
     "TrainingArguments": "hf_compat.arguments",
+    "WEIGHTS_INDEX_NAME": "hf_compat.checkpoint.names",
+    "WEIGHTS_NAME": "hf_compat.checkpoint.names",
     "default_compute_objective": "hf_compat.tuning.spaces",
     "default_data_collator": "hf_compat.data.collators",
     "default_hp_space_optuna": "hf_compat.tuning.spaces",
@@ -117,20 +157,37 @@ _HOMES: dict[str, str] = {
     "denumpify_detensorize": "hf_compat.metrics",
     "enable_full_determinism": "hf_compat.seeding",
     "get_last_checkpoint": "hf_compat.checkpoint.layout",
+    "get_scheduler": "hf_compat.optim.schedulers",
     "has_length": "hf_compat.metrics",
     "is_main_process": "hf_compat.distributed.ranks",
     "number_of_arguments": "hf_compat.model_facts",
+    "numpy_default_data_collator": "hf_compat.data.collators",
     "seed_worker": "hf_compat.seeding",
     "set_seed": "hf_compat.seeding",
     "speed_metrics": "hf_compat.metrics",
+    "string_to_bool": "hf_compat.arguments.fields.types",
+    "torch_default_data_collator": "hf_compat.data.collators",
     "total_processes_number": "hf_compat.distributed.ranks",
 }
 
 
 __all__ = [
+    "ADAPTER_SAFE_WEIGHTS_NAME",
+    "ADAPTER_WEIGHTS_NAME",
     "DEFAULT_CALLBACKS",
     "DEFAULT_PROGRESS_CALLBACK",
+    "OPTIMIZER_NAME",
+    "PREFIX_CHECKPOINT_DIR",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SCALER_NAME",
+    "SCHEDULER_NAME",
+    "TRAINER_STATE_NAME",
+    "TRAINING_ARGS_NAME",
+    "WEIGHTS_INDEX_NAME",
+    "WEIGHTS_NAME",
     "AcceleratorConfig",
+    "Adafactor",
     "BestRun",
     "CallbackHandler",
     "DataCollatorWithPadding",
@@ -144,6 +201,7 @@ __all__ = [
     "ExplicitEnum",
     "ExportableState",
     "FSDPOption",
+    "GreedyLR",
     "HFCheckpointIO",
     "HFCompatError",
     "HFCompatWarning",
@@ -180,20 +238,27 @@ __all__ = [
     "denumpify_detensorize",
     "enable_full_determinism",
     "get_last_checkpoint",
+    "get_scheduler",
     "has_length",
     "is_main_process",
     "number_of_arguments",
+    "numpy_default_data_collator",
     "seed_worker",
     "set_seed",
     "speed_metrics",
+    "string_to_bool",
+    "torch_default_data_collator",
     "total_processes_number",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif is_handed_on(name):
+        value = hand_on(name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

@@ -17,7 +17,17 @@ PREFIX = "hf_compat."
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version"),
-    ("files", "nested", "memory", "overflow", "overriding", "shared_names", "log_files", "distributed"),
+    (
+        "files",
+        "nested",
+        "memory",
+        "overflow",
+        "overriding",
+        "shared_names",
+        "upstream_names",
+        "log_files",
+        "distributed",
+    ),
     ("arguments",),
     ("plan", "state", "callbacks", "metrics", "seeding", "model_facts", "special_tokens", "model_card"),
     ("evaluation", "optim"),

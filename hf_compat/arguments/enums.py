@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from hf_compat.arguments.releases.versions import has_sigopt
+
 __all__ = [
     "DebugOption",
     "EvaluationStrategy",
@@ -180,9 +182,10 @@ class ShardedDDPOption(ExplicitEnum):
 
 
 class HPSearchBackend(ExplicitEnum):
-    """Libraries for hyperparameter search."""
+    """Libraries for hyperparameter search, those of the installed transformers."""
 
     OPTUNA = "optuna"
     RAY = "ray"
-    SIGOPT = "sigopt"
+    if has_sigopt():
+        SIGOPT = "sigopt"
     WANDB = "wandb"

@@ -54,8 +54,10 @@ class _Kind:
         """Return the labels of ``samples``, None if they have none."""
         first = samples[0]
         if first.get("label") is not None:
-            label = first["label"]
-            dtype = self.label_dtype(label.item() if isinstance(label, self.array) else label)
+            label: Any = first["label"]
+            if isinstance(label, self.array):
+                label = first["label"].item()
+            dtype = self.label_dtype(label)
             return self.make([sample["label"] for sample in samples], dtype=dtype)
         if first.get("label_ids") is not None:
             rows = [sample["label_ids"] for sample in samples]

@@ -14,7 +14,7 @@ from torch import nn
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError
 from hf_compat.optim import external, in_backward, low_rank
-from hf_compat.optim.adafactor import Adafactor
+from hf_compat.optim.classes import adafactor_class
 from hf_compat.optim.optim_args import convert_options, parse_bool, parse_optim_args
 from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest, OptimizerSettings, plain_name
 
@@ -28,7 +28,7 @@ def _adamw(request: OptimizerRequest, **extra: Any) -> ClassAndKwargs:
 
 
 def _adafactor(request: OptimizerRequest) -> ClassAndKwargs:
-    return Adafactor, {"scale_parameter": False, "relative_step": False}
+    return adafactor_class(), {"scale_parameter": False, "relative_step": False}
 
 
 def _from_torch(
@@ -116,7 +116,7 @@ def optimizer_class_and_kwargs(
         MissingPackageError: If the optimizer's package is not installed.
 
     References:
-        Same as ``Trainer.get_optimizer_cls_and_kwargs`` of transformers, with hf_compat's own ``Adafactor``.
+        Same as ``Trainer.get_optimizer_cls_and_kwargs`` of transformers.
     """
     name = plain_name(settings.optim)
     if name not in OPTIMIZERS:

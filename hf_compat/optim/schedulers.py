@@ -17,10 +17,18 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError
 from hf_compat.optim import curves
+from hf_compat.optim.classes import greedy_class
 from hf_compat.optim.greedy import GreedyLR
 from hf_compat.optim.settings import plain_name
 
-__all__ = ["SCHEDULERS", "SchedulerRule", "build_scheduler", "steps_on_metric", "unknown_scheduler_kwargs"]
+__all__ = [
+    "SCHEDULERS",
+    "SchedulerRule",
+    "build_scheduler",
+    "get_scheduler",
+    "steps_on_metric",
+    "unknown_scheduler_kwargs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +186,8 @@ def _reduce_lr_on_plateau(optimizer: Optimizer, warmup: int, total: int, **kwarg
 
 
 def _greedy(optimizer: Optimizer, warmup: int, total: int, **kwargs: Any) -> GreedyLR:
-    return GreedyLR(optimizer, **kwargs)
+    schedule: GreedyLR = greedy_class()(optimizer, **kwargs)
+    return schedule
 
 
 SCHEDULERS: dict[str, SchedulerRule] = {
@@ -258,6 +267,47 @@ def build_scheduler(
     if unknown := unknown_scheduler_kwargs(name, options, semantics):
         raise UnknownArgumentError("\n  ".join(unknown))
     return rule.build(optimizer, num_warmup_steps, num_training_steps, **options)
+
+
+_TAKES_NO_STEPS = ("constant", "reduce_lr_on_plateau", "greedy")
+_TAKES_WARMUP_ALONE = ("constant_with_warmup", "inverse_sqrt", "warmup_stable_decay")
+
+
+def get_scheduler(
+    name: str,
+    optimizer: Optimizer,
+    num_warmup_steps: int | None = None,
+    num_training_steps: int | None = None,
+    scheduler_specific_kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Return the learning-rate schedule ``name`` for ``optimizer``; see :func:`build_scheduler`.
+
+    Args:
+        name: An ``lr_scheduler_type``.
+        optimizer: The optimizer.
+        num_warmup_steps: Update steps of warm-up; not needed by schedules without one.
+        num_training_steps: Update steps of the run; not needed by schedules without an end.
+        scheduler_specific_kwargs: The ``lr_scheduler_kwargs``.
+
+    Raises:
+        ArgumentsError: If the schedule is unknown, or needs a number of update steps that is not given.
+    """
+    plain = plain_name(name)
+    needed = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    if plain in _TAKES_NO_STEPS:
+        needed = {}
+    elif plain in _TAKES_WARMUP_ALONE:
+        needed.pop("num_training_steps")
+    missing = [name for name, value in needed.items() if value is None]
+    if missing and plain in SCHEDULERS:
+        raise ArgumentsError([f"`{plain}` requires `{name}`: pass it to `get_scheduler`." for name in missing])
+    return build_scheduler(
+        name,
+        optimizer,
+        num_warmup_steps=num_warmup_steps or 0,
+        num_training_steps=num_training_steps or 0,
+        kwargs=scheduler_specific_kwargs,
+    )
 
 
 def steps_on_metric(scheduler: object) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.errors import SearchError, require_package
-from hf_compat.tuning.spaces import BestRun
+from hf_compat.tuning.spaces import BestRun, best_run
 
 if TYPE_CHECKING:
     import optuna
@@ -51,9 +51,9 @@ def run(
     study = optuna.create_study(**directions, **kwargs)
     study.optimize(lambda trial: _train(trainer, trial, release), n_trials=n_trials, **optimize)
     if len(study.directions) > 1:
-        return [BestRun(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
+        return [best_run(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
     best = study.best_trial
-    return BestRun(str(best.number), best.value, best.params)
+    return best_run(str(best.number), best.value, best.params)
 
 
 def _train(trainer: Trainer, trial: optuna.Trial, release: Callable[[Trainer], None]) -> float | list[float]:

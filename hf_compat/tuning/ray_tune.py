@@ -14,7 +14,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks import NotebookProgressCallback, ProgressCallback
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import SearchError, require_package
-from hf_compat.tuning.spaces import BestRun
+from hf_compat.tuning.spaces import BestRun, best_run
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -63,7 +63,7 @@ def run(
     best = analysis.get_best_trial(metric="objective", mode=direction[:3], scope=_scope(trainer.args))
     if best is None:
         raise SearchError(f"No trial reported an objective: see Ray's logs in `{analysis.experiment_path}`.")
-    return BestRun(best.trial_id, best.last_result["objective"], best.config, analysis)
+    return best_run(best.trial_id, best.last_result["objective"], best.config, analysis)
 
 
 def _scope(args: TrainingArguments) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hf_compat.errors import require_package
@@ -10,7 +13,14 @@ from hf_compat.errors import require_package
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["BestRun", "Trial", "default_compute_objective", "default_hp_space_optuna", "default_hp_space_ray"]
+__all__ = [
+    "BestRun",
+    "Trial",
+    "best_run",
+    "default_compute_objective",
+    "default_hp_space_optuna",
+    "default_hp_space_ray",
+]
 
 Trial: TypeAlias = "optuna.Trial | dict[str, Any]"
 """A trial: optuna's object, or Ray Tune's configuration."""
@@ -30,6 +40,24 @@ class BestRun(NamedTuple):
     """Its hyperparameters, by name."""
     run_summary: Any | None = None
     """Ray's ``ExperimentAnalysis`` of the whole search; None for optuna."""
+
+
+def best_run(
+    run_id: str, objective: float | list[float], hyperparameters: dict[str, Any], run_summary: Any | None = None
+) -> BestRun:
+    """Return a :class:`BestRun`, which is one of transformers' too if a script has loaded that."""
+    return _best_run_class(sys.modules.get("transformers.trainer_utils"))(
+        run_id, objective, hyperparameters, run_summary
+    )
+
+
+@cache
+def _best_run_class(upstream: ModuleType | None) -> type[BestRun]:
+    theirs = getattr(upstream, "BestRun", None)
+    if theirs is None:
+        return BestRun
+    content = {"__slots__": (), "__module__": __name__, "__reduce__": lambda best: (best_run, tuple(best))}
+    return type("BestRun", (BestRun, theirs), content)
 
 
 def default_compute_objective(metrics: Mapping[str, float]) -> float:

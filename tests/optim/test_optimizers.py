@@ -18,7 +18,6 @@ from hf_compat import Trainer as HFCompatTrainer
 from hf_compat import TrainingArguments
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError, MissingPackageError, UnsupportedArgumentsError
-from hf_compat.optim.adafactor import Adafactor
 from hf_compat.optim.low_rank import target_weights
 from hf_compat.optim.optimizers import OPTIMIZERS, optimizer_class_and_kwargs
 
@@ -120,7 +119,7 @@ def test_class_and_kwargs_are_upstreams(name, optim_args):
     chosen, kwargs = optimizer_class_and_kwargs(settings)
     assert kwargs == expected
     assert [type(kwargs[key]) for key in expected] == [type(value) for value in expected.values()]
-    assert chosen is (Adafactor if name == "adafactor" else expected_class)
+    assert chosen is expected_class
 
 
 @pytest.mark.parametrize("name", TORCH)

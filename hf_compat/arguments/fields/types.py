@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hf_compat.errors import ParserError
 
-__all__ = ["options_of"]
+__all__ = ["options_of", "string_to_bool"]
 
 Options = tuple[tuple[str, ...], dict[str, Any]]
 """Names of an option, and keywords of ``add_argument``."""
@@ -21,10 +21,15 @@ _YES = frozenset({"yes", "true", "t", "y", "1"})
 _NO = frozenset({"no", "false", "f", "n", "0"})
 
 
-def _bool(text: object) -> bool:
-    word = str(text).lower()
+def string_to_bool(v: object) -> bool:
+    """Return whether ``v`` says yes: a bool, or yes, true, t, y or 1 in any case; else it has to say no.
+
+    Raises:
+        ArgumentTypeError: If it says neither.
+    """
+    word = str(v).lower()
     if word not in _YES | _NO:
-        raise ArgumentTypeError(f"{text!r} is not a bool: write true or false.")
+        raise ArgumentTypeError(f"{v!r} is not a bool: write true or false.")
     return word in _YES
 
 
@@ -78,8 +83,8 @@ def _switch(field: dataclasses.Field[Any], kind: object) -> dict[str, Any]:
     given = _default(field)
     is_optional = kind is not bool
     if is_optional and given.get("default") is None:
-        return {"type": _bool}
-    return {"type": _bool, "default": False, "nargs": "?", "const": True, **_without(given, "required")}
+        return {"type": string_to_bool}
+    return {"type": string_to_bool, "default": False, "nargs": "?", "const": True, **_without(given, "required")}
 
 
 def _without(keywords: dict[str, Any], name: str) -> dict[str, Any]:

@@ -6,19 +6,28 @@ from importlib import metadata
 
 from packaging.version import Version
 
-__all__ = ["SINCE", "default_optimizer"]
+__all__ = ["SINCE", "default_optimizer", "has_sigopt"]
 
 _FUSED_ADAMW_IS_DEFAULT = (2, 8)
 
 SINCE: dict[str, Version] = {
     "drops_logging_dir": Version("5.0"),
     "drops_warmup_ratio": Version("5.0"),
+    "drops_sigopt": Version("5.0"),
     "leaves_local_rank": Version("5.0"),
     "leaves_model_placement_open": Version("5.2"),
     "makes_fsdp_a_switch": Version("5.10"),
     "renames_gradient_checkpointing": Version("5.23"),
 }
-"""Changes of ``TrainingArguments`` that do not affect numbers, and the transformers release of each."""
+"""Changes of ``TrainingArguments`` and enums that do not affect numbers, and the transformers release of each."""
+
+
+def has_sigopt() -> bool:
+    """Return whether the installed transformers searches hyperparameters with SigOpt."""
+    try:
+        return Version(metadata.version("transformers")) < SINCE["drops_sigopt"]
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def default_optimizer() -> str:

@@ -1,0 +1,141 @@
+"""Names of transformers that ``hf_compat`` hands on, so that a script's import can be switched in one line.
+
+What belongs to the Trainer's contract is ours. Everything else that transformers' modules around its Trainer offer, and
+its models, tokenizers and configurations, is transformers' own object, imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+from hf_compat.errors import MissingPackageError
+
+__all__ = ["HANDED_ON", "find_upstream", "hand_on", "is_handed_on"]
+
+_NAMES: dict[str, str] = {
+    "optimization": """
+        AdafactorSchedule StreamingAverage get_adafactor_schedule get_constant_schedule
+        get_constant_schedule_with_warmup get_cosine_schedule_with_warmup
+        get_cosine_with_hard_restarts_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup
+        get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_greedy_schedule get_inverse_sqrt_schedule
+        get_linear_schedule_with_warmup get_polynomial_decay_schedule_with_warmup get_reduce_on_plateau_schedule
+        get_wsd_schedule
+    """,
+    "trainer_utils": """
+        TrainerMemoryTracker align_special_tokens check_target_module_exists compare_trainer_and_checkpoint_args
+        default_hp_space_sigopt default_hp_space_wandb find_executable_batch_size load_sharded_checkpoint
+        neftune_post_forward_hook rotate_checkpoints sort_checkpoints suppress_progress_bars unwrap_peft_model
+        validate_quantization_for_training
+    """,
+    "trainer_pt_utils": """
+        BatchRebalanceSampler DistributedLengthGroupedSampler DistributedSamplerWithLoop
+        DistributedTensorGatherer EvalLoopContainer IterableDatasetShard LayerWiseDummyOptimizer
+        LayerWiseDummyScheduler SequentialDistributedSampler ShardSampler atleast_1d
+        distributed_broadcast_scalars distributed_concat expand_like find_batch_size get_dataloader_sampler
+        get_learning_rates get_length_grouped_indices get_model_param_count get_module_class_from_name
+        get_num_trainable_parameters get_optimizer_group get_parameter_names get_tpu_sampler
+        is_attention_mask_causal log_metrics metrics_format nested_concat nested_detach nested_gather
+        nested_new_like nested_numpify nested_truncate nested_xla_mesh_reduce numpy_pad_and_concatenate
+        reissue_pt_warnings remove_dummy_checkpoint safe_globals save_metrics save_state
+        set_rng_state_for_device torch_distributed_zero_first torch_pad_and_concatenate
+    """,
+    "training_args": """
+        default_logdir get_int_from_env get_xla_device_type str_to_bool
+    """,
+    "hf_argparser": """
+        make_choice_type_function
+    """,
+    "data.data_collator": """
+        DataCollatorForLanguageModeling DataCollatorForMultipleChoice DataCollatorForPermutationLanguageModeling
+        DataCollatorForSOP DataCollatorForSeq2Seq DataCollatorForTokenClassification
+        DataCollatorForWholeWordMask DataCollatorMixin DataCollatorWithFlattening
+        pad_without_fast_tokenizer_warning tf_default_data_collator to_numpy tolist
+    """,
+    "trainer": """
+        ACCELERATE_MIN_VERSION ADAPTER_CONFIG_NAME ALL_HYPERPARAMETER_SEARCH_BACKENDS BaseImageProcessor
+        BatchEncoding CONFIG_NAME DATA_SAMPLERS DataClass DataClassType DataCollator DebugUnderflowOverflow
+        FSDP_MODEL_NAME FeatureExtractionMixin ForCausalLMLoss GENERATION_CONFIG_NAME GenerationConfig
+        IS_SAGEMAKER_MP_POST_1_10 IS_XLA_FSDPV2_POST_2_2 LOSS_MAPPING MIN_PEFT_VERSION
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES MODEL_MAPPING_NAMES OPTIMIZER_NAME_BIN OptimizerContext
+        PaddingStrategy PreTrainedConfig PreTrainedModel PreTrainedTokenizerBase PretrainedConfig ProcessorMixin
+        PushInProgress PushToHubMixin QuantizationMethod SequenceFeatureExtractor TYPE_TO_SCHEDULER_FUNCTION
+        TrainingSummary XLA_FSDPV2_MIN_VERSION activate_neftune add_start_docstrings apply_liger_kernel
+        can_return_loss check_torch_load_is_safe deactivate_neftune deepspeed_init deepspeed_load_checkpoint
+        deepspeed_sp_compute_loss default_hp_search_backend deprecate_kwarg find_labels get_fsdp_ckpt_kwargs
+        get_reporting_integration_callbacks has_mixed_dtensor hf_api log_levels propagate_args_to_deepspeed
+        requires requires_backends save_tpu_checkpoint strtobool tpu_spmd_dataloader trainer_log_levels
+        unwrap_model update_fsdp_plugin_peft wrap_model_xla_fsdp
+    """,
+    "utils": """
+        enable_tf32 is_accelerate_available is_apex_available is_apollo_torch_available
+        is_bitsandbytes_available is_datasets_available is_deepspeed_available is_deepspeed_zero3_enabled
+        is_fsdp_managed_module is_galore_torch_available is_grokadamw_available is_in_notebook is_ipex_available
+        is_liger_kernel_available is_lomo_available is_optimizer_factory is_optimum_neuron_available
+        is_peft_available is_psutil_available is_sagemaker_dp_enabled is_sagemaker_mp_enabled
+        is_schedulefree_available is_tf_available is_torch_available is_torch_bf16_gpu_available
+        is_torch_cuda_available is_torch_greater_or_equal_than_2_3 is_torch_hpu_available is_torch_mlu_available
+        is_torch_mps_available is_torch_musa_available is_torch_neuron_available is_torch_neuroncore_available
+        is_torch_npu_available is_torch_optimi_available is_torch_tf32_available is_torch_tpu_available
+        is_torch_xla_available is_torch_xpu_available is_torchao_available is_training_run_on_sagemaker
+    """,
+}
+"""A module of transformers to what it offers beside the Trainer, in any release since 4.57."""
+
+HANDED_ON = frozenset(name for names in _NAMES.values() for name in names.split())
+"""Names beside the Trainer that are transformers' own; some are of one release alone."""
+
+_MODULES = (
+    "transformers.trainer_utils",
+    "transformers.trainer_pt_utils",
+    "transformers.optimization",
+    "transformers.training_args",
+    "transformers.hf_argparser",
+    "transformers.trainer_callback",
+    "transformers.data.data_collator",
+    "transformers.trainer_seq2seq",
+    "transformers.trainer",
+)
+"""Where these names are looked for."""
+
+
+def is_handed_on(name: str) -> bool:
+    """Return whether ``name``, which is not ours, may be one of transformers': listed above, or a class's name."""
+    return name in HANDED_ON or name[:1].isupper()
+
+
+def find_upstream(name: str, *modules: str) -> Any:
+    """Return what the installed transformers calls ``name``; None if it has no such name or is not installed.
+
+    Args:
+        name: The name.
+        *modules: Where to look, in that order. Default: where the Trainer's names are, for others in ``transformers``.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    places = modules or (_MODULES if name in HANDED_ON else ("transformers",))
+    for place in places:
+        found = getattr(importlib.import_module(place), name, None)
+        if found is not None:
+            return found
+    return None
+
+
+def hand_on(name: str) -> Any:
+    """Return transformers' own object ``name``.
+
+    Raises:
+        MissingPackageError: If ``name`` is listed here and transformers is not installed.
+        AttributeError: If there is no such name.
+    """
+    found = find_upstream(name)
+    if found is not None:
+        return found
+    if importlib.util.find_spec("transformers") is not None:
+        raise AttributeError(f"Neither hf_compat nor the installed transformers has {name!r}.")
+    if name in HANDED_ON or name.startswith("Auto"):
+        raise MissingPackageError(
+            f'`{name}` is a part of transformers, which is not installed. Run: pip install "hf-compat[transformers]"'
+        )
+    raise AttributeError(f"hf_compat has no {name!r}; names of transformers need it to be installed.")
