@@ -16,6 +16,7 @@ __all__ = [
     "OVERRIDABLE",
     "WarnOnce",
     "call_as_defined",
+    "explain_missing",
     "is_ours",
     "refuse_overrides_never_called",
 ]
@@ -147,6 +148,17 @@ def refuse_overrides_never_called(kind: type) -> None:
     if found:
         advice = "".join(f"\n  `{name}`: {NEVER_CALLED[name]}." for name in found)
         raise TrainerSetupError(f"`{kind.__name__}` overrides methods that hf_compat never calls:{advice}")
+
+
+def explain_missing(trainer: object, name: str) -> Any:
+    """Raise the error for an attribute that ``trainer`` lacks: for a method of upstream's, what stands in its place.
+
+    Raises:
+        AttributeError: Always.
+    """
+    if name in NEVER_CALLED:
+        raise AttributeError(f"`{name}` is not a method of this Trainer: {NEVER_CALLED[name]}.")
+    return object.__getattribute__(trainer, name)  # raises again, naming what was missing
 
 
 def is_ours(function: object) -> bool:

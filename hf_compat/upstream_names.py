@@ -95,6 +95,7 @@ _MODULES = (
     "transformers.trainer_callback",
     "transformers.data.data_collator",
     "transformers.trainer_seq2seq",
+    "transformers.training_args_seq2seq",
     "transformers.trainer",
 )
 """Where these names are looked for."""

@@ -70,7 +70,7 @@ DIFFERENT = {
 """Public names whose parameters are not the installed release's alone, and why."""
 
 PARTS = ("hf_argparser", "trainer_utils", "trainer_pt_utils", "trainer_callback", "training_args", "debug_utils")
-PARTS += ("integrations.deepspeed", "utils.notebook")
+PARTS += ("integrations.deepspeed", "utils.notebook", "data.data_collator", "trainer")
 UPSTREAM = ("", *(f".{part}" for part in PARTS))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "bnb_lion",
     "bnb_rmsprop",
     "grokadamw",
+    "has_triton_without_gpu",
     "keep_embeddings_in_32_bits",
     "schedule_free",
     "stable_adamw",
@@ -148,10 +150,18 @@ def grokadamw(request: OptimizerRequest) -> ClassAndKwargs:
     return request.load("grokadamw", "GrokAdamW", extra="grokadamw"), kwargs
 
 
+def has_triton_without_gpu() -> bool:
+    """Return whether Triton is installed, as with torch's builds for GPUs, on a machine that has none."""
+    has_gpu = torch.cuda.is_available() or torch.xpu.is_available()
+    return importlib.util.find_spec("triton") is not None and not has_gpu
+
+
 def stable_adamw(request: OptimizerRequest) -> ClassAndKwargs:
     """Return optimi's StableAdamW."""
     # In transformers any value is true, even "false".
     truth: Callable[[str], bool] = (lambda value: bool(parse_flag(value))) if request.semantics.corrected else bool
     chosen = convert_options(request.options, {"decouple_lr": truth, "max_lr": float, "kahan_sum": truth})
     kwargs = {"weight_decay": request.settings.weight_decay, "decouple_lr": False, "max_lr": None, "kahan_sum": None}
+    if has_triton_without_gpu():
+        chosen["triton"] = False  # optimi 0.3 takes Triton's kernels wherever it is installed, and they need a GPU
     return request.load("optimi", "StableAdamW", extra="optimi"), request.adam | kwargs | chosen

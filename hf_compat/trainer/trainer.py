@@ -41,7 +41,7 @@ from hf_compat.optim.groups import decay_parameter_names
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
-from hf_compat.overriding import NEVER_CALLED, WarnOnce, call_as_defined, refuse_overrides_never_called
+from hf_compat.overriding import WarnOnce, call_as_defined, explain_missing, refuse_overrides_never_called
 from hf_compat.plan import RunPlan, build_plan
 from hf_compat.plan.upstream import to_values
 from hf_compat.run import best_model, progress, tokens
@@ -263,11 +263,7 @@ class Trainer:
         keep_views(cls)
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in NEVER_CALLED:
-                raise AttributeError(f"`{name}` is not a method of this Trainer: {NEVER_CALLED[name]}.")
-            return object.__getattribute__(self, name)  # says again what was missing
+        __getattr__ = explain_missing
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_training_run": None}

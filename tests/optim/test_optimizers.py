@@ -83,6 +83,7 @@ def all_packages(monkeypatch):
     for check in AVAILABILITY:
         if hasattr(home, check):
             monkeypatch.setattr(home, check, lambda *_: True)
+    monkeypatch.setitem(sys.modules, "triton", None)
     real = importlib.metadata.version
     fakes = {"torchao": "0.13.0", "bitsandbytes": "0.45.0"}
     monkeypatch.setattr(importlib.metadata, "version", lambda name: fakes.get(name) or real(name))
@@ -160,6 +161,24 @@ def test_optim_args_that_upstream_misreads():
     settings = Settings("stable_adamw", "kahan_sum=false")
     _, kwargs = optimizer_class_and_kwargs(settings, semantics=resolve_semantics("corrected"))
     assert kwargs["kahan_sum"] is False
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_stable_adamw_steps_without_a_gpu(monkeypatch):
+    """Where Triton is installed without a GPU, as with torch's CUDA builds, the step is torch's, with its numbers."""
+    optimi = pytest.importorskip("optimi")
+    weights = []
+    for has_triton in (False, True):
+        monkeypatch.setitem(sys.modules, "triton", fake_module("triton", []) if has_triton else None)
+        monkeypatch.setattr("optimi.utils.HAS_TRITON", has_triton)
+        chosen, kwargs = optimizer_class_and_kwargs(Settings("stable_adamw"))
+        assert chosen is optimi.StableAdamW
+        assert kwargs.get("triton") is (False if has_triton else None)
+        weight = torch.nn.Parameter(torch.linspace(0, 1, 4))
+        weight.grad = torch.ones(4)
+        chosen([{"params": [weight], "weight_decay": 0.1}], **kwargs).step()
+        weights.append(weight.tolist())
+    assert weights[0] == weights[1] != torch.linspace(0, 1, 4).tolist()
 
 
 def test_adamw_hf_is_torchs():
