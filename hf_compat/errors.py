@@ -21,7 +21,7 @@
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
     ├── BatchSizeError (RuntimeError)          no batch size that fits into memory
     ├── NotSupportedError (NotImplementedError)  a method or feature that is not supported
-    └── MissingPackageError (ImportError)      an optional package that is not installed
+    └── MissingPackageError (ImportError, ValueError)  an optional package that is not installed
 
 Each also derives from the built-in error that transformers raises in the same case, so that ``except ValueError`` in a
 ported script keeps working.
@@ -166,8 +166,8 @@ NotCarriedOutError = NotSupportedError
 """The old name, before 0.2."""
 
 
-class MissingPackageError(HFCompatError, ImportError):
-    """A missing optional package: what needs it and how to install it."""
+class MissingPackageError(HFCompatError, ImportError, ValueError):
+    """A missing optional package: what needs it and how to install it; upstream raises either of the two."""
 
 
 def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
