@@ -12,15 +12,15 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-
-from hf_compat.distributed.launch import Launch
+from torch.distributed import ProcessGroup
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
     "BackgroundSaver",
+    "Deferred",
+    "SharedWrite",
     "Write",
     "Writes",
-    "background_problems",
     "is_requested",
     "to_host",
 ]
@@ -30,48 +30,20 @@ ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 
 
 class _Arguments(Protocol):
-    """The fields of ``TrainingArguments`` that say how checkpoints are saved."""
+    """The field of ``TrainingArguments`` that says how checkpoints are saved."""
 
     save_async: bool
-    save_on_each_node: bool
-
-    @property
-    def launch(self) -> Launch:
-        """Rank, world size and number of nodes."""
 
 
 Write: TypeAlias = Callable[[], object]
 """A deferred call that writes a file."""
+SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
+"""A deferred call that every rank makes, each for its part; they communicate through the process group."""
 
 
 def is_requested(args: _Arguments) -> bool:
     """Return whether the arguments or the environment request saving in the background."""
     return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
-
-
-def background_problems(args: _Arguments, strategy: str, *, is_supported: bool) -> list[str]:
-    """Return why saving in the background, if it is requested, is not supported.
-
-    Args:
-        args: The training arguments.
-        strategy: The strategy's name, for the message.
-        is_supported: Whether it saves in the background: each rank has the full state dicts.
-    """
-    if not is_requested(args):
-        return []
-    field = f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE)"
-    problems = []
-    if not is_supported:
-        problems.append(
-            f"{field} is not supported with `{strategy}`: sharded checkpoints can only be saved synchronously. Set "
-            "`save_async=False`."
-        )
-    if args.save_on_each_node and args.launch.num_nodes > 1:
-        problems.append(
-            f"{field} is not supported with `save_on_each_node=True` on {args.launch.num_nodes} nodes: a node cannot "
-            "tell when the checkpoints of the others are complete. Set one of the two to False."
-        )
-    return problems
 
 
 def to_host(value: Any) -> Any:
@@ -90,7 +62,7 @@ class _Copier:
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
-        self._storages: dict[tuple[torch.device, int], torch.UntypedStorage] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
 
     def copied(self, value: Any) -> Any:
         if id(value) not in self._copies:
@@ -99,7 +71,13 @@ class _Copier:
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            return _copied_tensor(value, self._storages)
+            twin: Any = _copied_tensor(value, self._storages)
+            if type(value) is nn.Parameter:
+                return nn.Parameter(twin, value.requires_grad)
+            if type(value) is Tensor:  # `torch.save` writes attributes too
+                vars(twin).update(self.copied(vars(value)))
+                twin.requires_grad_(value.requires_grad)
+            return twin
         if isinstance(value, dict):
             twin = copy.copy(value)  # keeps the type of dict, and a state dict's `_metadata`
             for key, item in value.items():
@@ -110,31 +88,83 @@ class _Copier:
         return copy.deepcopy(value)
 
 
-def _copied_tensor(tensor: Tensor, storages: dict[tuple[torch.device, int], torch.UntypedStorage]) -> Tensor:
+def _copied_tensor(tensor: Tensor, storages: dict[int, torch.UntypedStorage]) -> Tensor:
     tensor = tensor.detach()
     is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-    if not is_plain or tensor.is_conj() or tensor.is_neg() or tensor.numel() == 0:
+    if not is_plain or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     storage = tensor.untyped_storage()
-    key = (tensor.device, storage.data_ptr())
+    key = storage._cdata  # by which `torch.save` tells storages apart; empty ones have no address
     if key not in storages:
         storages[key] = torch.UntypedStorage(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call]
     twin = torch.empty(0, dtype=tensor.dtype)
     return twin.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
+def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
+    if id(module) not in made:
+        shell: nn.Module = object.__new__(type(module))
+        made[id(module)] = shell
+        vars(shell).update(vars(module))
+        parts = {name: None if part is None else _shell_of(part, made) for name, part in module._modules.items()}
+        vars(shell).update(
+            _modules=parts, _parameters=dict(module._parameters.items()), _buffers=dict(module._buffers.items())
+        )
+    return made[id(module)]
+
+
+class Deferred:
+    """The calls that write a checkpoint, put off.
+
+    Args:
+        group: The process group of the thread that makes them; None with a world size of 1.
+
+    Attributes:
+        own: The calls of this rank alone.
+        shared: The calls that every rank makes.
+    """
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        self.group = group
+        self.own: list[Write] = []
+        self.shared: list[SharedWrite] = []
+
+    def write(self) -> None:
+        """Make the calls.
+
+        Shared ones come first: they fail on all ranks or on none, whereas a rank whose own call failed would leave the
+        others waiting.
+        """
+        for shared in self.shared:
+            shared(self.group)
+        for own in self.own:
+            own()
+
+
 class Writes:
     """Makes calls that write files: immediately or, inside ``deferred``, later and from a snapshot."""
 
     def __init__(self) -> None:
-        self._deferred: list[Write] | None = None
+        self._deferred: Deferred | None = None
+
+    @property
+    def are_deferred(self) -> bool:
+        """Whether calls are deferred."""
+        return self._deferred is not None
 
     def __call__(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Call ``write`` with the arguments, or defer the call."""
         if self._deferred is None:
             write(*args, **kwargs)
         else:
-            self._deferred.append(partial(write, *args, **kwargs))
+            self._deferred.own.append(partial(write, *args, **kwargs))
+
+    def together(self, write: Callable[..., object], *args: Any) -> None:
+        """Call ``write`` with the arguments and ``group``, a process group, or defer the call; every rank calls it."""
+        if self._deferred is None:
+            write(*args, group=None)
+        else:
+            self._deferred.shared.append(lambda group: write(*args, group=group))
 
     def snapshot(self, state: Any) -> Any:
         """Return ``state``, or a copy of it in host memory if calls are deferred."""
@@ -147,9 +177,16 @@ class Writes:
         copied: dict[str, Any] = to_host(model.state_dict())
         return copied
 
+    def shell_of(self, model: nn.Module) -> nn.Module:
+        """Return ``model``, or if calls are deferred a copy with the same parameters, for writing a given state dict.
+
+        A sharded model changes while it trains which parameters its modules have; those of the copy stay.
+        """
+        return model if self._deferred is None else _shell_of(model, {})
+
     @contextmanager
-    def deferred(self, calls: list[Write]) -> Iterator[None]:
-        """Append to ``calls`` each call that would write, instead of making it."""
+    def deferred(self, calls: Deferred) -> Iterator[None]:
+        """Add to ``calls`` each call that would write, instead of making it."""
         before, self._deferred = self._deferred, calls
         try:
             yield

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from hf_compat.checkpoint import names
+from hf_compat.checkpoint.background import Writes
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
@@ -147,16 +149,25 @@ def _first_failure(error: BaseException) -> BaseException:
     return next(iter(failures.values()))[0] if failures else error
 
 
-def save(state: dict[str, Any], folder: Path) -> None:
+def save(state: dict[str, Any], folder: Path, *, writes: Writes) -> None:
     """Save the nested state dict ``state`` into ``folder``; every rank has to call it, and saves its shards.
+
+    Args:
+        state: Tensors, DTensors and plain values in dicts and lists.
+        folder: Created if it does not exist.
+        writes: Writes files, possibly in the background.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write.
     """
+    writes.together(_save, writes.snapshot(state), folder)
+
+
+def _save(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None) -> None:
     try:
-        save_distributed(state, storage_writer=FileSystemWriter(folder))
+        save_distributed(state, storage_writer=FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:
-        raise CheckpointWriteError(f"`{folder}` cannot be written: {_first_failure(error)}") from error
+        raise CheckpointWriteError(f"`{folder.name}` cannot be written: {_first_failure(error)}") from error
 
 
 def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:

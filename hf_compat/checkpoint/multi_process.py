@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from torch.distributed import ProcessGroup
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundSaver
@@ -15,7 +16,7 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
-__all__ = ["begin", "failing_together", "is_shared", "wait_for"]
+__all__ = ["begin", "failing_together", "wait_for"]
 
 
 def begin(
@@ -76,23 +77,17 @@ def wait_for(saver: BackgroundSaver) -> None:
         raise CheckpointWriteError(text) if kind is CheckpointWriteError else CheckpointError(text)
 
 
-def is_shared(folder: str | os.PathLike[str]) -> bool:
-    """Return whether all ranks see what rank 0 writes into ``folder``; every rank has to call it."""
-    with ExitStack() as stack:
-        probe = None
-        with failing_together():
-            if collectives.get_rank() == 0:
-                probe = Path(stack.enter_context(tempfile.NamedTemporaryFile(prefix=".", dir=folder)).name).name
-        seen = Path(folder, collectives.broadcast_object(probe)).exists()
-        return all(collectives.gather_objects([seen]))
-
-
 @contextmanager
-def failing_together() -> Iterator[None]:
+def failing_together(group: ProcessGroup | None = None) -> Iterator[None]:
     """Run the block on every rank; if a file cannot be written on one, raise on all.
 
+    Args:
+        group: The process group of a background thread: an error of any kind then raises on all ranks, since no rank
+            may wait for a thread that has ended. Default: the group of training.
+
     Raises:
-        CheckpointWriteError: If another rank could not write.
+        CheckpointWriteError: If any rank could not write.
+        CheckpointError: If another rank's thread ended with another error.
     """
     if collectives.get_world_size() == 1:
         yield
@@ -101,13 +96,24 @@ def failing_together() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (isinstance(error, CheckpointWriteError) or publish.is_write_failure(error)):
+        if group is None and not publish.is_write_failure(error):
             raise
         failure = error
-    failures = collectives.gather_objects([None if failure is None else str(failure)])
+    failures = collectives.gather_objects([None if failure is None else _described(failure)], group)
+    for rank, told in enumerate(failures):
+        if told is not None:
+            kind, text = told
+            is_told_as_it_is = isinstance(failure, kind) or kind is CheckpointError
+            if failure is not None and rank == collectives.get_rank() and is_told_as_it_is:
+                raise failure
+            raise kind(text) from failure
+
+
+def _described(failure: Exception) -> tuple[type[CheckpointError], str]:
+    """Return the error that other ranks raise for ``failure`` of this rank."""
     if isinstance(failure, CheckpointWriteError):
-        raise failure
-    if failure is not None:
-        raise CheckpointWriteError(f"Rank {collectives.get_rank()} could not write: {failure}") from failure
-    if any(failures):
-        raise CheckpointWriteError(next(text for text in failures if text))
+        return CheckpointWriteError, str(failure)
+    rank = collectives.get_rank()
+    if publish.is_write_failure(failure):
+        return CheckpointWriteError, f"Rank {rank} could not write: {failure}"
+    return CheckpointError, f"Rank {rank} could not save: {type(failure).__name__}: {failure}"

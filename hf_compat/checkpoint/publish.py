@@ -37,6 +37,7 @@ __all__ = [
     "begin",
     "clean_orphans",
     "delete_folder",
+    "flush",
     "hidden_sibling",
     "is_write_failure",
     "publish",
@@ -74,7 +75,7 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
             free = _free_space(staged)  # before the files written so far are deleted
             abandon(staged)
             raise
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (CheckpointWriteError, OSError, RuntimeError, SafetensorError) as error:
         if not is_write_failure(error):
             raise
         cause = with_final_names(str(error))
@@ -95,7 +96,7 @@ def _free_space(folder: Path) -> str:
 def is_write_failure(error: Exception) -> bool:
     """Return whether ``error`` comes from the file system; torch reports that as a RuntimeError."""
     return (
-        isinstance(error, OSError | SafetensorError)
+        isinstance(error, CheckpointWriteError | OSError | SafetensorError)
         or "inline_container" in str(error)
         or "PytorchStreamWriter" in str(error)
     )
@@ -116,8 +117,7 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
     """
     if final.is_dir() and not (final / TRAINER_STATE_NAME).exists():
         _keep_other_files(final, staged)
-    for path in staged.rglob("*"):
-        _flush(path)
+    flush(staged)
     # The marker has to be flushed after all the files that it lists.
     write_marker(staged, step=step, run_id=run_id)
     _flush(staged / LIGHTNING_MARKER_NAME)
@@ -136,6 +136,12 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
     else:
         staged.rename(final)
     _flush(final.parent)
+
+
+def flush(folder: Path) -> None:
+    """Make the system write all files and folders in ``folder`` to the disk."""
+    for path in folder.rglob("*"):
+        _flush(path)
 
 
 def abandon(staged: Path) -> None:

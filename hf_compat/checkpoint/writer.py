@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 from hf_compat.checkpoint import multi_process, publish
-from hf_compat.checkpoint.background import BackgroundSaver, Write, Writes
+from hf_compat.checkpoint.background import BackgroundSaver, Deferred, Writes
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
-from hf_compat.errors import TrainerSetupError
 
 __all__ = ["CheckpointWriter", "Part"]
 
@@ -61,14 +61,15 @@ class CheckpointWriter:
         launch: Launch,
         writes_files: bool,
         background: bool,
+        timeout: timedelta = timedelta(minutes=30),
         then: Sequence[Callable[[Path], object]] = (),
         must_finish: Callable[[], bool] = _never,
     ) -> None:
         """Write the checkpoint ``folder``; every rank has to call it.
 
-        In the background, the states are copied to the CPU, which needs as much memory as the checkpoint has bytes, and
-        written by a thread, one checkpoint at a time. Parts that are not deferrable are written synchronously. The
-        folder appears when all parts are written.
+        In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
+        files have bytes, and a thread writes them, one checkpoint at a time. Parts that are not deferrable are written
+        synchronously. The folder appears when every rank has written, and flushed, all parts.
 
         Args:
             folder: The folder; an existing one is replaced.
@@ -76,46 +77,58 @@ class CheckpointWriter:
             step: The update step.
             launch: Rank and world size.
             writes_files: Whether this rank writes the files that are equal on all ranks.
-            background: Write in the background; needs the full model on each rank.
-            then: Called with the complete folder: in the background by the thread that writes, otherwise on every rank.
+            background: Write in the background.
+            timeout: How long, in the background, the threads of two ranks wait for each other.
+            then: Called with the complete folder: in the background by the threads of ranks that write the files that
+                are equal on all, otherwise on every rank.
             must_finish: Called in the background only: whether this rank needs the complete folder when this method
                 returns. If any rank does, all wait.
 
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
-        deferred: list[Write] = []
+        deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
-        with ExitStack() as stack:
-            staged = multi_process.begin(
-                stack, folder, step=step, run_id=self._run_id, launch=launch, writes=writes_files
-            )
-            with multi_process.failing_together():  # the folder is published when all ranks have written
-                for part in parts:
-                    with self.writes.deferred(deferred) if background and part.deferrable else nullcontext():
-                        part.write(staged)
-            publication = stack.pop_all()
+        with multi_process.failing_together():  # what rank 0 tells of a failure names the folder
+            with ExitStack() as stack:
+                staged = multi_process.begin(
+                    stack, folder, step=step, run_id=self._run_id, launch=launch, writes=writes_files
+                )
+                with multi_process.failing_together():  # the folder is published when all ranks have written
+                    self._write_parts(parts, staged, deferred if background else None, launch)
+                publication = stack.pop_all()
+            if not background:
+                with publication:
+                    pass
+        self.last_step = step
         if background:
-            if writes_files:
-                self.saver.start(partial(self._publish, publication, deferred, folder, then))
+            self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(collectives.gather_objects([must_finish()])):
                 self.wait()
-            self.last_step = step
             return
-        with multi_process.failing_together(), publication:
-            pass
-        self.last_step = step
         for call in then:
             call(folder)
 
+    def _write_parts(self, parts: Iterable[Part], staged: Path, deferred: Deferred | None, launch: Launch) -> None:
+        """Write ``parts`` into the folder ``staged``; put off what can be if ``deferred`` is given."""
+
+        def deferring(part: Part) -> AbstractContextManager[None]:
+            return self.writes.deferred(deferred) if deferred is not None and part.deferrable else nullcontext()
+
+        if launch.local_rank == 0 and launch.rank != 0:  # rank 0, which publishes, can flush the files of its node only
+            parts = [*parts, Part(lambda folder: self.writes(publish.flush, folder), deferrable=True)]
+        for part in parts:
+            with deferring(part):
+                part.write(staged)
+
     def _publish(
-        self, publication: ExitStack, deferred: list[Write], folder: Path, then: Sequence[Callable[[Path], object]]
+        self, publication: ExitStack, deferred: Deferred, folder: Path, then: Sequence[Callable[[Path], object]]
     ) -> None:
-        """Run the ``deferred`` writes and publish ``folder``; called in the background thread."""
-        with publication:
-            for write in deferred:
-                write()
+        """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
+        group = deferred.group
+        with multi_process.failing_together(group), publication, multi_process.failing_together(group):
+            deferred.write()
         for call in then:
             call(folder)
 
@@ -141,24 +154,3 @@ class CheckpointWriter:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
         """
         multi_process.wait_for(self.saver)
-
-    @staticmethod
-    def check_disks(output_dir: str, *, launch: Launch, save_async: bool) -> None:
-        """Check that nodes share a disk, which saving in the background needs; every rank has to call it.
-
-        A checkpoint is complete when all ranks have written, which a background thread cannot find out.
-
-        Args:
-            output_dir: The folder of the checkpoints.
-            launch: Rank, world size and number of nodes.
-            save_async: The field's value, for the message.
-
-        Raises:
-            TrainerSetupError: On every rank, if they do not.
-        """
-        if launch.num_nodes > 1 and not multi_process.is_shared(output_dir):
-            raise TrainerSetupError(
-                f"`save_async={save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with "
-                f"`output_dir={output_dir!r}`, which is not on a disk that all nodes share. Set "
-                "`save_async=False`, or use a folder on a shared disk."
-            )

@@ -7,6 +7,7 @@ same order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import ProcessGroup
 from hf_compat.nested import map_nested
 
 __all__ = [
+    "background_group",
     "barrier",
     "broadcast",
     "broadcast_object",
@@ -32,6 +34,10 @@ __all__ = [
 Nested = TypeVar("Nested")
 """A tensor, or lists, tuples and dicts of them."""
 Item = TypeVar("Item")
+
+
+_background: tuple[ProcessGroup, ProcessGroup] | None = None
+"""The default process group, and the one that ``background_group`` made beside it."""
 
 
 def _in_use() -> bool:
@@ -79,6 +85,27 @@ def barrier() -> None:
     if get_world_size() > 1:
         on_gpu = distributed.get_backend() == "nccl"
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
+
+
+def background_group(timeout: timedelta) -> ProcessGroup | None:
+    """Return a second process group of all ranks, for a thread while the default one trains; every rank calls it.
+
+    It is made once, over gloo, and ends with the default group.
+
+    Args:
+        timeout: The timeout of its operations.
+
+    Returns:
+        The group; None with a world size of 1.
+    """
+    global _background
+    if get_world_size() == 1:
+        return None
+    default = distributed.group.WORLD
+    assert default is not None, "the world size is above 1"
+    if _background is None or _background[0] is not default:
+        _background = (default, distributed.new_group(backend="gloo", timeout=timeout))
+    return _background[1]
 
 
 def gather(tensors: Nested, group: ProcessGroup | None = None) -> Nested:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import layout, publish
-from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -132,8 +131,6 @@ class TrainingRun:
             os.makedirs(args.output_dir, exist_ok=True)
             publish.clean_orphans(args.output_dir)
         host.accelerator.wait_for_everyone()
-        if is_requested(args):
-            self.checkpoints.check_disks(args.output_dir, launch=args.launch, save_async=args.save_async)
         folder = layout.find_checkpoint(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
         self.point = None if folder is None else ResumePoint(folder)
         self.checkpoints.last_step = None

@@ -113,6 +113,7 @@ class CheckpointSaving(RunCallback):
             launch=args.launch,
             writes_files=args.should_save,
             background=is_requested(args),
+            timeout=args.ddp_timeout_delta,
             then=(self._push, self._rotate),
             must_finish=self._must_finish_first,
         )

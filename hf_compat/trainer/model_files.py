@@ -54,9 +54,10 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
         prepare_strategy(trainer)
     strategy = runtime.strategy
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
-        strategy.save_sharded_weights(trainer.accelerator.unwrap_model(trainer.model), folder)
+        model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
+        strategy.save_sharded_weights(model, folder, writes=writes)
         if args.should_save:
-            weights.save_configuration(trainer.accelerator.unwrap_model(trainer.model), Path(folder))
+            weights.save_configuration(model, Path(folder))
             _save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
         state_dict = trainer.accelerator.get_state_dict(trainer.model)
@@ -74,7 +75,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     args = for_run(trainer.args)
     writes(
         weights.save_weights,
-        model,
+        model if state_dict is None else writes.shell_of(model),
         folder,
         state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
         safe_serialization=args.save_safetensors,
@@ -120,7 +121,7 @@ def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
     writes = trainer._checkpoint_writer.writes
     if strategy.engine is None:
         optimizer_of(trainer)
-    strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes if should_save else None)
+    strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes, saves_common=should_save)
     if should_save and not strategy.saves_scheduler:
         state_dict_files.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, writes=writes)
 

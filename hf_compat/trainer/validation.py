@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_compat.checkpoint.background import background_problems
 from hf_compat.engine.precision import precision_problems
 from hf_compat.errors import ArgumentsError, DataError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
@@ -46,7 +45,6 @@ def _setup_problems(trainer: Trainer) -> list[str]:
     args, runtime = trainer.args, trainer._lightning_runtime
     placement, facts = runtime.placement, runtime.facts
     problems = [*runtime.problems]
-    problems += background_problems(args, placement.strategy, is_supported=facts.saves_in_background)
     problems += facts.limits(
         args,
         model=trainer.model,

@@ -7,17 +7,15 @@ import logging
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Writes, background_problems, to_host
+from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Deferred, Writes, to_host
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
-from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
 
@@ -150,7 +148,7 @@ class BrokenWriter(CheckpointWriter):
     def _publish(self, publication, deferred, folder, then):
         self.saves += 1
         if self.saves == 1:
-            deferred.append(self._fail)
+            deferred.own.append(self._fail)
         super()._publish(publication, deferred, folder, then)
 
     def _fail(self):
@@ -243,43 +241,48 @@ def test_copy_in_host_memory():
         assert torch.equal(twin[name].to_dense() if name == "none" else twin[name], value.to_dense())
     assert twin["part"].stride() == state["part"].stride()
     assert twin["part"].untyped_storage().data_ptr() == twin["whole"].untyped_storage().data_ptr()
-    assert not twin["parameter"].requires_grad
+    assert type(twin["parameter"]) is nn.Parameter
     assert twin["nested"][0]["betas"] == (0.9, 0.99)
     assert twin["nested"] is not state["nested"]
 
 
 def test_writes_and_saver():
-    """Calls are made at once unless they are deferred; the saver hands an error on once."""
-    writes, made, later = Writes(), [], []
+    """Calls are made at once, or put off, then those of all ranks first; the saver hands an error on once."""
+    writes, made, later = Writes(), [], Deferred()
+
+    def together(value, group):
+        made.append((value, group))
+
     writes(made.append, 1)
+    writes.together(together, 2)
+    assert not writes.are_deferred
     with writes.deferred(later):
-        writes(made.append, 2)
-    writes(made.append, 3)
-    assert made == [1, 3]
+        writes(made.append, 3)
+        writes.together(together, 4)
+        assert writes.are_deferred
+    writes(made.append, 5)
+    assert made == [1, (2, None), 5]
     saver = BackgroundSaver()
-    saver.start(later[0])
+    saver.start(later.write)
     saver.wait()
-    assert made == [1, 3, 2]
+    assert made == [1, (2, None), 5, (4, None), 3]
     saver.start(lambda: made.remove("nothing"))
     with pytest.raises(ValueError, match="not in list"):
         saver.wait()
     saver.wait()
 
 
-@pytest.mark.parametrize(
-    ("strategy", "fields", "nodes", "told"),
-    [
-        pytest.param("ddp", {}, 2, [], id="copies of the model"),
-        pytest.param("a sharding one", {}, 1, ["with `a sharding one`"], id="parts of the model"),
-        pytest.param("ddp", {"save_on_each_node": True}, 1, [], id="one node"),
-        pytest.param("ddp", {"save_on_each_node": True}, 2, ["save_on_each_node"], id="a save on each node"),
-        pytest.param("a sharding one", {"save_async": False, "save_on_each_node": True}, 2, [], id="not asked for"),
-    ],
-)
-def test_what_excludes_it(strategy, fields, nodes, told):
-    """Models in parts, and a save on each of several nodes, are refused with an error that names the field."""
-    args = SimpleNamespace(**{"save_async": True, "save_on_each_node": False, **fields})
-    args.launch = Launch(world_size=2 * nodes, local_world_size=2)
-    problems = background_problems(args, strategy, is_supported=strategy == "ddp")
-    assert len(problems) == len(told)
-    assert all(text in problem and "`save_async=True`" in problem for text, problem in zip(told, problems, strict=True))
+def test_shell_of_a_model():
+    """What is written with keeps the parameters it had, in modules of the same classes, when the model's change."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential())
+    model.tied = model[0]
+    writes = Writes()
+    assert writes.shell_of(model) is model
+    with writes.deferred(Deferred()):
+        shell = writes.shell_of(model)
+    names, kinds = list(model.state_dict()), [type(part) for part in model.modules()]
+    weight = model[0].weight
+    del model[0].weight, model[1].running_mean, model.tied
+    assert list(shell.state_dict()) == names
+    assert [type(part) for part in shell.modules()] == kinds
+    assert shell[0].weight is shell.tied.weight is weight

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
+from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.helpers import PlainModel, vector_rows
 from tests.support.parity import compare, differences, run
 from tests.support.paths import SCRIPTS
@@ -35,6 +36,9 @@ THOROUGH = (
     "resume_zero_2",
 )
 
+IN_BACKGROUND = ("zero_2_in_the_background", "zero_3_in_the_background", "parts_in_the_background")
+"""Run under ours, the first with the quick ones."""
+
 REFUSALS = {
     "processes": "was written by DeepSpeed with world size 3, but this run has world size 2. Start 3 processes",
     "code": "_optim_states.pt` is refused: it contains more than tensors and plain values",
@@ -55,7 +59,16 @@ SETUPS = {
         {},
         "`optim='sgd'`: the DeepSpeed config has an `optimizer` too",
     ),
-    "saving in the background": ({"save_async": True}, {}, "`save_async=True`.* is not supported with `deepspeed`"),
+    "files written later": (
+        {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON", "decoupled": True}})},
+        {},
+        "`checkpoint.writer.decoupled` in the DeepSpeed config is not supported: files are still written",
+    ),
+    "saving in the background by a writer": (
+        {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON"}}), "save_async": True},
+        {},
+        "`save_async=True` .* is not supported with `checkpoint.writer`",
+    ),
     "Lightning's own": (
         {},
         {"lightning": {"strategy": "deepspeed_stage_3"}},
@@ -72,7 +85,16 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deepspeed")
     words = [f"{library}:{name}" for name in QUICK for library in ("upstream", "ours")]
     handed_over = ["upstream:resume_zero_3:ours", "ours:resume_zero_3:upstream"]
-    run_scenarios(folder, [*words, *handed_over, "ours:half_a_global_batch_of_zero_3", "ours:refused_checkpoints"])
+    run_scenarios(
+        folder,
+        [
+            *words,
+            *handed_over,
+            "ours:half_a_global_batch_of_zero_3",
+            f"ours:{IN_BACKGROUND[0]}",
+            "ours:refused_checkpoints",
+        ],
+    )
     return folder
 
 
@@ -113,6 +135,17 @@ def test_resumed_exactly(finished):
         assert not list(compare(*ends, "optimizer"))
 
 
+def check_in_background(folder, name):
+    """Fail unless a run saved in the background what it saves at once."""
+    output = folder / name / "ours" / "output"
+    assert_same_checkpoints(output / "later", output / "at once")
+
+
+def test_saved_in_the_background(finished):
+    """Written by threads while both processes train on, DeepSpeed's files are byte for byte those saved at once."""
+    check_in_background(finished, IN_BACKGROUND[0])
+
+
 def test_one_process_with_the_same_global_batch(finished, tmp_path):
     """Two processes under ZeRO-3 train as one process without DeepSpeed does, to 1e-5."""
     one = run(lambda kit: global_batch(kit, size=4), "ours", tmp_path)
@@ -149,7 +182,8 @@ def finished_thoroughly(tmp_path_factory):
     words = [f"{library}:{name}" for name in THOROUGH for library in ("upstream", "ours")]
     handed_over = ["upstream:resume_zero_2:ours", "ours:resume_zero_2:upstream"]
     own = ["ours:evaluates_and_trains_twice", "ours:evaluates_and_trains_twice_without_deepspeed"]
-    run_scenarios(folder, [*words, *handed_over, *own])
+    later = [f"ours:{name}" for name in IN_BACKGROUND[1:]]
+    run_scenarios(folder, [*words, *handed_over, *own, *later])
     return folder
 
 
@@ -158,6 +192,13 @@ def finished_thoroughly(tmp_path_factory):
 def test_scenario_thoroughly(finished_thoroughly, name):
     """What a quicker scenario is much like is equal too."""
     check(finished_thoroughly, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_BACKGROUND[1:])
+def test_zero_3_saved_in_the_background(finished_thoroughly, name):
+    """So are those of ZeRO-3, with whole weights beside them or without."""
+    check_in_background(finished_thoroughly, name)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Two processes: our Trainer and transformers' do the same to the last bit, however the processes were started."""
 
 import json
-import re
 import sys
 from importlib import metadata
 
@@ -11,6 +10,7 @@ from packaging.version import Version
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.data.samplers import SeedableRandomSampler
 from tests.scripts.distributed_scenarios import BODIES, numbered, one_global_batch
+from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.parity import compare, differences, run
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, free_port, outcome, run_scenarios, start
@@ -161,13 +161,22 @@ def test_disk_that_fails_in_the_background(finished):
 
 
 def test_nodes_without_a_shared_disk(finished):
-    """Of those none saves in the background: every process is told so before it trains, and writes nothing."""
+    """Each node keeps what it keeps of a save at once, and nothing of one for which the other's disk fails."""
+    output = finished / "nodes_without_a_shared_disk" / "ours" / "output"
+    for by in ("one", "each"):
+        for node in "01":
+            assert_same_checkpoints(*(output / node / by / when for when in ("later", "at once")))
+    assert {path.name for path in (output / "1" / "one" / "later" / "checkpoint-2").iterdir()} == {
+        "lightning.json",
+        "rng_state_1.pth",
+    }
     for rank in (0, 1):
         results = outcome(finished, "nodes_without_a_shared_disk", "ours", rank).results
         kept = {each["name"]: each["value"] for each in results}
-        assert re.search("`save_async=True`.* is not on a disk that all nodes share", kept["save_on_each_node=False"])
-        assert "is not supported with `save_on_each_node=True` on 2 nodes" in kept["save_on_each_node=True"]
-        assert kept["written"] == []
+        assert "checkpoint-4` cannot be written: Rank 1 could not write: " in kept["error"]
+        for answer, steps in (("raise", [2]), ("warn", [2, 6, 7])):
+            assert [item.step for item in list_checkpoints(output / str(rank) / "fails" / answer)] == steps
+    assert not [*output.rglob(".*")]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,17 @@ from tests.scripts import fsdp1_script
 from tests.support import helpers
 from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, start
-from tests.support.sharded import TOLERANCE, check, launch, seen
+from tests.support.sharded import TOLERANCE, check, check_in_background, launch, seen
 
 SCRIPT = "fsdp1_script.py"
-QUICK = ("everything", "best_and_twice", "resume_whole", "resume_sharded")
+QUICK = (
+    "everything",
+    "best_and_twice",
+    "resume_whole",
+    "resume_sharded",
+    "in_background_whole",
+    "in_background_sharded",
+)
 THOROUGH = tuple(name for name in fsdp1_script.SEVERAL if name not in QUICK)
 
 
@@ -125,6 +132,12 @@ def check_resumed(folder, name):
 def test_resumed_run_is_the_uninterrupted_one(together, name):
     """A run goes on from a checkpoint in the middle of an epoch bit for bit, whole or in parts."""
     check_resumed(together, name)
+
+
+@pytest.mark.parametrize("kind", ["whole", "sharded"])
+def test_saved_in_the_background(together, kind):
+    """Written by threads of both processes while they train on, checkpoints are byte for byte those saved at once."""
+    check_in_background(together, f"in_background_{kind}", f"resume_{kind}")
 
 
 def test_sharded_checkpoints_have_the_names_of_accelerate(together):

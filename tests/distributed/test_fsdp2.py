@@ -11,6 +11,7 @@ from hf_compat.tools.consolidate import consolidate
 from tests.scripts import fsdp2_saving, fsdp2_script
 from tests.scripts.sharded_common import llama, run_scenario
 from tests.support import helpers
+from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.sharded import TOLERANCE, check, launch, seen
 
 
@@ -112,6 +113,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(together, tmp_path, name):
     assert found["best"] != "checkpoint-8"
 
 
+@pytest.mark.parametrize("kind", ["full", "sharded"])
+def test_saved_in_the_background(together, kind):
+    """Written by threads of both processes while they train on, checkpoints are those saved at once; so is the rest."""
+    found, at_once = seen(together, f"in_background_{kind}"), seen(together, f"resumed_{kind}")
+    for part in ("whole", "rest"):
+        places = (together / f"{name}_{kind}" / part / "output" for name in ("in_background", "resumed"))
+        assert_same_checkpoints(*places)
+        assert found[part]["logs"] == at_once[part]["logs"]
+        assert all(torch.equal(value, at_once[part]["weights"][key]) for key, value in found[part]["weights"].items())
+
+
 @pytest.mark.parametrize("name", ["resumed_full", "resumed_sharded"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_accelerate_reads_what_is_written(together, name, rank):
@@ -178,7 +190,6 @@ def test_an_adapter_is_trained_and_resumed(together, tmp_path):
     [
         ("optimizers", "`optimizers` is not supported with FSDP"),
         ("even_batches", "{'even_batches': False}` is not supported with FSDP: a rank with fewer batches"),
-        ("save_async", "`save_async=True`"),
         ("peft", "`model`: the adapters of a peft model can only be saved as a full state dict"),
     ],
 )

@@ -12,7 +12,7 @@ from hf_compat.errors import ArgumentsError, ModelError, TrainerSetupError, Unsu
 from tests.scripts import tensor_parallel_script
 from tests.scripts.sharded_common import run_scenario
 from tests.support import helpers, sharded
-from tests.support.sharded import TOLERANCE, launch, seen
+from tests.support.sharded import TOLERANCE, check_in_background, launch, seen
 
 SCRIPT = "tensor_parallel_script.py"
 
@@ -92,6 +92,11 @@ def test_a_resumed_run_is_the_same_run(together):
     assert found["resumed"]["logs"][-3:-1] == found["whole"]["logs"][-3:-1]
     for name, weight in found["whole"]["weights"].items():
         assert torch.equal(found["resumed"]["weights"][name], weight), name
+
+
+def test_saved_in_the_background(together):
+    """Written by threads of both processes while they train on, checkpoints are byte for byte those saved at once."""
+    check_in_background(together, "in_background", "resumed")
 
 
 @pytest.mark.slow

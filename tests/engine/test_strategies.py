@@ -33,7 +33,6 @@ def test_each_strategy_has_facts_and_a_builder():
     [
         ("shards_model", {"fsdp1", "fsdp2", "tensor parallel", "deepspeed"}),
         ("places_model", {"one device", "ddp"}),
-        ("saves_in_background", {"one device", "ddp"}),
         ("flat_shards", {"fsdp1"}),
         ("has_engine", {"deepspeed"}),
         ("own_precision", {"deepspeed"}),

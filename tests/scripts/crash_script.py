@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,18 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hf_compat import HFCompatError, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from hf_compat.checkpoint.background import Deferred
 from hf_compat.checkpoint.writer import CheckpointWriter
 
 STEPS = 3 * 7
 """26 rows are 13 batches of two: six windows of two batches and a short one an epoch, for three epochs."""
 STAGES = ("weights written", "optimizer written", "random states written", "published")
 """Where a save can be made to wait."""
-OTHER_STAGES = ("evaluating", "in the background", "training")
+BACKGROUND_STAGES = ("before it writes", "before all have written", "in the background")
+"""Where a save in the background can be made to wait; in the last, all ranks have written."""
+OTHER_STAGES = ("evaluating", "training")
 """Where else a run can be made to wait."""
+SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
 ALLOCATOR_THREAD = "jemalloc_bg_thd"
 """A thread of pyarrow's memory allocator, which sees to forks by itself."""
 
@@ -88,16 +93,19 @@ class Saves(Progress):
 
 
 class PatientWriter(CheckpointWriter):
-    """Calls ``wait`` before what was written in the background is published."""
+    """Calls ``wait`` at the stages of a save in the background, of the first save with the number 1."""
 
     def __init__(self, wait: Callable[[str, int], None]) -> None:
         super().__init__()
         self._wait_at = wait
         self.saves = 0
 
-    def _publish(self, publication: ExitStack, deferred: list[Any], folder: Path, then: Any) -> None:
+    def _publish(self, publication: ExitStack, deferred: Deferred, folder: Path, then: Any) -> None:
         self.saves += 1
-        publication.callback(self._wait_at, "in the background", self.saves)  # the training is further by now
+        before, written, agreed = (partial(self._wait_at, stage, self.saves) for stage in BACKGROUND_STAGES)
+        deferred.shared.insert(0, lambda group: before())
+        deferred.own.append(written)
+        publication.callback(agreed)  # the training is further by now
         super()._publish(publication, deferred, folder, then)
 
 
@@ -166,7 +174,7 @@ def train(
         folder: Where to work.
         resume: Whether to go on from the newest checkpoint.
         width: Of the model; it has ten times as many weights, and the optimizer's state twice as many as that.
-        stage: One of ``STAGES``, to wait there.
+        stage: One of the stages, to wait there.
         wait_step: The update step whose save waits.
         full_after: The update step after whose save no file can grow past a kilobyte, as on a full disk.
         environment: Environment variables.
@@ -183,12 +191,11 @@ def train(
         report_to="none",
         learning_rate=0.01,
         per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
         logging_steps=1,
         eval_strategy="steps",
         eval_steps=2,
         metric_for_best_model="loss",
-        **{"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, **settings},
+        **{**SAVES, "gradient_accumulation_steps": 2, **settings},
     )
     callbacks = [Progress() if args.save_async else Saves(full_after)]
     trainer = (PatientTrainer if args.save_async else WaitingTrainer)(

@@ -13,6 +13,7 @@ import torch
 
 from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
+from tests.scripts.sharded_common import held
 from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
@@ -141,6 +142,32 @@ def resume_zero_2(kit: Kit) -> None:
 def resume_zero_3(kit: Kit) -> None:
     """The schedule is in DeepSpeed's files."""
     _resumed(kit, config(3, scheduler=WARMUP), warmup_steps=1)
+
+
+def _in_background(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
+    """Save three times, at once or while the training goes on."""
+    without_extension()
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2, **fields}
+    for name in ("at once", "later"):
+        later = {"save_async": name == "later", "output_dir": f"{kit.output_dir}/{name}"}
+        torch.manual_seed(0)
+        importlib.import_module("deepspeed").zero.Init.param_id = 0  # files hold the numbers
+        held(language_model(kit, rows=27, fields={**fields, "deepspeed": settings, **later})).train()
+
+
+@shared
+def zero_2_in_the_background(kit: Kit) -> None:
+    _in_background(kit, config(2))
+
+
+@shared
+def zero_3_in_the_background(kit: Kit) -> None:
+    _in_background(kit, config(3, scheduler=WARMUP), warmup_steps=1)
+
+
+@shared
+def parts_in_the_background(kit: Kit) -> None:
+    _in_background(kit, config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False}))
 
 
 @shared

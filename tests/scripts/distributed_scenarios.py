@@ -7,7 +7,6 @@ import io
 import itertools
 import os
 import resource
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint.writer import CheckpointWriter
-from hf_compat.errors import CheckpointWriteError, TrainerSetupError
+from hf_compat.errors import CheckpointWriteError
+from tests.scripts.sharded_common import held
 from tests.support import helpers, scenarios
 from tests.support.parity import SCENARIOS, Kit
 from tests.support.scenarios.common import accuracy, classifier, language_model, plain
@@ -144,52 +144,26 @@ def _unwatched(kit: Kit) -> Any:
     return Unwatched
 
 
-def _held(kit: Kit) -> Any:
-    """Return a Trainer that finishes a save only when the next update step, or the end of the run, has begun."""
-    begun = {step: threading.Event() for step in range(20)}
-
-    class HeldWriter(UnwatchedWriter):
-        def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
-            assert begun[int(folder.name.split("-")[1])].wait(60)
-            super()._publish(publication, deferred, folder, then)
-
-    class Held(_unwatched(kit)):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._checkpoint_writer = HeldWriter()
-
-        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-            begun[self.state.global_step].set()
-            return super().training_step(model, inputs, num_items_in_batch)
-
-        def _finalize_training(self, *args: Any) -> Any:
-            begun[self.state.global_step].set()
-            return super()._finalize_training(*args)
-
-    return Held
-
-
 @shared
 def resume_what_was_saved_in_the_background(kit: Kit) -> None:
     fields = {**ACCUMULATION, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, "save_async": True}
-    resume(kit, lambda each: language_model(each, rows=27, fields=fields, subclass=_held(each)), 4)
+    resume(kit, lambda each: held(language_model(each, rows=27, fields=fields)), 4)
 
 
-@shared
-def disk_fails_in_the_background(kit: Kit) -> None:
-    """While the fourth and fifth update steps are made the main process cannot write files of more than 20 kB."""
+def _train_on_a_failing_disk(kit: Kit, rank: int, **fields: Any) -> None:
+    """While the fourth and fifth update steps are made, process ``rank`` cannot write files of more than 20 kB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     class Spoils(kit.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            if args.process_index == 0 and state.global_step in (3, 5):
+            if args.process_index == rank and state.global_step in (3, 5):
                 self.saver._thread.join()  # what is written of the step before meets the disk as it was
                 limit = 20_000 if state.global_step == 3 else limits[0]
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
 
     for answer in ("raise", "warn"):
-        settings = {"save_strategy": "steps", "save_steps": 2, "save_async": True, "on_save_error": answer}
-        settings["output_dir"] = f"{kit.output_dir}/{answer}"
+        settings = {"save_strategy": "steps", "save_steps": 2, "save_async": True, "on_save_error": answer, **fields}
+        settings["output_dir"] = f"{fields.get('output_dir', kit.output_dir)}/{answer}"
         trainer = language_model(kit, rows=56, fields=settings, subclass=_unwatched(kit))
         spoils = Spoils()
         spoils.saver = trainer._checkpoint_writer.saver
@@ -204,17 +178,23 @@ def disk_fails_in_the_background(kit: Kit) -> None:
 
 
 @shared
+def disk_fails_in_the_background(kit: Kit) -> None:
+    _train_on_a_failing_disk(kit, 0)
+
+
+@shared
 def nodes_without_a_shared_disk(kit: Kit) -> None:
-    """Each process takes itself for a node, with a folder of its own."""
-    output = Path(kit.output_dir, os.environ["LOCAL_RANK"])
+    """Each process takes itself for a node, with a folder of its own; at the end the second one's disk fails."""
+    disk = Path(kit.output_dir, os.environ["LOCAL_RANK"])
+    disk.mkdir(parents=True)
+    os.chdir(disk)
     os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
-    for each_saves in (False, True):
-        fields = {"save_strategy": "steps", "save_async": True, "save_on_each_node": each_saves}
-        try:
-            plain(kit, fields={**fields, "output_dir": str(output)}).train()
-        except TrainerSetupError as error:
-            kit.keep(f"save_on_each_node={each_saves}", str(error))
-    kit.keep("written", [path.name for path in output.rglob("*")])
+    for by, each_saves in (("one", False), ("each", True)):
+        for when, later in (("at once", False), ("later", True)):
+            torch.manual_seed(0)
+            fields = {"save_strategy": "steps", "save_steps": 2, "save_on_each_node": each_saves, "save_async": later}
+            held(language_model(kit, rows=28, fields={**fields, "output_dir": f"{by}/{when}"})).train()
+    _train_on_a_failing_disk(kit, 1, save_on_each_node=True, output_dir="fails")
 
 
 def one_global_batch(kit: Kit, *, size: int) -> None:

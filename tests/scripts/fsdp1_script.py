@@ -20,6 +20,7 @@ from tests.scripts.sharded_common import (
     SETTINGS,
     CountsReductions,
     Seen,
+    held,
     run_scenario,
     set_up_process,
     world,
@@ -148,7 +149,7 @@ def bf16(folder: Path) -> Seen:
 
 def _resumed(folder: Path, **config: Any) -> Seen:
     """An uninterrupted run, then one that goes on from its checkpoint in the middle of an epoch."""
-    fields = {"save_strategy": "steps", "save_steps": 3}
+    fields: Seen = {"save_strategy": "steps", "save_steps": 3}
     whole = trained(folder, "full_shard", config, **fields)
     trainer = trainer_for(folder / "again", "full_shard", config, **fields)
     trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
@@ -225,6 +226,22 @@ def generated(folder: Path) -> Seen:
     return {"predictions": trainer.predict(trainer.eval_dataset).predictions}
 
 
+def _in_background(folder: Path, **config: Any) -> Seen:
+    """The uninterrupted run of ``_resumed``, whose saves are written while it trains on."""
+    fields: Seen = {"save_strategy": "steps", "save_steps": 3, "save_async": True}
+    trainer = held(trainer_for(folder, "full_shard", config, **fields))
+    trainer.train()
+    return {"whole": seen_of(trainer)}
+
+
+def in_background_whole(folder: Path) -> Seen:
+    return _in_background(folder)
+
+
+def in_background_sharded(folder: Path) -> Seen:
+    return _in_background(folder, state_dict_type="SHARDED_STATE_DICT")
+
+
 def resume_whole(folder: Path) -> Seen:
     return _resumed(folder)
 
@@ -256,6 +273,8 @@ SEVERAL = {
         generated,
         loaded_once,
         resume_sharded,
+        in_background_whole,
+        in_background_sharded,
     )
 }
 

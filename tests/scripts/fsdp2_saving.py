@@ -13,7 +13,7 @@ from hf_compat import HFCompatError, TrainingArguments
 from hf_compat.checkpoint import dtensors
 from hf_compat.distributed import collectives
 from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, seen_of, trainer_for
-from tests.scripts.sharded_common import Seen, llama, world
+from tests.scripts.sharded_common import Seen, held, llama, world
 from tests.support import helpers
 
 SAVES = {
@@ -85,6 +85,24 @@ def resumed_sharded(folder: Path) -> Seen:
     return resumed(folder, SHARDED)
 
 
+def in_background(folder: Path, fsdp: Seen) -> Seen:
+    """The run of ``resumed``, whose saves are written while it trains on, and one that goes on from the first."""
+    trainer = held(trainer_for(folder / "whole", dropping(), fsdp, **SAVES, save_async=True))
+    trainer.train()
+    whole = seen_of(trainer)
+    trainer = trainer_for(folder / "rest", dropping(1), fsdp, **SAVES, save_async=True)
+    trainer.train(resume_from_checkpoint=str(folder / "whole" / "output" / "checkpoint-3"))
+    return {"whole": whole, "rest": seen_of(trainer)}
+
+
+def in_background_full(folder: Path) -> Seen:
+    return in_background(folder, FULL)
+
+
+def in_background_sharded(folder: Path) -> Seen:
+    return in_background(folder, SHARDED)
+
+
 def sharded_for_one(folder: Path) -> Seen:
     """A run without dropout, whose checkpoints other numbers of processes go on from."""
     trainer = trainer_for(folder, llama(), SHARDED, save_strategy="steps", save_steps=3)
@@ -150,7 +168,6 @@ def refused(folder: Path) -> Seen:
     for name, keywords in {
         "optimizers": {"optimizers": (optimizer, None)},
         "even_batches": {"accelerator_config": {"even_batches": False}},
-        "save_async": {"save_async": True},
         "peft": {"model": adapted(), "fsdp": SHARDED},
     }.items():
         try:
@@ -163,6 +180,8 @@ def refused(folder: Path) -> Seen:
 SAVING = {
     "resumed_full": resumed_full,
     "resumed_sharded": resumed_sharded,
+    "in_background_full": in_background_full,
+    "in_background_sharded": in_background_sharded,
     "sharded_for_one": sharded_for_one,
     "loaded_by_first": loaded_by_first,
     "made_by_first": made_by_first,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import traceback
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_compat import TrainerCallback
+from hf_compat import Trainer, TrainerCallback
+from hf_compat.checkpoint.writer import CheckpointWriter
 from tests.support import helpers
 
 GLOBAL_BATCH = 4
@@ -80,6 +83,48 @@ class CountsReductions(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.mode.__exit__(None, None, None)
         self.counted.append(self.mode.count)
+
+
+class HeldWriter(CheckpointWriter):
+    """Writes nothing of a checkpoint in the background before the update step after it has changed the weights.
+
+    Takes nobody to be looking at its folders, so that callbacks may be told of a save.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_trained: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+
+    def write(self, *args: Any, **kwargs: Any) -> None:
+        super().write(*args, **{**kwargs, "must_finish": lambda: False})
+
+    def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
+        assert self.is_trained[int(folder.name.split("-")[1])].wait(60)
+        super()._publish(publication, deferred, folder, then)
+
+
+class Releases(TrainerCallback):
+    """Tells the writer of every update step."""
+
+    def __init__(self, writer: HeldWriter) -> None:
+        self.writer = writer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.writer.is_trained[state.global_step - 1].set()
+
+
+def held(trainer: Trainer) -> Trainer:
+    """Return ``trainer``, whose saves in the background are written when it has trained on, or has come to its end."""
+    writer = trainer._checkpoint_writer = HeldWriter()
+    trainer.add_callback(Releases(writer))
+    finalize = trainer._finalize_training
+
+    def release_and_finalize(*given: Any) -> Any:
+        writer.is_trained[trainer.state.global_step].set()
+        return finalize(*given)
+
+    trainer._finalize_training = release_and_finalize  # type: ignore[method-assign]
+    return trainer
 
 
 def run_scenario(name: str, folder: Path, body: Callable[[Path], Seen]) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from hf_compat import Trainer, TrainingArguments
 from tests.scripts import sharded_common
-from tests.scripts.sharded_common import GLOBAL_BATCH, SETTINGS, Seen, run_scenario, set_up_process, world
+from tests.scripts.sharded_common import GLOBAL_BATCH, SETTINGS, Seen, held, run_scenario, set_up_process, world
 from tests.support import helpers
 
 
@@ -156,14 +156,22 @@ def resumed(folder: Path) -> Seen:
     trainer = trainer_for(folder, llama(attention_dropout=0.1), **fields)
     trainer.train()
     whole = seen_of(trainer)
-    trainer = trainer_for(folder, llama(attention_dropout=0.1, initializer_range=0.5), **fields)
+    trainer = trainer_for(folder / "rest", llama(attention_dropout=0.1, initializer_range=0.5), **fields)
     trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
     return {"whole": whole, "resumed": seen_of(trainer)}
 
 
+def in_background(folder: Path) -> Seen:
+    """The whole run of ``resumed``, whose saves are written while it trains on."""
+    fields: Seen = {"save_strategy": "steps", "save_steps": 3, "save_async": True}
+    trainer = held(trainer_for(folder, llama(attention_dropout=0.1), **fields))
+    trainer.train()
+    return {"whole": seen_of(trainer)}
+
+
 ONE_PROCESS = {"everything": everything, "norms_of_heads": norms_of_heads, "own_plan": own_plan}
 """Run without tensor parallelism too."""
-SEVERAL = ONE_PROCESS | {"resumed": resumed}
+SEVERAL = ONE_PROCESS | {"resumed": resumed, "in_background": in_background}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from hf_compat.checkpoint import distributed_files, names
 from tests.support.helpers import ListDataset, PadCollator, token_rows
 
 
@@ -52,3 +53,37 @@ class Trap:
 
     def __reduce__(self):
         return (os.mkdir, (self.path,))
+
+
+def assert_same_checkpoints(found: Path, expected: Path) -> None:
+    """Fail unless two runs' folders hold the same checkpoints, byte for byte but for times and random names."""
+    steps = {path.name for path in expected.glob("checkpoint-*")}
+    assert {path.name for path in found.iterdir()} == steps != set()
+    for step in steps:
+        ours, theirs = contents_of(found / step), contents_of(expected / step)
+        assert sorted(ours) == sorted(theirs)
+        for name, value in theirs.items():
+            assert ours[name] == value, f"{step}/{name}"
+
+
+def contents_of(checkpoint: Path) -> dict[str, Any]:
+    """Return the bytes of the files of ``checkpoint``, of those with times or random names what they say besides."""
+    paths = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
+    found: dict[str, Any] = {name: path.read_bytes() for name, path in paths.items()}
+    marker = json.loads(found.pop(names.LIGHTNING_MARKER_NAME))
+    assert set(marker["files"]) == set(found)
+    for name, path in paths.items():
+        if path.name == names.SHARDED_METADATA_NAME:
+            metadata = distributed_files.read_metadata(path.parent)
+            found[name] = (metadata.state_dict_metadata, metadata.planner_data, metadata.storage_data)
+    if names.TRAINER_STATE_NAME in found:
+        found[names.TRAINER_STATE_NAME] = _without_times(json.loads(found[names.TRAINER_STATE_NAME]))
+    return {**found, names.TRAINING_ARGS_NAME: None, names.LIGHTNING_MARKER_NAME: marker["step"]}
+
+
+def _without_times(state: dict[str, Any]) -> dict[str, Any]:
+    state["best_model_checkpoint"] = Path(state["best_model_checkpoint"] or "").name
+    for line in state["log_history"]:
+        for name in [name for name in line if name.endswith(("_runtime", "_per_second"))]:
+            del line[name]
+    return state

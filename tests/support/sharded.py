@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
 
@@ -33,3 +34,12 @@ def check(found: dict[str, Any], expected: dict[str, Any], tolerance: float = TO
     assert list(found["weights"]) == list(expected["weights"])
     for name, weight in expected["weights"].items():
         torch.testing.assert_close(found["weights"][name], weight, rtol=tolerance, atol=tolerance, msg=name)
+
+
+def check_in_background(folder: Path, name: str, at_once: str) -> None:
+    """Fail unless the run ``name``, saved in the background, did and left what the whole run of ``at_once`` did."""
+    assert_same_checkpoints(folder / name / "output", folder / at_once / "output")
+    for rank in (0, 1):
+        found, expected = (seen(folder, each, rank)["whole"] for each in (name, at_once))
+        assert found["logs"] == expected["logs"]
+        assert all(torch.equal(found["weights"][key], value) for key, value in expected["weights"].items())

@@ -348,7 +348,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "semantics", "plan", "trainer/trainer.py", also_in=("callbacks/default_flow.py", "callbacks/progress.py")
     ),
-    FieldRule("save_async", "plan", "checkpoint/background.py", also_in=("run/run.py",)),
+    FieldRule("save_async", "plan", "checkpoint/background.py"),
     FieldRule("on_save_error", "plan", "run/saving.py"),
     FieldRule("sortish_sampler", "script", "nothing"),
     FieldRule("predict_with_generate", "plan", "trainer/seq2seq_trainer.py"),

@@ -200,23 +200,29 @@ class ModelStrategy(Strategy):
         """
         return weights.load_weights(model, folder, trains_on=trains_on)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
         """Save this rank's shards of the unwrapped ``model`` to ``folder``; every rank calls it.
 
         Does nothing if ``saves_sharded_weights`` is False.
+
+        Args:
+            model: The unwrapped model.
+            folder: The checkpoint being written.
+            writes: Writes files, possibly in the background.
         """
 
     # ---- the optimizer's state ----
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
         """Save the optimizer's state to ``folder``; every rank calls it.
 
         Args:
             optimizer: The run's optimizer.
             folder: The checkpoint being written.
-            writes: Writes files, possibly in the background; None if this rank writes only its shards.
+            writes: Writes files, possibly in the background.
+            saves_common: Whether this rank writes the files that are equal on all ranks, besides its shards.
         """
-        if writes is not None:
+        if saves_common:
             state_dict_files.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, writes=writes)
 
     def has_optimizer(self, folder: str) -> bool:

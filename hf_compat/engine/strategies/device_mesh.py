@@ -123,11 +123,12 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         with dtensors.distributing_on_load(model):  # peft's loading does not support DTensors
             return weights.load_weights(model, folder, trains_on=trains_on)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
         """Save this rank's shards of ``model`` to ``folder``."""
-        distributed_files.save({"model": model.state_dict()}, Path(folder, names.SHARDED_WEIGHTS_NAME))
+        path = Path(folder, names.SHARDED_WEIGHTS_NAME)
+        distributed_files.save({"model": model.state_dict()}, path, writes=writes)
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
         """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
         With a full state dict the weights are saved a second time, in the file that transformers resumes from.
@@ -136,12 +137,12 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         reshard(module.model)
         state = optimizer_states.by_name(optimizer, module.model)
         if self.saves_sharded_weights:
-            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
+            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), writes=writes)
             return
         files = {names.FULL_OPTIMIZER_NAME: dtensors.full_tensors(state, keeps=self._launch.rank == 0)}
         resumable = optimizer_states.weights_for_resuming(module.model, self.full_state_dict(module.model))
         files[names.FULL_FSDP_WEIGHTS_NAME] = resumable
-        if writes is not None and self._launch.rank == 0:
+        if saves_common and self._launch.rank == 0:
             for name, content in files.items():
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 

@@ -76,8 +76,6 @@ class StrategyFacts:
     """An engine owns weights, optimizer and schedule; ``resume_engine`` loads them together."""
     own_precision: bool = False
     """The engine handles mixed precision: no gradient scaler, no autocast around the loss."""
-    saves_in_background: bool = False
-    """Each rank has the full state dicts, so that rank 0 can write them in the background."""
     recounts_parameters: bool = False
     """The number of parameters on a rank changes from batch to batch."""
     flat_shards: bool = False
@@ -101,8 +99,8 @@ def _is_zero3(args: TrainingArguments) -> bool:
 
 
 STRATEGY_FACTS: dict[str, StrategyFacts] = {
-    "one device": StrategyFacts(saves_in_background=True),
-    "ddp": StrategyFacts(saves_in_background=True),
+    "one device": StrategyFacts(),
+    "ddp": StrategyFacts(),
     "fsdp1": StrategyFacts(shards_model=True, places_model=False, flat_shards=True, limits=fsdp_limits),
     "fsdp2": StrategyFacts(shards_model=True, places_model=False, limits=fsdp_limits),
     "tensor parallel": StrategyFacts(shards_model=True, places_model=False, limits=fsdp_limits),

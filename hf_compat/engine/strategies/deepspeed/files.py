@@ -1,21 +1,51 @@
-"""Checks before DeepSpeed loads a checkpoint: its own loading would run any code in the files."""
+"""DeepSpeed's files: putting off that they are written, and checks before they are loaded.
+
+DeepSpeed's own loading would run any code in them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_compat.checkpoint.background import Writes
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointError
 
-__all__ = ["LATEST_NAME", "check_files"]
+__all__ = ["LATEST_NAME", "check_files", "writing_through"]
 
 LATEST_NAME = "latest"
 """The file with the name of the folder that contains DeepSpeed's files."""
 _OPTIMIZER_FILES = "*_optim_states.pt"
+
+
+class _CheckpointEngine:
+    """DeepSpeed's checkpoint engine, whose files are written from a snapshot when ``writes`` does."""
+
+    def __init__(self, engine: Any, writes: Writes) -> None:
+        self._engine = engine
+        self._writes = writes
+
+    def save(self, state_dict: Any, path: str) -> None:
+        self._writes(self._engine.save, self._writes.snapshot(state_dict), path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@contextmanager
+def writing_through(engine: Any, writes: Writes) -> Iterator[None]:
+    """Context in which the ``DeepSpeedEngine`` ``engine`` writes the files of a checkpoint through ``writes``."""
+    before = engine.checkpoint_engine
+    engine.checkpoint_engine = _CheckpointEngine(before, writes)
+    try:
+        yield
+    finally:
+        engine.checkpoint_engine = before
 
 
 def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from hf_compat.checkpoint.background import is_requested
 from hf_compat.engine.precision import FullPrecision
 from hf_compat.optim.settings import plain_name
 
@@ -51,6 +53,7 @@ def deepspeed_limits(
             "`auto_find_batch_size=True` is not supported with `deepspeed`: its engine is built for one batch size. "
             "Set `per_device_train_batch_size`."
         )
+    problems += _writer_problems(args, args.hf_deepspeed_config.config)
     if not isinstance(precision, FullPrecision):
         problems.append(
             f"`lightning={{'plugins': [{type(precision).__name__}]}}` is not supported with `deepspeed`: its config "
@@ -60,3 +63,20 @@ def deepspeed_limits(
     if "optimizer" in args.hf_deepspeed_config.config and not optim.startswith("adamw"):
         problems.append(f"`optim={optim!r}`: the DeepSpeed config has an `optimizer` too. Set only one of them.")
     return problems
+
+
+def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
+    """Yield a message if ``config`` has DeepSpeed write checkpoints in a way that the folders do not allow."""
+    writer = (config.get("checkpoint") or {}).get("writer")
+    decoupled = isinstance(writer, dict) and writer.get("decoupled")
+    if decoupled or config.get("datastates_ckpt", False) is not False:
+        name = "checkpoint.writer.decoupled" if decoupled else "datastates_ckpt"
+        yield (
+            f"`{name}` in the DeepSpeed config is not supported: files are still written when the checkpoint folder "
+            "appears. Remove it, and set `save_async=True` to save in the background."
+        )
+    elif writer is not None and is_requested(args):
+        yield (
+            f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with `checkpoint.writer` in "
+            "the DeepSpeed config, which copies to buffers of its own. Remove one of the two."
+        )

@@ -28,7 +28,7 @@ from hf_compat.engine.host import Host, Optimization
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
-from hf_compat.engine.strategies.deepspeed.files import check_files
+from hf_compat.engine.strategies.deepspeed.files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
@@ -73,6 +73,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self._settings = settings
         self._finalize = finalize
         self._log_level = log_level
+        self._deferred_in: str | None = None  # the checkpoint whose files are put off, as long as it is written
 
     # ---- set-up: Lightning changes ``config`` only in ``_init_config_if_needed``, which its own ``setup`` calls ----
 
@@ -235,14 +236,14 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self.resume_engine(folder)
         return [], []
 
-    def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
         """Save this rank's shards to ``folder``; every rank calls it."""
         logger.warning(
             "The weights in `%s` are sharded, as `stage3_gather_16bit_weights_on_model_save=False`: run "
             "`zero_to_fp32.py` in it to consolidate them.",
             folder,
         )
-        self._save_engine(folder)
+        self._save_engine(folder, writes)
 
     # ---- the optimizer's state ----
 
@@ -251,12 +252,16 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """Whether the engine has a schedule, which it then saves."""
         return self.engine.lr_scheduler is not None
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
         """Save DeepSpeed's checkpoint to ``folder``; every rank calls it."""
-        self._save_engine(folder)
+        self._save_engine(folder, writes)
 
-    def _save_engine(self, folder: str) -> None:
-        self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
+    def _save_engine(self, folder: str, writes: Writes) -> None:
+        if writes.are_deferred and folder == self._deferred_in:
+            return  # sharded weights are in the same files as the optimizer's state, of which one copy is enough
+        self._deferred_in = folder if writes.are_deferred else None
+        with writing_through(self.engine, writes):
+            self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
 
     def has_optimizer(self, folder: str) -> bool:
         """Return True: ``resume_engine`` has loaded its state."""

@@ -145,14 +145,14 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
                 return weights.load_weights(model, folder, trains_on=trains_on)
             return distributed_files.load_model(model, sharded)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
         """Save this rank's shards of ``model`` to ``folder``."""
         root = self.wrapped(model)
         with self._with_state_dict_type(root, full=False):
             state = root.state_dict()
-        distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME))
+        distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME), writes=writes)
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes | None) -> None:
+    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
         """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
         With a full state dict the weights are saved a second time, in the file that transformers resumes from.
@@ -161,11 +161,11 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         with self._with_state_dict_type(root, full=not self.saves_sharded_weights, rank0_only=True):
             state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
         if self.saves_sharded_weights:
-            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME))
+            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), writes=writes)
             return
         model = unwrap_model(root)
         resumable = optimizer_states.weights_for_resuming(model, self.full_state_dict(model))
-        if writes is not None and self._launch.rank == 0:
+        if saves_common and self._launch.rank == 0:
             for name, content in ((names.FULL_OPTIMIZER_NAME, state), (names.FULL_FSDP_WEIGHTS_NAME, resumable)):
                 writes(torch.save, writes.snapshot(content), Path(folder, name))
 
