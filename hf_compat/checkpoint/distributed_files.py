@@ -149,17 +149,18 @@ def _first_failure(error: BaseException) -> BaseException:
     return next(iter(failures.values()))[0] if failures else error
 
 
-def save(state: dict[str, Any], folder: Path, *, writes: Writes) -> None:
+def save(state: dict[str, Any], folder: Path, *, writes: Writes | None = None) -> None:
     """Save the nested state dict ``state`` into ``folder``; every rank has to call it, and saves its shards.
 
     Args:
         state: Tensors, DTensors and plain values in dicts and lists.
         folder: Created if it does not exist.
-        writes: Writes files, possibly in the background.
+        writes: Writes files, possibly in the background. Default: immediately.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write.
     """
+    writes = writes or Writes()
     writes.together(_save, writes.snapshot(state), folder)
 
 

@@ -231,7 +231,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "save_on_each_node",
         "plan",
         "arguments/training_arguments.py",
-        also_in=("checkpoint/background.py", "engine/strategies/fsdp/limits.py"),
+        also_in=("engine/strategies/fsdp/limits.py",),
     ),
     FieldRule("save_total_limit", "plan", "trainer/model_files.py", also_in=("run/saving.py",)),
     FieldRule("enable_jit_checkpoint", "plan", "run/run.py"),
@@ -348,7 +348,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "semantics", "plan", "trainer/trainer.py", also_in=("callbacks/default_flow.py", "callbacks/progress.py")
     ),
-    FieldRule("save_async", "plan", "checkpoint/background.py"),
+    FieldRule("save_async", "plan", "checkpoint/background.py", also_in=("engine/strategies/deepspeed/limits.py",)),
     FieldRule("on_save_error", "plan", "run/saving.py"),
     FieldRule("sortish_sampler", "script", "nothing"),
     FieldRule("predict_with_generate", "plan", "trainer/seq2seq_trainer.py"),
