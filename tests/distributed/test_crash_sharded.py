@@ -10,9 +10,10 @@ import time
 
 import pytest
 
+from hf_compat.checkpoint import names
 from hf_compat.tools.checkpoints import describe_checkpoints
 from tests.scripts.crash_script import BACKGROUND_STAGES, STEPS
-from tests.support.checkpoints import contents_of
+from tests.support.checkpoints import contents_of, whole_state
 from tests.support.interrupted import FINISHED, Server, assert_tidy, newest, steps
 from tests.support.processes import free_port
 
@@ -38,8 +39,8 @@ class Ranks:
         places = {rank: {"stage": stage, "wait_step": number} for rank, stage, number in waiting}
         self.processes = []
         for rank, server in enumerate(self.servers):
-            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-            environment = {name: str(value) for name, value in names.items()}
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+            environment = {name: str(value) for name, value in variables.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             request = {"environment": environment, "resume": "auto", **SETTINGS, **places.get(rank, {})}
             self.processes.append(server.start(folder, **request))
@@ -81,9 +82,12 @@ def unharmed(ranks, tmp_path_factory):
 
 
 def last_checkpoint(folder):
-    """What the last checkpoint holds; fail if anything but checkpoints is left."""
+    """What the last checkpoint holds, of shards every value; fail if anything but checkpoints is left."""
     assert_tidy(folder)
-    return contents_of(folder / "out" / f"checkpoint-{STEPS}")
+    checkpoint = folder / "out" / f"checkpoint-{STEPS}"
+    shards = [checkpoint / name for name in (names.SHARDED_WEIGHTS_NAME, names.SHARDED_OPTIMIZER_NAME)]
+    whole = {name: data for name, data in contents_of(checkpoint).items() if "/" not in name}
+    return whole, [whole_state(folder) for folder in shards]
 
 
 def assert_whole(folder, least):
@@ -101,7 +105,7 @@ def assert_whole(folder, least):
         pytest.param((1,), id="second", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("held", [0, 1])
+@pytest.mark.parametrize("held", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killed_while_shards_are_written(ranks, unharmed, tmp_path, held, killed, stage):
     """Until all ranks have written, the checkpoint before stays the newest; the next start goes on to the same end."""
     ranks.start(tmp_path, (held, stage, 5))

@@ -27,7 +27,7 @@ def together(tmp_path_factory):
 def alone(tmp_path_factory):
     """Return the folder of what one process saw that holds all."""
     folder = tmp_path_factory.mktemp("alone")
-    for name, body in tensor_parallel_script.ONE_PROCESS.items():
+    for name, body in (tensor_parallel_script.ONE_PROCESS | tensor_parallel_script.BF16).items():
         run_scenario(name, folder, body)
     return folder
 
@@ -99,10 +99,34 @@ def test_saved_in_the_background(together):
     check_in_background(together, "in_background", "resumed")
 
 
+def test_bf16(together, alone):
+    """Under bf16 weights stay float32, and losses are near those of one process under autocast."""
+    found, expected = seen(together, "in_bf16"), seen(alone, "in_bf16")
+    assert {weight.dtype for weight in found["weights"].values()} == {torch.float32}
+    sharded.check(found, expected, tolerance=0.05)
+    assert found["logs"] == seen(together, "in_bf16", rank=1)["logs"]
+
+
+@pytest.fixture(scope="module")
+def in_two_dimensions(tmp_path_factory):
+    """Return the folder of what four processes saw."""
+    names = ("everything", "resumed", "in_background")
+    return launch(SCRIPT, tmp_path_factory.mktemp("two_dimensions"), *names, processes=4)
+
+
 @pytest.mark.slow
-def test_two_dimensions(alone, tmp_path):
+def test_a_run_in_two_dimensions_is_resumed(in_two_dimensions):
+    """Parts of what two processes share go on bit for bit, from checkpoints saved at once or in the background."""
+    found = seen(in_two_dimensions, "resumed")
+    assert found["resumed"]["logs"][-3:-1] == found["whole"]["logs"][-3:-1]
+    assert all(torch.equal(found["resumed"]["weights"][key], value) for key, value in found["whole"]["weights"].items())
+    check_in_background(in_two_dimensions, "in_background", "resumed")
+
+
+@pytest.mark.slow
+def test_two_dimensions(in_two_dimensions, alone):
     """Of four processes two see other batches and shard what two hold; the numbers stay those of one process."""
-    found, expected = seen(launch(SCRIPT, tmp_path, "everything", processes=4), "everything"), seen(alone, "everything")
+    found, expected = seen(in_two_dimensions, "everything"), seen(alone, "everything")
     for line, other in zip(found["logs"], expected["logs"], strict=True):
         # An evaluation averages over batches, which are smaller here.
         names = [name for name in other if name != "eval_loss"]

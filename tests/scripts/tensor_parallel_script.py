@@ -144,6 +144,10 @@ def norms_of_heads(folder: Path) -> Seen:
     return trained(folder, qwen3())
 
 
+def in_bf16(folder: Path) -> Seen:
+    return trained(folder, llama(), bf16=True)
+
+
 def own_plan(folder: Path) -> Seen:
     """Lightning's own strategy asks for it."""
     strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
@@ -171,7 +175,9 @@ def in_background(folder: Path) -> Seen:
 
 ONE_PROCESS = {"everything": everything, "norms_of_heads": norms_of_heads, "own_plan": own_plan}
 """Run without tensor parallelism too."""
-SEVERAL = ONE_PROCESS | {"resumed": resumed, "in_background": in_background}
+BF16 = {"in_bf16": in_bf16}
+"""So is this, with other numbers."""
+SEVERAL = ONE_PROCESS | BF16 | {"resumed": resumed, "in_background": in_background}
 
 
 if __name__ == "__main__":

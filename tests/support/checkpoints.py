@@ -87,3 +87,14 @@ def _without_times(state: dict[str, Any]) -> dict[str, Any]:
         for name in [name for name in line if name.endswith(("_runtime", "_per_second"))]:
             del line[name]
     return state
+
+
+def whole_state(folder: Path) -> dict[str, Any]:
+    """Return what is in a folder of torch's distributed checkpoint by name, of each tensor all values."""
+    metadata = distributed_files.read_metadata(folder)
+    state: dict[str, Any] = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype) if hasattr(entry, "size") else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+    distributed_files.load(state, folder, metadata)
+    return {name: value.tolist() if torch.is_tensor(value) else value for name, value in state.items()}
