@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
+from hf_compat.data.workers import keep_queues_open
 from hf_compat.distributed import collectives
 from hf_compat.distributed.processes import let_operations_end
 from hf_compat.nested import find_batch_size, rebuild
@@ -165,6 +166,11 @@ class PreparedDataLoader(DataLoader[Any]):
         if self.num_workers > 0:  # workers may be forked
             let_operations_end()
         return super().__iter__()
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        keep_queues_open(iterator)
+        return iterator
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``, also of the samplers and the data set that have ``set_epoch``."""

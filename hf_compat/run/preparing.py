@@ -34,6 +34,8 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
         warn_once: Warns about known errors of the emulated release.
     """
     args, semantics = host.args, host.semantics
+    if not semantics.aligns_tokens_after_model_init:
+        _align_special_tokens(host)
     if not semantics.applies_trial_after_model_init:
         host._hp_search_setup(trial)
     if host.model_init is not None:
@@ -54,9 +56,14 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
     args = for_run(args)
     if args.activation_checkpointing or args.gradient_checkpointing:
         _enable_checkpointing(host.model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
+    if semantics.aligns_tokens_after_model_init:
+        _align_special_tokens(host)
+    _set_loss_scaling(host, warn_once)
+
+
+def _align_special_tokens(host: RunHost) -> None:
     if host.processing_class is not None and hasattr(host.model, "config"):
         host._align_special_tokens()
-    _set_loss_scaling(host, warn_once)
 
 
 def place_model(host: RunHost, runtime: Runtime) -> None:

@@ -1,12 +1,16 @@
 """The prepared loader: same batches and same random draws as accelerate's, one batch ahead."""
 
+import gc
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from hf_compat.data.loader import move_to_device
+from hf_compat.data.loader import PreparedDataLoader, move_to_device
 from hf_compat.data.preparing import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
+from tests.support.helpers import ListDataset, vector_rows
 
 
 def upstream_loader(loader, data_seed=None):
@@ -91,3 +95,26 @@ def test_moving_keeps_containers():
     assert moved["a"][0].device.type == "meta"
     assert moved["b"][1] == "text"
     assert isinstance(moved["b"], tuple)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_are_told_to_end_when_a_loader_is_garbage(persistent, monkeypatch):
+    """A loader in a circle of references is freed as a whole: its workers' queues are still open when they are told."""
+    told = []
+    shut_down = _MultiProcessingDataLoaderIter._shutdown_workers
+
+    def watched(self):
+        if not self._shutdown:
+            told.append([queue._close.still_active() for queue in self._index_queues])
+        shut_down(self)
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", watched)
+    loader = PreparedDataLoader(ListDataset(vector_rows(8)), batch_size=2, num_workers=2, persistent_workers=persistent)
+    batches = iter(loader)
+    next(batches)
+    loader.circle = [loader, batches]
+    gc.collect()
+    assert told == []
+    del loader, batches
+    gc.collect()
+    assert told == [[True, True]]

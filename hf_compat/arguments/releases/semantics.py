@@ -107,6 +107,8 @@ class Semantics:
     ``auto_find_batch_size`` found; before, that of the arguments, which may have been changed since."""
     leaves_mode_to_training_step: bool = _since("5.3")
     """The model is first put in training mode by a training step; before, also ahead of ``on_train_begin``."""
+    aligns_tokens_after_model_init: bool = _since("5.3", corrected=True)
+    """The model that ``model_init`` makes for a run gets the tokenizer's special tokens; before, its predecessor."""
     asks_empty_loader: bool = _since("5.3")
     """A train loader of length 0 is asked for a batch, for which it draws a random number; before, not."""
     applies_trial_after_model_init: bool = _since("5.3", corrected=False)

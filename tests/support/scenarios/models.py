@@ -177,3 +177,12 @@ def _adapter() -> Any:
     from peft import LoraConfig
 
     return LoraConfig(r=2, target_modules=["c_attn"], lora_dropout=0.1, task_type="CAUSAL_LM", fan_in_fan_out=True)
+
+
+@scenario()
+def special_tokens_of_a_model_from_model_init(kit: Kit) -> None:
+    """Before 5.3 the tokenizer's special tokens go to the model that the run replaces."""
+    fields = {"num_train_epochs": 1, "save_strategy": "epoch"}
+    rows = helpers.ListDataset(helpers.translation_rows(6))
+    given = {"model_init": lambda: kit.model(helpers.t5), "processing_class": helpers.tokenizer()}
+    train(kit, language_model(kit, fields=fields, train_dataset=rows, eval_dataset=rows, **given))

@@ -1,0 +1,66 @@
+"""What may differ between both trainers in a case: each difference is one that the README names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.version import Version
+
+from tests.fuzz.cases import Case
+
+__all__ = ["ALLOWED", "Allowed", "reason_to_allow"]
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """A difference that is intended.
+
+    Attributes:
+        reason: Why it is, in words.
+        readme: What the README says of it, word for word.
+        applies: Whether a case may show it.
+        until: The first release of transformers that no longer shows it; None: every release does.
+    """
+
+    reason: str
+    readme: str
+    applies: Callable[[Case], bool]
+    until: str | None = None
+
+
+def _resumes_stream_in_a_later_pass(case: Case) -> bool:
+    """Whether a stream without length is resumed, and may have been read to its end before."""
+    resumes = any(step.startswith("resume") for step in case.steps)
+    size = case.fields.get("per_device_train_batch_size", 4) * case.fields.get("gradient_accumulation_steps", 1)
+    return resumes and not case.has_length and case.fields.get("max_steps", 0) * size >= case.rows
+
+
+def _new_model_with_noise(case: Case) -> bool:
+    """Whether a run makes its own model and adds noise to the embeddings."""
+    trains = any(step != "evaluate" and step != "predict" for step in case.steps)
+    return trains and case.model_init and "neftune_noise_alpha" in case.fields
+
+
+ALLOWED = (
+    Allowed(
+        "transformers counts the batches to skip from the stream's first beginning and so begins a new pass.",
+        "A stream without length that is resumed beyond its first pass goes on in the pass that it was in",
+        _resumes_stream_in_a_later_pass,
+    ),
+    Allowed(
+        "transformers 4.57 adds the noise before `model_init` is called, and looks for it on the new model at the end.",
+        "transformers 4.57 adds NEFTune's noise to the model that `model_init` then replaces",
+        _new_model_with_noise,
+        until="5.0",
+    ),
+)
+"""Every difference that a case may show; a case to which none applies may differ in nothing."""
+
+
+def reason_to_allow(case: Case) -> str | None:
+    """Return why ``case`` may differ, None if it may not."""
+    release = Version(metadata.version("transformers"))
+    shown = [entry for entry in ALLOWED if entry.until is None or release < Version(entry.until)]
+    return next((entry.reason for entry in shown if entry.applies(case)), None)
