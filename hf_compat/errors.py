@@ -5,7 +5,7 @@
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
     │   ├── EarlyStoppingError (AssertionError)  fields that EarlyStoppingCallback needs
-    │   └── UnsupportedArgumentsError          fields that are not supported
+    │   └── UnsupportedArgumentsError (NotImplementedError)  fields that are not supported
     ├── UnknownArgumentError (TypeError)       an argument of no release of transformers
     ├── ParserError (ValueError)               a command line or file that cannot be parsed
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
@@ -92,7 +92,7 @@ def _rebuild(kind: type[ArgumentsError], problems: Sequence[str], fields: Sequen
     return kind(problems, fields=fields)
 
 
-class UnsupportedArgumentsError(ArgumentsError):
+class UnsupportedArgumentsError(ArgumentsError, NotImplementedError):
     """Fields of ``TrainingArguments`` that are not supported; lists all of them."""
 
 

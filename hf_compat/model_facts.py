@@ -18,6 +18,7 @@ __all__ = [
     "ignores_item_count",
     "is_bare_model",
     "is_causal_lm",
+    "is_compiled",
     "is_peft_model",
     "is_pretrained_model",
     "number_of_arguments",
@@ -42,11 +43,16 @@ def _wrappers() -> tuple[Any, ...]:
     """Return the wrapper classes of distributed training, of the packages that are imported."""
     elsewhere = (("torch.distributed.fsdp", "FullyShardedDataParallel"), ("deepspeed", "DeepSpeedEngine"))
     found = [getattr(sys.modules.get(module), name, None) for module, name in elsewhere]
-    return (DistributedDataParallel, *(wrapper for wrapper in found if wrapper is not None))
+    return (DistributedDataParallel, nn.DataParallel, *(wrapper for wrapper in found if wrapper is not None))
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether ``model`` is one that ``torch.compile`` has returned."""
+    return "_orig_mod" in vars(model).get("_modules", ())
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
-    """Return the model itself, without the wrappers of ``torch.compile`` and distributed training."""
+    """Return the model itself, without the wrappers of ``torch.compile``, ``DataParallel`` and distributed training."""
     inner: Any = model
     while True:
         if hasattr(inner, "_orig_mod"):

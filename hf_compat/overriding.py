@@ -123,7 +123,6 @@ NEVER_CALLED: dict[str, str] = {
     "_nested_gather": "set `gather_function`, or override `evaluation_loop`",
     "_prepare_for_training": "override `create_optimizer`, `create_scheduler` or `_wrap_model`",
     "_run_epoch": _LOOP,
-    "_save_tpu": _HARDWARE,
     "_sorted_checkpoints": "override `_rotate_checkpoints`",
     "_sync_replicated_trainable_parameters": _PARALLEL,
     "_update_auto_batch_size": "override `_inner_training_loop`, which gets the batch size",

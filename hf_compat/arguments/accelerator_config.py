@@ -31,7 +31,7 @@ class AcceleratorConfig:
     gradient_accumulation_kwargs: dict[str, Any] | None = None
     """``num_steps`` in place of ``gradient_accumulation_steps``; ``sync_each_batch``."""
     use_configured_state: bool = False
-    """Whether the script has set up accelerate's state itself; not supported."""
+    """Whether the script has set up accelerate's state itself, so that it is used as it is."""
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> AcceleratorConfig:

@@ -5,26 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.fields.choices import LOG_LEVELS
-from hf_compat.distributed import processes
+from hf_compat.distributed import accelerate_state, processes
 from hf_compat.distributed.devices import cuda_is_available, gpu_index, mps_is_available, wants_cpu
 from hf_compat.distributed.launch import BY_TRAINER, Launch, read_launch
+from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     import torch
 
     from hf_compat.arguments.training_arguments import TrainingArguments
+    from hf_compat.distributed.process_state import ProcessState
 
 __all__ = [
     "choose_device",
+    "distributed_state",
     "find_launch",
     "join_processes",
     "library_logger",
     "main_process_first",
     "process_log_level",
     "set_up_device",
+    "share_early",
+    "uses_configured_state",
 ]
 
 
@@ -39,14 +44,60 @@ def set_up_device(args: TrainingArguments) -> torch.device:
     args._n_gpu = int(device.type != "cpu")
     if read_launch().launcher != BY_TRAINER:  # there rank 0 joins only after it has built its Trainer
         args.join_processes(device)
+    if uses_configured_state(args):
+        _check_configured_state(args)
+    elif accelerate_state.is_imported():
+        accelerate_state.share_process(_process_state(args, device))
     return device
 
 
+def share_early(args: TrainingArguments) -> None:
+    """Set up device and processes now if other code may use accelerate's state, as upstream's constructor does."""
+    if accelerate_state.is_imported():
+        _ = args.device
+
+
+def distributed_state(args: TrainingArguments) -> Any:
+    """Return the state of this process; see the property of ``TrainingArguments``."""
+    return accelerate_state.partial_state(_process_state(args, args.device))
+
+
+def _process_state(args: TrainingArguments, device: torch.device) -> ProcessState:
+    from hf_compat.distributed.process_state import ProcessState
+
+    return ProcessState(device, args.launch, getattr(args, "deepspeed_plugin", None))
+
+
+def uses_configured_state(args: TrainingArguments) -> bool:
+    """Return whether the script has set up accelerate's state; in processes that the Trainer starts, it does."""
+    return bool(args.accelerator_config.use_configured_state) and read_launch().launcher != BY_TRAINER
+
+
+def _check_configured_state(args: TrainingArguments) -> None:
+    """Raise if the script has set up accelerate's state for another kind of run."""
+    state, size = accelerate_state.configured_state(), args.launch.world_size
+    if state is None:
+        return  # checked when the arguments were built; emptied since, so that the Trainer sets it up
+    if args.deepspeed_plugin is not None and state.distributed_type != "DEEPSPEED":
+        raise TrainerSetupError(
+            f"`accelerator_config={{'use_configured_state': True}}`: accelerate is set up for {state.distributed_type}"
+            ", but `deepspeed` is set. Pass the DeepSpeed plugin to `Accelerator`, or do not set `use_configured_state`"
+            "."
+        )
+    if state.num_processes != size:
+        raise TrainerSetupError(
+            f"`accelerator_config={{'use_configured_state': True}}`: accelerate is set up for {state.num_processes} "
+            f"processes, but the launcher has started {size}. Call `PartialState(cpu=True)` on the CPU, or do not set "
+            "`use_configured_state`."
+        )
+
+
 def choose_device(args: TrainingArguments) -> torch.device:
-    """Return the device that ``use_cpu``, the local rank and this machine decide."""
+    """Return the device that ``use_cpu``, a configured state, the local rank and this machine decide."""
     import torch
 
-    if wants_cpu(args.use_cpu):
+    state = accelerate_state.configured_state() if uses_configured_state(args) else None
+    if wants_cpu(args.use_cpu) or (state is not None and state.device.type == "cpu"):
         return torch.device("cpu")
     if cuda_is_available():
         return torch.device("cuda", gpu_index(args.local_process_index))

@@ -309,6 +309,7 @@ class TrainingArguments:
             allow_tf32(self)
             self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
             prepare_loading(self)
+        process_facts.share_early(self)
 
     # ---- device and processes ----
 
@@ -320,6 +321,11 @@ class TrainingArguments:
     @cached_property
     def _setup_devices(self) -> "torch.device":
         return process_facts.set_up_device(self)
+
+    @property
+    def distributed_state(self) -> Any:
+        """Accelerate's ``PartialState`` of this process; without accelerate an object with the same members."""
+        return process_facts.distributed_state(self)
 
     def choose_device_again(self) -> None:
         """Clear the cached device: a newly started process may have another one."""

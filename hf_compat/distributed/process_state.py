@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hf_compat.distributed import collectives
+from hf_compat.distributed import collectives, processes
+from hf_compat.distributed.devices import is_yes
 from hf_compat.distributed.launch import Launch
 
 if TYPE_CHECKING:
@@ -52,6 +54,27 @@ class ProcessState:
         self.local_process_index = launch.local_rank
         self.deepspeed_plugin = deepspeed_plugin
         self._is_fsdp = is_fsdp
+
+    def __repr__(self) -> str:
+        facts = (
+            f"Distributed environment: {self.distributed_type}",
+            f"Backend: {self.backend}",
+            f"Processes: {self.num_processes}",
+            f"Rank: {self.process_index}, {self.local_process_index} on its node",
+            f"Device: {self.device}",
+        )
+        return "\n".join(facts)
+
+    @property
+    def backend(self) -> str | None:
+        """The backend of the process group; None without one."""
+        group = processes.process_group()
+        return None if group is None else str(group.get_backend())
+
+    @property
+    def debug(self) -> bool:
+        """Whether accelerate checks shapes before it communicates, by ``ACCELERATE_DEBUG_MODE``."""
+        return is_yes(os.environ.get("ACCELERATE_DEBUG_MODE", ""))
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -100,19 +123,51 @@ class ProcessState:
 
     def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` on rank 0, else a function that does nothing."""
-        return _only_if(self.is_main_process, function)
+        return self._only_if(self.is_main_process, function)
 
     def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` on local rank 0, else a function that does nothing."""
-        return _only_if(self.is_local_main_process, function)
+        return self._only_if(self.is_local_main_process, function)
 
     def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``function`` on the last rank, else a function that does nothing."""
-        return _only_if(self.is_last_process, function)
+        return self._only_if(self.is_last_process, function)
 
-    def on_process(self, function: Callable[..., Any], process_index: int) -> Callable[..., Any]:
-        """Return ``function`` on rank ``process_index``, else a function that does nothing."""
-        return _only_if(self.process_index == process_index, function)
+    def on_process(
+        self, function: Callable[..., Any] | None = None, process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Return ``function`` on rank ``process_index``, else a function that does nothing; without it, a decorator."""
+        if function is None:
+            return functools.partial(self.on_process, process_index=process_index)
+        return self._only_if(self.process_index == process_index, function)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Callable[..., Any]:
+        """Return ``function`` on local rank ``local_process_index``, as :meth:`on_process` does."""
+        if function is None:
+            return functools.partial(self.on_local_process, local_process_index=local_process_index)
+        return self._only_if(self.local_process_index == local_process_index, function)
+
+    def _only_if(self, condition: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function`` if ``condition``, and in a single process; else a function that does nothing."""
+        if condition or not self.use_distributed:
+            return function
+
+        @functools.wraps(function)
+        def nothing(*_: Any, **__: Any) -> None:
+            return None
+
+        return nothing
+
+    def print(self, *values: Any, **kwargs: Any) -> None:
+        """Print once on each node."""
+        if self.is_local_main_process:
+            print(*values, **kwargs)  # noqa: T201 - this is accelerate's print
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Destroy the process group, or ``group`` alone."""
+        processes.leave_processes(group)
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
@@ -164,11 +219,3 @@ def _first_then_others(is_first: bool) -> Iterator[None]:
     finally:
         if is_first:
             collectives.barrier()
-
-
-def _only_if(condition: bool, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
-    return function if condition else nothing

@@ -32,11 +32,11 @@ def process_group() -> Any | None:
     return torch.distributed
 
 
-def leave_processes() -> None:
-    """Destroy the process group, if there is one."""
-    group = process_group()
-    if group is not None:
-        group.destroy_process_group()
+def leave_processes(group: Any = None) -> None:
+    """Destroy the process group, if there is one; or ``group`` alone."""
+    joined = process_group()
+    if joined is not None:
+        joined.destroy_process_group(group)
 
 
 def let_operations_end() -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.optim import Optimizer
+
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.run.host import RunHost
 
-__all__ = ["RunOptimization"]
+__all__ = ["RunOptimization", "drop_optimizer"]
 
 
 class RunOptimization:
@@ -29,7 +30,7 @@ class RunOptimization:
 
     def create_optimizer(self) -> Optimizer:
         """Create and return a new optimizer; that of an earlier run belongs to its engine."""
-        self._host.optimizer = self._host.lr_scheduler = None
+        drop_optimizer(self._host)
         self._host.create_optimizer()
         return self._host.optimizer  # type: ignore[no-any-return]
 
@@ -47,4 +48,22 @@ class RunOptimization:
             host.create_scheduler(num_training_steps=self.num_training_steps)
         else:
             host.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
+        _show_inner(host.optimizer)
         return host.optimizer, host.lr_scheduler
+
+
+def _show_inner(optimizer: Any) -> None:
+    """Let scripts read ``trainer.optimizer.optimizer``, which is upstream's way from its wrapper to the optimizer.
+
+    Here there is no wrapper, so that it is the optimizer itself; one that wraps another keeps what it shows. None of
+    torch's state dicts, copies and pickles contains the attribute.
+    """
+    if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "optimizer"):
+        optimizer.optimizer = optimizer  # type: ignore[attr-defined]
+
+
+def drop_optimizer(host: RunHost) -> None:
+    """Set optimizer and schedule of ``host`` to None, so that the state of the optimizer is freed at once."""
+    if host.optimizer is not None and vars(host.optimizer).get("optimizer") is host.optimizer:
+        del host.optimizer.optimizer
+    host.optimizer = host.lr_scheduler = None

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hf_compat.accelerator import Accelerator
+from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
+from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
+from hf_compat.distributed.accelerate_state import share_run
+from hf_compat.distributed.run_state import Compilation
 from hf_compat.engine.keywords import split_callbacks
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
+from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError
 from hf_compat.log_files import write_log_file
@@ -61,16 +66,22 @@ def set_log_level(args: TrainingArguments) -> None:
 
 
 def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
-    """Return the Trainer's ``accelerator``, which reads ``runtime``."""
-    return Accelerator(
+    """Return the Trainer's ``accelerator``, which reads ``runtime``; accelerate's own state becomes the same."""
+    precision = forward_precision(runtime.precision)
+    backend = args.torch_compile_backend or "inductor"
+    accelerator = Accelerator(
         args.device,
         args.launch,
         args.accelerator_config,
         args.data_seed,
         deepspeed_plugin=args.deepspeed_plugin,
-        is_fsdp=runtime.placement.fsdp is not None,
+        fsdp_plugin=fsdp_plugin(runtime.placement.fsdp, precision, args.device),
+        parallelism_config=parallelism_config(args),
+        compilation=Compilation(backend, args.torch_compile_mode) if args.torch_compile else None,
         runtime=runtime,
     )
+    share_run(accelerator.state, configured=uses_configured_state(args))
+    return accelerator
 
 
 def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:

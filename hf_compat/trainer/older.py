@@ -12,8 +12,9 @@ from typing import Any
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
+from hf_compat.errors import NotSupportedError
 
-__all__ = ["count_tokens", "resume_argument", "sorted_checkpoints"]
+__all__ = ["count_tokens", "resume_argument", "save_on_tpu", "sorted_checkpoints"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,15 @@ def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool |
     if kwargs:
         raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
     return resume_from_checkpoint
+
+
+def save_on_tpu(self: object, output_dir: str | None = None) -> None:
+    """Raise: upstream saves the model on a TPU; an override is called there alone, so it may stay.
+
+    Raises:
+        NotSupportedError: Always.
+    """
+    raise NotSupportedError("`Trainer._save_tpu`: TPUs are not supported. Call `save_model`.")
 
 
 def count_tokens(loader: Iterable[Mapping[str, Any]], max_steps: int | None) -> int:

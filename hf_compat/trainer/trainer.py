@@ -993,6 +993,8 @@ class Trainer:
         """Return the number of tokens in one pass over ``train_dl``, or in ``max_steps`` times its first batch."""
         return older.count_tokens(train_dl, max_steps)
 
+    _save_tpu = older.save_on_tpu
+
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Return ``tensors`` gathered over all ranks; None for None."""
         return None if tensors is None else self.accelerator.gather(tensors)

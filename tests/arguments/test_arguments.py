@@ -194,7 +194,7 @@ ONE_OF_EACH = {
     "report_to": (["wandbee"], "_trackers"),
     "optim": ("adam", "_enums"),
     "lr_scheduler_kwargs": ("{x}", "_dicts"),
-    "accelerator_config": ({"use_configured_state": True}, "_accelerator_config"),
+    "accelerator_config": ({"gradient_accumulation_kwargs": {"x": 1}}, "_accelerator_config"),
     "deepspeed": ("ds.json", "deepspeed_problems"),
     "tpu_num_cores": (8, "unsupported_problems"),
     "learning_rate": ("fast", "_numbers"),

@@ -29,6 +29,7 @@ API = json.loads((FACTS_FOLDER / "trainer_api.json").read_text())
 METHODS = API["methods"]
 
 CALLED_BY_USERS = {
+    "_save_tpu",
     "add_callback",
     "end",
     "get_learning_rates",

@@ -16,7 +16,9 @@ from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems
 from hf_compat.arguments.precision import PRECISION_VARIABLE
+from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.distributed.accelerate_state import configured_state
 from hf_compat.distributed.devices import (
     cuda_is_available,
     gpu_lacks_bf16,
@@ -193,9 +195,12 @@ def _loaders(args: TrainingArguments, semantics: Semantics) -> Problems:
 def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Problems:
     """Check ``accelerator_config``."""
     config = args.accelerator_config
-    if config.use_configured_state:
-        text = "use_configured_state=True is not supported, as accelerate's state is not used; remove it."
-        yield Problem("accelerator_config", config, text, unsupported=True)
+    if uses_configured_state(args) and configured_state() is None:
+        text = (
+            "use_configured_state=True needs a state that is set up before the arguments, by accelerate's "
+            "`PartialState()` or `Accelerator()`; do that, or remove it."
+        )
+        yield Problem("accelerator_config", config, text)
     accumulation = config.gradient_accumulation_kwargs or {}
     unknown = sorted(set(accumulation) - _ACCUMULATION_KEYS)
     if unknown:

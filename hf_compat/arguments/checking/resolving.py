@@ -161,8 +161,6 @@ def _as_accelerator_config(given: Any) -> AcceleratorConfig:
         return given
     if isinstance(given, str | Path):
         return AcceleratorConfig.from_json_file(given)
-    if isinstance(given, type):
-        raise TypeError("is a class, not an instance")
     # An AcceleratorConfig of transformers is converted through its ``to_dict``.
     return AcceleratorConfig(**(given.to_dict() if hasattr(given, "to_dict") else given))
 
@@ -170,6 +168,10 @@ def _as_accelerator_config(given: Any) -> AcceleratorConfig:
 def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Problems:
     given = args.accelerator_config
     args.accelerator_config = AcceleratorConfig()
+    if callable(given):
+        text = "a class or another callable is not supported; pass an instance, `AcceleratorConfig(...)`, or a dict."
+        yield Problem("accelerator_config", given, text, unsupported=True)
+        return
     try:
         args.accelerator_config = _as_accelerator_config(given)
     except ArgumentsError as error:

@@ -169,9 +169,9 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "gradient_checkpointing_kwargs", "alias", "activation_checkpointing_kwargs", also_in=("run/preparing.py",)
     ),
-    FieldRule("torch_compile", "plan", "run/preparing.py"),
-    FieldRule("torch_compile_backend", "plan", "run/preparing.py"),
-    FieldRule("torch_compile_mode", "plan", "run/preparing.py"),
+    FieldRule("torch_compile", "plan", "run/preparing.py", also_in=("trainer/construction.py",)),
+    FieldRule("torch_compile_backend", "plan", "run/preparing.py", also_in=("trainer/construction.py",)),
+    FieldRule("torch_compile_mode", "plan", "run/preparing.py", also_in=("trainer/construction.py",)),
     FieldRule("use_liger_kernel", "plan", "run/preparing.py", also_in=("trainer/evaluation.py", "trainer/trainer.py")),
     FieldRule("liger_kernel_config", "plan", "run/preparing.py", also_in=("trainer/trainer.py",)),
     FieldRule("use_cache", "plan", "trainer/trainer.py"),
@@ -277,7 +277,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer/construction.py",
         also_in=("engine/strategies/fsdp/limits.py", "engine/strategies/kinds.py"),
     ),
-    FieldRule("parallelism_config", "plan", "arguments/parallelism.py", also_in=("engine/strategies/choice.py",)),
+    FieldRule(
+        "parallelism_config",
+        "plan",
+        "arguments/parallelism.py",
+        also_in=("accelerator/plugins.py", "engine/strategies/choice.py"),
+    ),
     FieldRule("dataloader_drop_last", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_num_workers", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_pin_memory", "plan", "trainer/loaders.py"),

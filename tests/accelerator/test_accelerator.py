@@ -5,6 +5,7 @@ import torch
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.accelerator import Accelerator
+from hf_compat.accelerator.plugins import FsdpVersion
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
@@ -89,10 +90,10 @@ def test_settings_of_the_loaders_are_readable(tmp_path):
 
 DISTRIBUTED_TYPES = {
     "one process": (1, "cpu", {}, "NO"),
-    "one process, sharded over itself": (1, "cuda", {"is_fsdp": True}, "NO"),
+    "one process, sharded over itself": (1, "cuda", {"fsdp": 1}, "NO"),
     "several on the CPU": (2, "cpu", {}, "MULTI_CPU"),
     "several GPUs": (2, "cuda", {}, "MULTI_GPU"),
-    "FSDP": (2, "cuda", {"is_fsdp": True}, "FSDP"),
+    "FSDP": (2, "cuda", {"fsdp": 2}, "FSDP"),
     "DeepSpeed, one process": (1, "cpu", {"deepspeed": 2}, "DEEPSPEED"),
     "DeepSpeed, several": (2, "cuda", {"deepspeed": 3}, "DEEPSPEED"),
 }
@@ -111,9 +112,10 @@ def test_kinds_of_processes_have_accelerates_names(case):
         Launch(world_size=size, local_world_size=size),
         AcceleratorConfig(),
         deepspeed_plugin=plugin,
-        is_fsdp=asked.get("is_fsdp", False),
+        fsdp_plugin=FsdpVersion(asked["fsdp"]) if "fsdp" in asked else None,
     )
     theirs = pytest.importorskip("accelerate").DistributedType[name]
     assert accelerator.distributed_type == accelerator.state.distributed_type == theirs
     assert accelerator.state.deepspeed_plugin is accelerator.deepspeed_plugin is plugin
     assert getattr(accelerator.state.deepspeed_plugin, "zero_stage", None) == stage
+    assert accelerator.is_fsdp2 == accelerator.state.is_fsdp2 == (name == "FSDP")

@@ -1,0 +1,614 @@
+"""``Accelerator``: the members of accelerate's, on a Lightning run."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from hf_compat.accelerator import files, preparing
+from hf_compat.accelerator.gradients import GradientState
+from hf_compat.accelerator.optimizers import PreparedOptimizer, PreparedSchedule
+from hf_compat.accelerator.refused import NoHandler, refused_member
+from hf_compat.accelerator.settings import LoaderSettings, ProjectSettings
+from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+from hf_compat.data.loader import PreparedDataLoader
+from hf_compat.data.preparing import DataParallelLayout, prepare_dataloader
+from hf_compat.data.skipping import skip_batches
+from hf_compat.distributed import collectives
+from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.process_state import DistributedType, ProcessState
+from hf_compat.distributed.run_state import Compilation, RunState
+from hf_compat.engine.precision import ForwardMixedPrecision, forward_precision
+from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.one_device import OneDeviceStrategy
+from hf_compat.errors import NotSupportedError
+from hf_compat.nested import Nested
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
+    from hf_compat.engine.module import HFModule
+    from hf_compat.engine.runtime import Runtime
+
+
+__all__ = ["Accelerator"]
+
+
+class _LoaderSetting:
+    """A setting of ``dataloader_config`` as an attribute of the accelerator."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, accelerator: Accelerator | None, owner: type) -> Any:
+        return self if accelerator is None else getattr(accelerator.dataloader_config, self._name)
+
+    def __set__(self, accelerator: Accelerator, value: Any) -> None:
+        setattr(accelerator.dataloader_config, self._name, value)
+
+
+class Accelerator(ProcessState):
+    """The process and its run, by accelerate's names.
+
+    Every documented member of accelerate's ``Accelerator`` is there, or is an error that says what to use instead
+    (``hf_compat.accelerator.refused``).
+
+    Args:
+        device: Device of the model.
+        launch: Rank and world size.
+        config: How loaders are sharded over the ranks; its settings are attributes too.
+        data_seed: Seed of the order of samples. Default: torch's initial seed.
+        deepspeed_plugin: The DeepSpeed plugin; None without DeepSpeed.
+        fsdp_plugin: accelerate's FSDP plugin, or what stands for it; None without FSDP.
+        parallelism_config: accelerate's ``ParallelismConfig``; None without one.
+        compilation: How ``prepare_model`` compiles models; None: not at all.
+        runtime: The Trainer's runtime. Default: a single device, or DDP.
+
+    Attributes:
+        data_parallel_size: Number of ranks that see different batches.
+        data_parallel_rank: Data-parallel rank of this process.
+        state: Device, ranks, precision and plugins.
+        dataloader_config: How loaders are prepared; changes apply to those prepared later.
+        gradient_state: Whether the current backward pass ends an update step, and the current loader.
+        trackers: Trackers of accelerate's that ``log`` and ``end_training`` call; empty, a script may add its own.
+    """
+
+    device_placement = True
+    step_scheduler_with_optimizer = True
+    fp8_enabled = False
+    has_fp8_handler = False
+    delayed_fp8_autocast = False
+    fp8_backend = "NO"
+    ao_recipe_handler = NoHandler()
+    ddp_handler = NoHandler()
+    fp8_recipe_handler = NoHandler()
+    init_handler = NoHandler()
+    msamp_recipe_handler = NoHandler()
+    scaler_handler = NoHandler()
+    te_recipe_handler = NoHandler()
+    autocast_handler: Any = None
+    """accelerate's ``AutocastKwargs`` for :meth:`autocast` and :meth:`prepare_model`; None for its defaults."""
+    profile_handler: Any = None
+    """accelerate's ``ProfileKwargs`` for :meth:`profile`; None for torch's defaults."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        launch: Launch,
+        config: AcceleratorConfig,
+        data_seed: int | None = None,
+        *,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
+        fsdp_plugin: Any = None,
+        parallelism_config: Any = None,
+        compilation: Compilation | None = None,
+        runtime: Runtime | None = None,
+    ) -> None:
+        super().__init__(device, launch, deepspeed_plugin, fsdp_plugin is not None)
+        self.state = RunState(
+            device,
+            launch,
+            "no" if runtime is None else forward_precision(runtime.precision),
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            parallelism_config=parallelism_config,
+            compilation=compilation,
+        )
+        placement = None if runtime is None else runtime.placement
+        self.data_parallel_size = launch.world_size if placement is None else placement.data_parallel_size
+        self.data_parallel_rank = launch.rank if placement is None else placement.data_parallel_rank
+        self._data_parallel_group = None if placement is None else placement.data_parallel_group
+        self.dataloader_config = LoaderSettings.of(config, data_seed)
+        self.project_configuration = ProjectSettings()
+        self._runtime = runtime
+        self._plain_strategy: ModelStrategy = OneDeviceStrategy(device)
+        settings = config.gradient_accumulation_kwargs or {}
+        self.gradient_state = GradientState(runtime, self._plain_strategy, settings)
+        self.rng_types = ["generator"]
+        self.log_with: list[Any] = []
+        self.trackers: list[Any] = []
+        self.step = 0
+        self.flag_tensor: Tensor | None = None
+        self._optimizers: list[PreparedOptimizer] = []
+
+    def __getattr__(self, name: str) -> Any:
+        raise refused_member(name)
+
+    # ---- facts ----
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision of the forward pass: ``"no"``, ``"bf16"`` or ``"fp16"``."""
+        return self.state.mixed_precision
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there are several ranks with a GPU each, and neither FSDP nor DeepSpeed."""
+        return self.distributed_type == DistributedType.MULTI_GPU
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether FSDP version 2 shards the model."""
+        return self.state.is_fsdp2
+
+    @property
+    def is_composable_parallelism_enabled(self) -> bool:
+        """The same, by accelerate's other name."""
+        return self.is_fsdp2
+
+    @property
+    def parallelism_config(self) -> Any:
+        """Accelerate's ``ParallelismConfig``; None without one."""
+        return self.state.parallelism_config
+
+    @property
+    def torch_device_mesh(self) -> Any:
+        """None, as in accelerate without a ``ParallelismConfig``.
+
+        Raises:
+            NotSupportedError: Under tensor parallelism, whose mesh has Lightning's names of dimensions.
+        """
+        if self.parallelism_config is None:
+            return None
+        raise NotSupportedError(
+            "`accelerator.torch_device_mesh` is not supported under tensor parallelism: read `device_mesh` of "
+            "`trainer.lightning_trainer.strategy`, with the dimensions 'data_parallel' and 'tensor_parallel'."
+        )
+
+    @property
+    def data_parallel_shard_rank(self) -> int:
+        """Data-parallel rank of this process, by accelerate's other name."""
+        return self.data_parallel_rank
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Rank of this process among those that see the same batches."""
+        return self.process_index % (self.num_processes // self.data_parallel_size)
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process writes files of a model that is not sharded."""
+        return self.parallelism_config is not None or self.is_local_main_process
+
+    split_batches = _LoaderSetting()
+    dispatch_batches = _LoaderSetting()
+    even_batches = _LoaderSetting()
+    use_seedable_sampler = _LoaderSetting()
+    non_blocking = _LoaderSetting()
+    use_stateful_dataloader = _LoaderSetting()
+
+    @property
+    def project_dir(self) -> str | None:
+        """None: the Trainer writes to ``output_dir``."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """None: the Trainer's loggers have a folder of their own."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """0: the Trainer numbers its checkpoints by the update step."""
+        return self.project_configuration.iteration
+
+    # ---- the current run ----
+
+    @property
+    def strategy(self) -> ModelStrategy:
+        """The strategy of the current or last run."""
+        return self._plain_strategy if self._runtime is None else self._runtime.strategy
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current backward pass ends an update step."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.gradient_state.sync_gradients = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """1, as in transformers, whose Trainer accumulates gradients itself."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = value
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last optimizer step was skipped, because of an infinite gradient."""
+        own = any(optimizer.step_was_skipped for optimizer in self._optimizers)
+        return own or (self._runtime is not None and self._runtime.step_was_skipped)
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The gradient scaler of the current run, None without fp16."""
+        return None if self._runtime is None else self._runtime.scaler
+
+    @property
+    def has_lomo_optimizer(self) -> bool:
+        """Whether the run's optimizer updates parameters in the backward pass."""
+        return _fused_backward(self._module) is not None
+
+    @property
+    def _module(self) -> HFModule | None:
+        """The module of the current fit, None outside one."""
+        return self._runtime.module if self._runtime is not None and self._runtime.trains else None
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Run the backward pass of ``loss``, scaled with fp16.
+
+        With a ``learning_rate``, an optimizer that updates parameters in the backward pass runs it with that rate.
+        """
+        kwargs.pop("scale_wrt_gas", None)
+        learning_rate = kwargs.pop("learning_rate", None)
+        module = self._module
+        fused = None if learning_rate is None or self.scaler is not None else _fused_backward(module)
+        if fused is not None:
+            fused(loss, learning_rate)
+        elif module is None:
+            torch.autograd.backward(loss, **kwargs)
+        else:
+            module.manual_backward(loss, **kwargs)
+
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
+        return self.strategy.clip_grad_norm(parameters, max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
+        """Clip each gradient of ``parameters`` to between ``-clip_value`` and ``clip_value``."""
+        self.unscale_gradients()
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def unscale_gradients(self, optimizer: Optimizer | Iterable[Optimizer] | None = None) -> None:
+        """Unscale the gradients of ``optimizer`` with fp16, by default those of optimizers that were prepared."""
+        if self.scaler is None:
+            return
+        given = self._optimizers if optimizer is None else optimizer
+        for item in [given] if isinstance(given, Optimizer) else given:
+            self.scaler.unscale_(item.optimizer if isinstance(item, PreparedOptimizer) else item)
+
+    def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
+        """Run the backward pass of ``loss`` in which LOMO updates the parameters with ``learning_rate``."""
+        self.backward(loss, learning_rate=learning_rate)
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        """Context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
+        with self.strategy.accumulating(model, ends_update=self.sync_gradients, syncs=False):
+            yield
+
+    @staticmethod
+    @contextmanager
+    def trigger_sync_in_backward(model: nn.Module) -> Iterator[None]:
+        """Context in which a backward pass synchronises gradients, though its forward pass ran under ``no_sync``."""
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        before = model.require_backward_grad_sync, model.require_forward_param_sync
+        model.require_backward_grad_sync = model.require_forward_param_sync = True
+        model.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync, model.require_forward_param_sync = before
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Do nothing: the Trainer accumulates gradients, so that for accelerate every batch ends an update step."""
+        self.sync_gradients = True
+        yield
+
+    # ---- collectives over the data-parallel ranks ----
+
+    def gather(self, tensors: Nested) -> Any:
+        """Return ``tensors`` of all data-parallel ranks, concatenated along dim 0; shapes are equal on all ranks."""
+        return collectives.gather(tensors, self._data_parallel_group)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Return ``input_data`` of all data-parallel ranks; of the last batch without duplicated samples.
+
+        Args:
+            input_data: Tensors, however nested, or a list of other objects.
+            use_gather_object: Gather tensors as a list of objects too, if shapes differ.
+
+        References:
+            As in accelerate, duplicates are kept for a dataset without length and for tensors without dimensions.
+        """
+        by_object = use_gather_object or not collectives.has_only_tensors(input_data)
+        gather = collectives.gather_objects if by_object else collectives.gather
+        data = gather(input_data, self._data_parallel_group)
+        loader = None if self._runtime is None else self._runtime.loaders.current
+        remainder = getattr(loader, "remainder", -1)
+        if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
+            return data
+        try:
+            if by_object:
+                return data[:remainder]
+            return collectives.map_tensors(lambda tensor: tensor[:remainder], data)
+        except (IndexError, TypeError):
+            return data
+
+    def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Return ``tensor`` padded along ``dim`` to the maximum over the data-parallel ranks."""
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, self._data_parallel_group)
+
+    def reduce(self, tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return ``tensor`` reduced over the data-parallel ranks.
+
+        Args:
+            tensor: Tensors, however nested, of equal shapes on all ranks.
+            reduction: ``"sum"``, ``"mean"`` or ``"max"``.
+            scale: Has no effect; in accelerate only on TPUs.
+        """
+        return collectives.reduce(tensor, reduction, self._data_parallel_group)
+
+    def broadcast(self, tensor: Nested, from_process: int = 0) -> Any:
+        """Return ``tensor`` of rank ``from_process``."""
+        return collectives.broadcast(tensor, from_process)
+
+    def set_trigger(self) -> None:
+        """Set this rank's flag, which :meth:`check_trigger` looks for."""
+        self.flag_tensor = torch.tensor(1, device=self.device)
+
+    def check_trigger(self) -> bool:
+        """Return whether any rank has set its flag, and clear all flags; every rank has to call it."""
+        flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
+        found = bool(self.reduce(flag) >= 1)
+        self.flag_tensor = torch.tensor(0, device=self.device)
+        return found
+
+    # ---- models, loaders, optimizers ----
+
+    def prepare(self, *objects: Any, device_placement: Iterable[bool | None] | None = None, **_: Any) -> Any:
+        """Return ``objects`` prepared for the run.
+
+        Loaders yield this rank's batches; models are moved, run under autocast and are wrapped; optimizers and
+        schedules step where an update step ends.
+
+        Args:
+            *objects: Loaders, models, optimizers and schedules; anything else is returned as it is.
+            device_placement: For each object whether it is moved. Default: it is.
+        """
+        moved = [None] * len(objects) if device_placement is None else list(device_placement)
+        pairs = list(zip(objects, moved, strict=True))
+        # A schedule asks its optimizer, so optimizers come first.
+        first = [None if _is_schedule(item) else self._prepare_one(item, moves) for item, moves in pairs]
+        prepared = tuple(
+            self.prepare_scheduler(item) if _is_schedule(item) else done
+            for item, done in zip(objects, first, strict=True)
+        )
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def _prepare_one(self, item: object, moves: bool | None) -> object:
+        if isinstance(item, DataLoader):
+            return self.prepare_data_loader(item, moves)
+        if isinstance(item, nn.Module):
+            return self.prepare_model(item, moves)
+        return self.prepare_optimizer(item, moves) if isinstance(item, Optimizer) else item
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader[Any], device_placement: bool | None = None, slice_fn_for_dispatch: object = None
+    ) -> PreparedDataLoader:
+        """Return a loader of this rank's batches, shuffled by seed and epoch, as ``dataloader_config`` says."""
+        if slice_fn_for_dispatch is not None:
+            raise NotSupportedError("`slice_fn_for_dispatch` is not supported: give batches of tensors, or remove it.")
+        config = self.dataloader_config
+        layout = DataParallelLayout(
+            size=self.data_parallel_size,
+            rank=self.data_parallel_rank,
+            split_batches=config.split_batches,
+            even_batches=config.even_batches,
+            dispatch_batches=config.dispatch_batches,
+        )
+        return prepare_dataloader(
+            data_loader,
+            device=None if device_placement is False else self.device,
+            data_seed=config.data_seed,
+            use_seedable_sampler=config.use_seedable_sampler,
+            non_blocking=config.non_blocking,
+            layout=layout,
+        )
+
+    def skip_first_batches(self, dataloader: Iterable[Any], num_batches: int = 0) -> Iterable[Any]:
+        """Return a loader of the epoch that ``dataloader`` is at, from batch ``num_batches`` on."""
+        rest = skip_batches(dataloader, num_batches)
+        if isinstance(rest, PreparedDataLoader) and isinstance(dataloader, PreparedDataLoader):
+            rest.iteration = dataloader.iteration
+        return rest
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> PreparedOptimizer:
+        """Return ``optimizer`` so that it updates only where an update step ends."""
+        if isinstance(optimizer, PreparedOptimizer):
+            return optimizer
+        prepared = PreparedOptimizer(optimizer, self)
+        self._optimizers.append(prepared)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> PreparedSchedule:
+        """Return ``scheduler`` so that it steps only where an update step ends, once for each rank."""
+        if isinstance(scheduler, PreparedSchedule):
+            return scheduler
+        return PreparedSchedule(scheduler, self, self._optimizers)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Return ``model`` on the run's device, its forward pass under the run's autocast.
+
+        Args:
+            model: A model beside the run's own, such as a reference model.
+            device_placement: Whether it is moved to the device. Default: yes, but not under FSDP.
+            evaluation_mode: Whether it is not trained; a trainable one is wrapped in DDP if there are several
+                data-parallel ranks.
+
+        Raises:
+            ModelError: If its ``device_map`` has several devices and there are several ranks.
+        """
+        ddp = {"process_group": self._data_parallel_group}
+        return preparing.prepare_model(
+            model,
+            self.state,
+            autocast=self._autocast_of_forward,
+            moves=device_placement,
+            ddp=ddp if self.data_parallel_size > 1 and not evaluation_mode else None,
+        )
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Return whether a ``device_map`` has spread ``model`` over several devices."""
+        return preparing.is_spread(model)
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
+    ) -> nn.Module:
+        """Return the model without the wrappers of the strategy, of ``DataParallel`` and of ``torch.compile``.
+
+        Args:
+            model: The wrapped model.
+            keep_fp32_wrapper: Whether its forward pass stays under autocast.
+            keep_torch_compile: Whether a compiled model stays compiled.
+        """
+        return preparing.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return ``model``'s full state dict."""
+        return self.strategy.full_state_dict(self.unwrap_model(model)) if unwrap else model.state_dict()
+
+    def free_memory(self, *objects: Any) -> list[Any]:
+        """Return as many Nones as ``objects``; forget what was prepared, and free unused memory."""
+        self._optimizers, self.step = [], 0
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return [None for _ in objects]
+
+    clear = free_memory
+
+    # ---- precision ----
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether the forward pass runs under torch's autocast; DeepSpeed casts the model itself."""
+        return self._autocast_of_forward is not None
+
+    @property
+    def _autocast_of_forward(self) -> Callable[[], AbstractContextManager[Any]] | None:
+        """The autocast of the run's forward passes, with ``autocast_handler``; None without mixed precision."""
+        precision = None if self._runtime is None else self._runtime.precision
+        if not isinstance(precision, ForwardMixedPrecision):
+            return None
+        return functools.partial(preparing.autocast_with, self.autocast_handler, precision.autocast_context_manager)
+
+    @contextmanager
+    def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
+        """Context under the run's autocast, with mixed precision; else one without effect.
+
+        Args:
+            autocast_handler: accelerate's ``AutocastKwargs``, or an object with its ``enabled`` and ``cache_enabled``.
+        """
+        of_forward = self._autocast_of_forward
+        with nullcontext() if of_forward is None else preparing.autocast_with(autocast_handler, of_forward):
+            yield
+
+    # ---- logs, files, profiles ----
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: dict[str, Any] | None = None) -> None:
+        """Log ``values`` to each of ``trackers`` on rank 0; the Trainer's own logs go through its ``log``."""
+        if self.is_main_process:
+            for tracker in self.trackers:
+                tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
+
+    def end_training(self) -> None:
+        """Finish each of ``trackers``, and leave the process group."""
+        for tracker in self.trackers:
+            tracker.finish()
+        self.destroy_process_group()
+
+    def save(self, obj: object, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Save ``obj`` to the file ``f`` on rank 0; with ``safe_serialization`` a dict of tensors as safetensors."""
+        if self.is_main_process:
+            files.save_object(obj, f, safe_serialization=safe_serialization)
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Save the weights of ``model``, without its configuration, on rank 0; every rank has to call it."""
+        state_dict = self.get_state_dict(model)
+        if self.is_main_process:
+            files.save_shards(
+                state_dict, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
+            )
+
+    @contextmanager
+    def profile(self, profile_handler: Any = None) -> Iterator[torch.profiler.profile]:
+        """Profile the block by ``torch.profiler``.
+
+        Args:
+            profile_handler: accelerate's ``ProfileKwargs``. Default: the attribute of that name.
+        """
+        handler = profile_handler or self.profile_handler
+        profiler = torch.profiler.profile() if handler is None else handler.build()
+        with profiler:
+            yield profiler
+        folder = getattr(handler, "output_trace_dir", None)
+        if folder is not None:
+            os.makedirs(folder, exist_ok=True)
+            profiler.export_chrome_trace(os.path.join(folder, f"profile_{self.process_index}.json"))
+            self.wait_for_everyone()
+
+    @contextmanager
+    def maybe_context_parallel(
+        self, buffers: object = None, buffer_seq_dims: object = None, no_restore_buffers: object = None
+    ) -> Iterator[None]:
+        """Do nothing: there is no context parallelism."""
+        yield
+
+
+def _is_schedule(item: object) -> bool:
+    """Return whether ``item`` is a learning-rate schedule."""
+    return isinstance(item, LRScheduler | ReduceLROnPlateau)
+
+
+def _fused_backward(module: HFModule | None) -> Callable[[Tensor, float], None] | None:
+    """Return the backward pass of the run's optimizer, None if it has none."""
+    optimizer: Any = None if module is None else module.optimizers(use_pl_optimizer=False)
+    return getattr(optimizer, "fused_backward", None)

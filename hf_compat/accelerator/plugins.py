@@ -1,0 +1,99 @@
+"""What code beside the Trainer reads of a run's parallelism: accelerate's own plugins where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE
+from hf_compat.arguments.parallelism import read_parallelism
+
+if TYPE_CHECKING:
+    import torch
+
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.fsdp.settings import FsdpSettings
+
+__all__ = ["FsdpVersion", "fsdp_plugin", "parallelism_config"]
+
+_WRAPPINGS = {"transformer": "TRANSFORMER_BASED_WRAP", "size": "SIZE_BASED_WRAP", "none": "NO_WRAP"}
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpVersion:
+    """Stands for accelerate's FSDP plugin where accelerate is not installed."""
+
+    fsdp_version: int
+    """1 or 2."""
+
+
+def _accelerate(module: str) -> Any | None:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def fsdp_plugin(settings: FsdpSettings | None, mixed_precision: str, device: torch.device) -> Any:
+    """Return accelerate's FSDP plugin with ``settings``; None without FSDP.
+
+    Args:
+        settings: How FSDP shards the model; None without FSDP.
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
+        device: The device of this rank; torch synchronises the ranks' weights on GPUs only.
+    """
+    if settings is None:
+        return None
+    module = _accelerate("accelerate.utils")
+    if module is None:
+        return FsdpVersion(settings.version)
+    before = os.environ.get(LOADING_VARIABLE)
+    plugin = module.FullyShardedDataParallelPlugin(**_keywords(settings, on_cpu=device.type == "cpu"))
+    if before is None:  # the plugin sets it, though it is the arguments' to set
+        os.environ.pop(LOADING_VARIABLE, None)
+    else:
+        os.environ[LOADING_VARIABLE] = before
+    if mixed_precision != "no":
+        plugin.set_mixed_precision(mixed_precision)
+    return plugin
+
+
+def _keywords(settings: FsdpSettings, *, on_cpu: bool) -> dict[str, Any]:
+    shared = {
+        "fsdp_version": settings.version,
+        "auto_wrap_policy": _WRAPPINGS[settings.wrapping],
+        "transformer_cls_names_to_wrap": list(settings.layer_classes) or None,
+        "min_num_params": settings.min_num_params,
+        "cpu_offload": settings.cpu_offload,
+        "state_dict_type": f"{settings.state_dict_type.upper()}_STATE_DICT",
+        "activation_checkpointing": settings.activation_checkpointing,
+        "cpu_ram_efficient_loading": settings.cpu_ram_efficient_loading and not on_cpu,
+    }
+    if settings.version == 2:
+        return shared | {"reshard_after_forward": settings.reshards_after_forward}
+    return shared | {
+        "reshard_after_forward": settings.sharding.upper(),
+        "backward_prefetch": settings.backward_prefetch and settings.backward_prefetch.upper(),
+        "forward_prefetch": settings.forward_prefetch,
+        "limit_all_gathers": settings.limit_all_gathers,
+        "use_orig_params": settings.use_orig_params,
+        "sync_module_states": settings.sync_module_states and not on_cpu,
+    }
+
+
+def parallelism_config(args: TrainingArguments) -> Any:
+    """Return accelerate's ``ParallelismConfig`` of ``args`` or of the launcher; None without one.
+
+    Without accelerate, the sizes of tensor parallelism as they are.
+    """
+    given = args.parallelism_config
+    if given is not None and not isinstance(given, Mapping):
+        return given
+    sizes = read_parallelism(args)
+    if sizes is None:
+        return None
+    module = _accelerate("accelerate.parallelism_config")
+    return sizes if module is None else module.ParallelismConfig(tp_size=sizes.tensor, dp_shard_size=sizes.data)
