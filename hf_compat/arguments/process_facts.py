@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,15 @@ def set_up_device(args: TrainingArguments) -> torch.device:
 
 
 def share_early(args: TrainingArguments) -> None:
-    """Set up device and processes now if other code may use accelerate's state, as upstream's constructor does."""
-    if accelerate_state.is_imported():
+    """Set up device and processes now if other code may use accelerate's state, as upstream's constructor does.
+
+    Several processes wait for each other there, so that they have to know where: a launcher without these variables is
+    left to the first use of the device.
+    """
+    if not accelerate_state.is_imported():
+        return
+    launch = find_launch()
+    if launch.launcher in (None, BY_TRAINER, "the script") or {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         _ = args.device
 
 

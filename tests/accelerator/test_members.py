@@ -144,7 +144,7 @@ def test_unwrap_model_undoes_every_wrapper(tmp_path, ours, wrap):
     """A model in ``DataParallel`` or compiled, or both, is returned as it was; compiled if that is asked for."""
     accelerator, model = trainer_of(ours, tmp_path).accelerator, linear()
     assert accelerator.unwrap_model(wrap(model)) is model
-    assert accelerator.unwrap_model(compiled(wrap(model))) is model
+    assert accelerator.unwrap_model(compiled(nn.DataParallel(model))) is model
     kept = compiled(model)
     assert accelerator.unwrap_model(kept, keep_torch_compile=True) is kept
 

@@ -154,7 +154,6 @@ WRONG = {
     "optimizer": ({"optim": "adam"}, "`optim='adam'`.*'adamw_torch'"),
     "json": ({"lr_scheduler_kwargs": "{x}"}, "`lr_scheduler_kwargs='{x}'`: is not valid JSON"),
     "accelerator key": ({"accelerator_config": {"split": True}}, "`accelerator_config=.*split_batches"),
-    "accelerator class": ({"accelerator_config": AcceleratorConfig}, "`accelerator_config=.*a class"),
     "accelerator file": ({"accelerator_config": "none.json"}, "`accelerator_config='none.json'`"),
     "tokens": ({"include_num_input_tokens_seen": "some"}, "`include_num_input_tokens_seen='some'`"),
     "release": ({"semantics": "newest"}, "`semantics='newest'`"),

@@ -30,8 +30,9 @@ LAUNCHES = {
 
 
 @pytest.fixture(autouse=True)
-def no_state_is_left():
-    """Begin and end with an empty state."""
+def no_state_is_left(monkeypatch):
+    """Begin and end with an empty state, without the variable that transformers 4.57 leaves behind."""
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,5 +1,7 @@
 """A ``ClusterEnvironment`` among the user's plugins."""
 
+import sys
+
 import pytest
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
@@ -21,6 +23,7 @@ class Given(LaunchedEnvironment):
 @pytest.fixture
 def variables(monkeypatch):
     """Set variables of a launcher for the test; all of them are gone afterwards."""
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)  # the arguments would wait for the others
     names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name in names:
         monkeypatch.setenv(name, "")

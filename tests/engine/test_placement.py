@@ -161,6 +161,5 @@ def test_processes_that_never_come(monkeypatch):
     variables = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    args = arguments(ddp_timeout=1)
     with pytest.raises(TrainerSetupError, match=rf"Rank 1 of 2 \(torchrun\).*127.0.0.1:{port}.*gloo"):
-        _ = args.device
+        _ = arguments(ddp_timeout=1).device
