@@ -14,6 +14,7 @@ from hf_compat.checkpoint.background import BackgroundSaver
 from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.votes import give_up
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = ["begin", "failing_together", "wait_for"]
@@ -97,6 +98,7 @@ def failing_together(group: ProcessGroup | None = None) -> Iterator[None]:
         yield
     except Exception as error:
         if group is None and not publish.is_write_failure(error):
+            give_up(error)  # before the folder is deleted, in which the others write
             raise
         failure = error
     failures = collectives.gather_objects([None if failure is None else _described(failure)], group)

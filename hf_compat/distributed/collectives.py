@@ -1,7 +1,8 @@
 """Collective operations: barrier, gather, pad, reduce, broadcast. With a world size of 1 they do nothing.
 
 Values, shapes and errors are those of accelerate ``utils/operations.py``. Every rank must make the same calls in the
-same order.
+same order. Each begins with a vote where the ranks may have to give up together; see
+:mod:`hf_compat.distributed.votes`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
+from hf_compat.distributed.votes import vote
 from hf_compat.nested import map_nested
 
 __all__ = [
@@ -54,6 +56,12 @@ def get_rank() -> int:
     return distributed.get_rank() if _in_use() else 0
 
 
+def _vote(group: ProcessGroup | None) -> None:
+    """Vote before an operation of all ranks; one of a group may be a background thread's."""
+    if group is None:
+        vote()
+
+
 def map_tensors(change: Callable[[Tensor], Any], data: object) -> Any:
     """Return ``data`` with every tensor in it, at any depth, replaced by ``change(tensor)``.
 
@@ -84,6 +92,7 @@ def barrier() -> None:
     """Wait until all ranks have reached this call."""
     if get_world_size() > 1:
         on_gpu = distributed.get_backend() == "nccl"
+        vote()
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 
 
@@ -122,6 +131,7 @@ def gather(tensors: Nested, group: ProcessGroup | None = None) -> Nested:
 def _gather_one(tensor: Tensor, group: ProcessGroup | None) -> Tensor:
     mine = (tensor.clone()[None] if tensor.ndim == 0 else tensor).contiguous()
     parts = [torch.empty_like(mine) for _ in range(get_world_size(group))]
+    _vote(group)
     distributed.all_gather(parts, mine, group=group)
     return torch.cat(parts)
 
@@ -131,6 +141,7 @@ def gather_objects(items: list[Item], group: ProcessGroup | None = None) -> list
     if get_world_size(group) == 1:
         return items
     parts: list[Any] = [None] * get_world_size(group)
+    _vote(group)
     distributed.all_gather_object(parts, items, group=group)
     return [item for part in parts for item in part]
 
@@ -176,6 +187,7 @@ def reduce(tensors: Nested, reduction: str = "mean", group: ProcessGroup | None 
         result = tensor.clone()
         if get_world_size(group) > 1:
             operation = distributed.ReduceOp.MAX if reduction == "max" else distributed.ReduceOp.SUM
+            _vote(group)
             distributed.all_reduce(result, operation, group=group)
             if reduction == "mean":
                 result /= get_world_size(group)
@@ -190,6 +202,7 @@ def broadcast(tensors: Nested, from_process: int = 0) -> Nested:
 
     def send(tensor: Tensor) -> Tensor:
         tensor = tensor.contiguous()
+        vote()
         distributed.broadcast(tensor, src=from_process)
         return tensor
 
@@ -202,5 +215,6 @@ def broadcast_object(value: object, from_process: int = 0) -> Any:
     if get_world_size() == 1:
         return value
     holder = [value]
+    vote()
     distributed.broadcast_object_list(holder, src=from_process)
     return holder[0]

@@ -106,12 +106,16 @@ def main_first(rank: int, *, is_main: bool, desc: str) -> Iterator[None]:
     if group is None:
         yield
         return
+    from hf_compat.distributed.votes import vote  # it imports torch, as the group has
+
     if not is_main:
         _logger.debug("Rank %d waits for the main process: %s", rank, desc)
+        vote()
         group.barrier()
     try:
         yield
     finally:
         if is_main:
             _logger.debug("Rank %d is done, the other ranks continue: %s", rank, desc)
+            vote()
             group.barrier()

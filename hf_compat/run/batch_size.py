@@ -1,17 +1,21 @@
-"""``auto_find_batch_size``: a run that runs out of memory is restarted with a smaller batch size."""
+"""``auto_find_batch_size``: a run that runs out of memory is restarted with a smaller batch size, on all ranks."""
 
 from __future__ import annotations
 
 import gc
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
+from torch import nn
 
+from hf_compat.distributed.votes import attempt
+from hf_compat.engine.placement import Placement
 from hf_compat.errors import BatchSizeError
 
-__all__ = ["free_memory", "is_out_of_memory", "with_smaller_batches"]
+__all__ = ["batch_size_problems", "free_memory", "is_out_of_memory", "with_smaller_batches"]
 
 T = TypeVar("T")
 
@@ -29,6 +33,36 @@ _SIGNS = (
 """torch's out-of-memory messages: on CUDA, ROCm and XPU, on MPS, in cuDNN, on the CPU and on Gaudi."""
 
 
+def batch_size_problems(placement: Placement, model: nn.Module | None, *, syncs_norms: bool) -> list[str]:
+    """Return why ``auto_find_batch_size`` is not supported on several ranks, one message each.
+
+    Args:
+        placement: Where the run takes place.
+        model: The model; None if ``model_init`` has not been called yet.
+        syncs_norms: Whether Lightning makes ``SyncBatchNorm`` layers of the model's.
+    """
+    field, problems = "`auto_find_batch_size=True` is not supported", []
+    size = "Set a `per_device_train_batch_size` that fits"
+    if placement.facts.shards_model and not placement.facts.has_engine:
+        problems.append(
+            f"{field} with FSDP or tensor parallelism on several ranks: they wait for each other in every layer, also "
+            f"for one that has run out of memory. {size}."
+        )
+    if placement.hooks.get("ddp_comm_hook") is not None or placement.hooks.get("ddp_comm_state") is not None:
+        problems.append(
+            f"{field} with a communication hook in `lightning={{'strategy': ...}}`: it needs its own. Remove the hook, "
+            f"or {size[0].lower()}{size[1:]}."
+        )
+    has_norms = model is not None and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    if syncs_norms or has_norms:
+        named = "sync_batchnorm=True" if syncs_norms else "SyncBatchNorm"
+        problems.append(
+            f"{field} with `{named}` on several ranks: they wait for each other in it, also for one that has run "
+            f"out of memory. {size}."
+        )
+    return problems
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether ``error`` is an out-of-memory error.
 
@@ -38,35 +72,57 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and len(error.args) == 1 and any(sign in str(error) for sign in _SIGNS)
 
 
-def with_smaller_batches(run: Callable[..., T], batch_size: int) -> T:
-    """Return ``run(batch_size)`` for the first size, from ``batch_size`` down, that fits into memory.
+def with_smaller_batches(
+    run: Callable[..., T],
+    batch_size: int,
+    *,
+    share: Callable[[], None] = lambda: None,
+    timeout: timedelta | None = None,
+) -> T:
+    """Return ``run(batch_size)`` for the first size, from ``batch_size`` down, that fits into memory on all ranks.
 
-    Each size is 0.9 times the previous one, rounded down, as in accelerate since 1.9.
+    Each size is 0.9 times the previous one, rounded down, as in accelerate since 1.9. Every rank has to call it; when
+    one of them runs out of memory, all begin again with the next size.
 
     Args:
         run: Trains from the beginning at each call, with the weights and optimizer of the previous call.
-        batch_size: The first per-device batch size.
+        batch_size: The first per-device batch size, the same on all ranks.
+        share: Makes what the next call begins with the same on all ranks, wherever each of them was.
+        timeout: Timeout of a vote.
 
     Raises:
-        BatchSizeError: If even one sample does not fit into memory.
+        BatchSizeError: On every rank, if even one sample does not fit into memory.
     """
     size = batch_size
-    failure: RuntimeError | None = None
+    failure: BaseException | None = None
     while size > 0:
         free_memory()
-        try:
-            return run(size)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            # Without its traceback, whose frames reference the batch and the activations.
-            failure = error.with_traceback(None)
+        if failure is not None:
+            share()
+        with attempt(is_out_of_memory, timeout) as current:
+            try:
+                result = run(size)
+                current.vote()  # the others may still be at it
+                return result
+            except Exception as error:
+                if not current.ends_by(error):
+                    raise
+                failure = _without_frames(error)
         logger.warning("Out of memory with a batch size of %s; training restarts with a smaller one.", size)
         size = int(size * _SHRINK_FACTOR)
     raise BatchSizeError(
         f"`auto_find_batch_size=True`: no executable batch size found from {batch_size} down to 1. Use a smaller model "
         "or shorter samples, or set `gradient_checkpointing=True`."
     ) from failure
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return ``error`` without tracebacks, whose frames reference the batch and the activations."""
+    linked: BaseException | None = error
+    while linked is not None:
+        linked.__traceback__ = None
+        linked = linked.__context__
+    return error
 
 
 def free_memory() -> None:

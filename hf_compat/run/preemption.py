@@ -15,24 +15,19 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
-import torch
-from torch import distributed
-
+from hf_compat.distributed.votes import max_over_ranks, vote
 from hf_compat.engine.callbacks import RunCallback
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from torch.distributed import ProcessGroup
 
     from hf_compat.run.host import RunHost
     from hf_compat.run.saving import CheckpointSaving
 
-__all__ = ["Preemption", "SignalWatch", "exit_status", "max_over_ranks", "requeue"]
+__all__ = ["Preemption", "SignalWatch", "exit_status", "requeue"]
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +127,7 @@ class Preemption(RunCallback):
             SystemExit: With status 128 + signal, 143 for SIGTERM.
         """
         host = self._host
+        vote()
         signum = max_over_ranks(self._watch.received, host.args.ddp_timeout_delta)
         if not signum or host.control.should_training_stop:
             return
@@ -144,38 +140,6 @@ class Preemption(RunCallback):
             requeue()
         host.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
         raise SystemExit(exit_status(signum))
-
-
-def max_over_ranks(signum: int, timeout: timedelta | None = None) -> int:
-    """Return the maximum of ``signum`` over all ranks; every rank has to call it.
-
-    It is one all-reduce of four bytes between CPUs, some 0.1 ms on one machine, without synchronising devices.
-
-    Args:
-        signum: The signal that this rank has received, 0 for none.
-        timeout: Timeout of the all-reduce. Default: torch's for the backend.
-
-    Raises:
-        RuntimeError: If another rank has exited, or does not call it in time.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return signum
-    vote = torch.tensor([signum], dtype=torch.int32)
-    distributed.all_reduce(vote, op=distributed.ReduceOp.MAX, group=_cpu_group(distributed.group.WORLD, timeout))
-    return int(vote.item())
-
-
-_cpu_groups: WeakKeyDictionary[ProcessGroup | None, ProcessGroup] = WeakKeyDictionary()
-"""The default process group → a gloo group of the same ranks; an entry lives as long as its key."""
-
-
-def _cpu_group(world: ProcessGroup | None, timeout: timedelta | None) -> ProcessGroup | None:
-    """Return a gloo group of the ranks of ``world``."""
-    if distributed.get_backend(world) == "gloo":
-        return world
-    if world not in _cpu_groups:
-        _cpu_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
-    return _cpu_groups[world]
 
 
 def requeue() -> bool:

@@ -20,10 +20,12 @@ from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.rank_batches import check_even
 from hf_compat.data.stream_states import gather_stream_states
 from hf_compat.data.windows import EpochStart
+from hf_compat.distributed.votes import max_over_ranks
 from hf_compat.engine.runtime import Runtime
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
+from hf_compat.optim.rank_states import share_states
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.plan.upstream import from_values
@@ -120,7 +122,9 @@ class TrainingRun:
             quiet = quiet_progress_bars() if args.push_to_hub else nullcontext()
             with self._watching_signals(), quiet:
                 if args.auto_find_batch_size:
-                    return with_smaller_batches(loop, host._train_batch_size)
+                    return with_smaller_batches(
+                        loop, host._train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
+                    )
                 return loop(batch_size=host._train_batch_size)
         finally:
             self._end()
@@ -144,6 +148,14 @@ class TrainingRun:
         wins = host.args.auto_find_batch_size or not host.semantics.resumes_batch_size_if_searching
         if size is not None and wins:
             host._train_batch_size = size
+
+    def _share_states(self) -> None:
+        """Make what steps with the optimizer the same on all ranks; the next fit's wrapper does so with weights."""
+        host = self.host
+        if max_over_ranks(int(host.optimizer is None), host.args.ddp_timeout_delta):
+            return  # one failed before it had created its own, so none has made an update step
+        scheduler = None if host._created_lr_scheduler else host.lr_scheduler
+        share_states(host.optimizer, scheduler, getattr(self.runtime.precision, "scaler", None))
 
     @contextmanager
     def _watching_signals(self) -> Iterator[None]:

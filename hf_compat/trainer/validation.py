@@ -16,6 +16,7 @@ from hf_compat.optim.optim_args import parse_optim_args
 from hf_compat.optim.schedulers import unknown_scheduler_kwargs
 from hf_compat.optim.settings import plain_name
 from hf_compat.overriding import is_ours
+from hf_compat.run.batch_size import batch_size_problems
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -53,10 +54,9 @@ def _setup_problems(trainer: Trainer) -> list[str]:
         settings=placement.fsdp,
     )
     problems += precision_problems(args.mixed_precision, runtime.plugins)
-    if args.world_size > 1 and args.auto_find_batch_size:
-        problems.append(
-            f"`auto_find_batch_size=True` is not supported with world size {args.world_size}: a rank that runs out of "
-            "memory would restart without the others. Set a `per_device_train_batch_size` that fits."
+    if args.auto_find_batch_size and (args.world_size > 1 or placement.start is not None):
+        problems += batch_size_problems(
+            placement, trainer.model, syncs_norms=bool(runtime.keywords.get("sync_batchnorm"))
         )
     is_single_process = args.world_size == 1 and placement.start is None
     if is_single_process and args.device.type == "cuda" and torch.cuda.device_count() > 1:

@@ -35,6 +35,7 @@ QUICK = (
     "members_of_the_accelerator",
     "label_smoothing_with_adafactor",
     "grouping_by_length",
+    "find_batch_size",
 )
 """Run under both libraries."""
 
@@ -62,6 +63,8 @@ THOROUGH = (
     "callback_stops_training_within_a_window",
     "methods_are_called_in_order",
     "generation_in_evaluations",
+    "find_batch_size_while_accumulating",
+    "resume_with_the_batch_size_found",
 )
 
 LAUNCHED_BY_HAND = {

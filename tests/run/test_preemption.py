@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.data.workers import begin_worker
-from hf_compat.run.preemption import SignalWatch, max_over_ranks, requeue
+from hf_compat.run.preemption import SignalWatch, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
 
@@ -240,39 +240,3 @@ def test_forked_process_dies_of_the_signal():
             signal.raise_signal(signal.SIGTERM)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-
-
-VOTE = """
-import gc, importlib.util, sys
-from torch import distributed
-spec = importlib.util.spec_from_file_location("preemption", sys.argv[4])
-preemption = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(preemption)
-rank = int(sys.argv[1])
-for backend in ("gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"):
-    place = f"file://{sys.argv[2]} {backend}"
-    distributed.init_process_group(backend, init_method=place, rank=rank, world_size=2)
-    print([preemption.max_over_ranks(note) for note in (0, int(sys.argv[3]), 0)], len(preemption._cpu_groups))
-    distributed.destroy_process_group()
-    gc.collect()
-print(len(preemption._cpu_groups))
-"""
-
-
-def test_all_processes_agree(tmp_path):
-    """What one process notes, all know at the same window's end; one process by itself asks nobody.
-
-    A group made for that goes with the group of the run.
-    """
-    module = Path(sys.modules[SignalWatch.__module__].__file__)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", VOTE, str(rank), str(tmp_path / "store"), str(note), str(module)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank, note in enumerate((0, 15))
-    ]
-    told = "".join(f"[0, 15, 0] {groups}\n" for groups in (0, 1, 1))
-    assert [rank.communicate()[0] for rank in ranks] == [f"{told}0\n"] * 2
-    assert max_over_ranks(15) == 15

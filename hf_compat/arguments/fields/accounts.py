@@ -46,7 +46,7 @@ ACCOUNTS: dict[str, str] = {
     "use_cache": "Written to `model.config.use_cache`, if the release does so.",
     "neftune_noise_alpha": "A hook adds noise to the embeddings during training.",
     "torch_empty_cache_steps": "The device's memory cache is emptied every so many update steps.",
-    "auto_find_batch_size": "When memory runs out, training restarts with a smaller batch size.",
+    "auto_find_batch_size": "When memory runs out, training restarts with a smaller batch size, on all ranks.",
     "logging_strategy": "Whether logging is per update steps or per epoch.",
     "logging_steps": "Update steps between two logs.",
     "logging_first_step": "The first update step is logged too.",

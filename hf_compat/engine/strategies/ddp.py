@@ -12,10 +12,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.distributed.votes import is_attempting, vote
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.voting import vote_before_exchanges
 from hf_compat.model_facts import is_pretrained_model
 
 if TYPE_CHECKING:
@@ -59,11 +61,35 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
     def model_to_device(self) -> None:
         """Do nothing: the Trainer has moved the model to its device."""
 
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait until all ranks have reached this call."""
+        vote()
+        super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return the ``obj`` of rank ``src``."""
+        vote()
+        return super().broadcast(obj, src)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """Return the tensors of all ranks, stacked."""
+        vote()
+        return super().all_gather(tensor, group, sync_grads)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return the ``tensor`` of all ranks, reduced."""
+        vote()
+        return super().reduce(tensor, group, reduce_op)
+
     def configure_ddp(self) -> None:
         """Wrap the model and pass the wrapper to the run."""
         module: Any = self.lightning_module
+        vote()
         self.model = self.wrap(module.model)
-        register_communication_hooks(self)
+        if is_attempting():
+            vote_before_exchanges(self.model)
+        else:
+            register_communication_hooks(self)
         module.host.take_wrapper(self.model)
 
 
