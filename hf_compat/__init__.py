@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         WEIGHTS_INDEX_NAME,
         WEIGHTS_NAME,
     )
+    from hf_compat.data.balancing import BatchRebalanceSampler
     from hf_compat.data.collators import (
         DataCollatorWithPadding,
         DefaultDataCollator,
@@ -122,6 +123,7 @@ _HOMES: dict[str, str] = {
     "HubStrategy": "hf_compat.arguments.enums",
     "IntervalStrategy": "hf_compat.arguments.enums",
     "LabelSmoother": "hf_compat.optim.losses",
+    "BatchRebalanceSampler": "hf_compat.data.balancing",
     "LengthGroupedSampler": "hf_compat.data.samplers",
     "NotebookProgressCallback": "hf_compat.callbacks",
     "OPTIMIZER_NAME": "hf_compat.checkpoint.names",
@@ -188,6 +190,7 @@ __all__ = [
     "WEIGHTS_NAME",
     "AcceleratorConfig",
     "Adafactor",
+    "BatchRebalanceSampler",
     "BestRun",
     "CallbackHandler",
     "DataCollatorWithPadding",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
+from hf_compat.data.balancing import is_balanced
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.rank_batches import BatchShard, StreamShard, check_split_batches
@@ -76,7 +77,7 @@ def prepare_dataloader(
         settings.pop("generator", None)
         settings |= {"split": layout.split_batches, "num_processes": layout.size, "process_index": layout.rank}
         return DispatchingDataLoader(loader.dataset, **loader_batching(loader), **settings)
-    if layout.size == 1:
+    if layout.size == 1 or is_balanced(loader.batch_sampler):
         return PreparedDataLoader(loader.dataset, **loader_batching(loader), **settings)
     if is_stream:
         return _shard_stream(loader, layout, settings)

@@ -19,6 +19,7 @@ __all__ = [
     "column_lengths",
     "eval_sampler",
     "length_grouped_indices",
+    "measure_lengths",
     "train_sampler",
 ]
 
@@ -106,7 +107,12 @@ def column_lengths(dataset: Any, length_column_name: str) -> list[Any] | None:
     return [value.item() if hasattr(value, "item") else value for value in dataset[length_column_name]]
 
 
-def _measure_lengths(dataset: Any, input_name: str) -> list[int]:
+def measure_lengths(dataset: Any, input_name: str) -> list[int]:
+    """Return the length of the input ``input_name`` of each sample of ``dataset``, which is read once.
+
+    Raises:
+        DataError: If samples have no such input.
+    """
     first = dataset[0]
     if not isinstance(first, Mapping) or input_name not in first:
         raise DataError(
@@ -141,7 +147,7 @@ class LengthGroupedSampler(Sampler[int]):
         if lengths is None and dataset is None:
             raise DataError("`dataset=None, lengths=None`: pass the data set or its lengths.")
         if lengths is None:
-            lengths = _measure_lengths(dataset, model_input_name or "input_ids")
+            lengths = measure_lengths(dataset, model_input_name or "input_ids")
         self.batch_size = batch_size
         self.lengths: Sequence[Any] = lengths.tolist() if isinstance(lengths, Tensor) else lengths
         self.generator = generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,18 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data import columns
+from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
 from hf_compat.data.workers import begin_worker
 from hf_compat.errors import DataError
+from hf_compat.metrics import has_length
 from hf_compat.overriding import call_as_defined
 from hf_compat.seeding import seed_worker
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_loader"]
 
@@ -63,7 +68,6 @@ def build_loader(
         collator = trainer._get_collator_with_removed_columns(collator, description=description)
     args = for_run(trainer.args)
     settings: dict[str, Any] = {
-        "batch_size": batch_size,
         "collate_fn": collator,
         "num_workers": args.dataloader_num_workers,
         "pin_memory": args.dataloader_pin_memory,
@@ -72,12 +76,14 @@ def build_loader(
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
     }
-    if not isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset):
+        settings["batch_size"] = batch_size
+        if is_training:
+            _warn_of_unused_lengths(args.train_sampling_strategy)
+    else:
         named = ("train_dataset" if is_training else "eval_dataset", dataset)
         sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
-        if sampler is not None:
-            settings["sampler"] = sampler
-        settings["drop_last"] = args.dataloader_drop_last
+        settings |= _batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
         if is_training:
             settings["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=trainer.accelerator.data_parallel_rank
@@ -89,11 +95,42 @@ def build_loader(
     return loader
 
 
+def _batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool) -> dict[str, Any]:
+    """Return the keywords of a ``DataLoader`` that define its batches, of which a sampler may decide itself."""
+    if is_balanced(sampler):
+        return {"batch_sampler": sampler}
+    sampled = {} if sampler is None else {"sampler": sampler}
+    return {"batch_size": batch_size, "drop_last": drop_last, **sampled}
+
+
+def _warn_of_unused_lengths(strategy: str) -> None:
+    if strategy in ("group_by_length", "batch_rebalance"):
+        logger.warning(
+            "`train_sampling_strategy=%r` is ignored because the training dataset has no length: its samples come in "
+            "its own order. Pass a dataset with `__len__`, or remove it.",
+            strategy,
+        )
+
+
 def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] | None:
     """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
     args = for_run(trainer.args)
+    dataset = trainer.train_dataset if train_dataset is None else train_dataset
+    if dataset is not None and not has_length(dataset):
+        _warn_of_unused_lengths(args.train_sampling_strategy)
+        return None
+    if args.train_sampling_strategy == "batch_rebalance":
+        return balanced_sampler(
+            dataset,
+            trainer._train_batch_size if args.auto_find_batch_size else args.train_batch_size,
+            args.gradient_accumulation_steps,
+            length_column_name=args.length_column_name,
+            model_input_name=_model_input_name(trainer),
+            ranks=(trainer.accelerator.data_parallel_rank, trainer.accelerator.data_parallel_size),
+            drop_last=args.dataloader_drop_last,
+        )
     return train_sampler(
-        trainer.train_dataset if train_dataset is None else train_dataset,
+        dataset,
         args.train_sampling_strategy,
         args.train_batch_size * args.gradient_accumulation_steps,
         length_column_name=args.length_column_name,

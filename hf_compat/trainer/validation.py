@@ -107,6 +107,13 @@ def _data_problems(trainer: Trainer) -> list[str]:
             "`batch_eval_metrics=True`: `compute_metrics` has no parameter `compute_result`. Add it; it is True for "
             "the last batch."
         )
+    config, size = args.accelerator_config, trainer.accelerator.data_parallel_size
+    for name in ("dispatch_batches", "split_batches"):
+        if args.train_sampling_strategy == "batch_rebalance" and size > 1 and getattr(config, name):
+            problems.append(
+                f"`accelerator_config={{{name!r}: True}}` cannot be combined with "
+                "`train_sampling_strategy='batch_rebalance'`, which gives each rank batches of its own. Remove it."
+            )
     return problems
 
 

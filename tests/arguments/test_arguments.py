@@ -149,6 +149,10 @@ WRONG = {
     "negative steps": ({"save_steps": -5}, "`save_steps=-5`"),
     "persistent": ({"dataloader_persistent_workers": True}, "`dataloader_persistent_workers=True`"),
     "sampling": ({"train_sampling_strategy": "shuffled"}, "`train_sampling_strategy='shuffled'`.*'sequential'"),
+    "sampling in 4.57": (
+        {"train_sampling_strategy": "batch_rebalance", "semantics": RELEASE_4},
+        "`train_sampling_strategy='batch_rebalance'`: choose one of 'random', 'sequential', 'group_by_length'",
+    ),
     "log level": ({"log_level": "loud"}, "`log_level='loud'`"),
     "strategy": ({"eval_strategy": "step"}, "`eval_strategy='step'`.*IntervalStrategy"),
     "optimizer": ({"optim": "adam"}, "`optim='adam'`.*'adamw_torch'"),

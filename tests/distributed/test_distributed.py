@@ -67,6 +67,10 @@ THOROUGH = (
     "resume_with_the_batch_size_found",
 )
 
+if Version("5.17") <= HERE_RELEASE:
+    QUICK += ("batches_of_equal_cost", "resume_batches_of_equal_cost")
+    THOROUGH += ("batches_of_equal_cost_by_a_column", "too_few_samples_for_batches_of_equal_cost")
+
 LAUNCHED_BY_HAND = {
     "torchrun's variables": ("RANK", "LOCAL_RANK", {"WORLD_SIZE": "2"}),
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", {"OMPI_COMM_WORLD_SIZE": "2"}),
@@ -89,6 +93,8 @@ def finished(tmp_path_factory):
     own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
     own.append("ours:another_number_of_processes")
     own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
+    if Version("5.17") <= HERE_RELEASE:
+        own.append("ours:resume_batches_of_equal_cost_later")
     own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
@@ -131,12 +137,23 @@ def test_resuming_ends_where_the_whole_run_ends(finished):
     """A run of two processes resumed within an epoch ends with the same bits; transformers' 5.x does too."""
     if UPSTREAM_RESUMES:
         check(finished, "resume_two_processes")
+    ends_where_the_whole_run_ends(finished, "resume_two_processes")
+
+
+def ends_where_the_whole_run_ends(folder, name):
     for rank in (0, 1):
-        resumed = outcome(finished, "resume_two_processes", "ours", rank)
+        resumed = outcome(folder, name, "ours", rank)
         whole = {each["name"]: each["value"] for each in resumed.earlier.results}
         again = {each["name"]: each["value"] for each in resumed.results}
         for part in ("weights after train", "optimizer after train", "scheduler after train"):
             assert not list(compare(whole[part], again[part], part))
+
+
+@pytest.mark.skipif(Version("5.17") > HERE_RELEASE, reason="has no batches of equal cost")
+@pytest.mark.parametrize("name", ["resume_batches_of_equal_cost", "resume_batches_of_equal_cost_later"])
+def test_resuming_batches_of_equal_cost(finished, name):
+    """So does one with batches of equal cost, in a later epoch too, where transformers takes the first one's order."""
+    ends_where_the_whole_run_ends(finished, name)
 
 
 def test_saving_in_the_background(finished):

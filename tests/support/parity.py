@@ -64,6 +64,7 @@ class Scenario:
         resumes_exactly: Whether a run that is resumed ends where the run that was not interrupted ends.
         warns_since: The first transformers release for which it is to warn.
         until: The first transformers release that cannot run it any more; None: every release can.
+        since: The first transformers release that can run it.
         slow: Whether it runs only when asked for, because a quicker one is much the same.
     """
 
@@ -73,6 +74,7 @@ class Scenario:
     resumes_exactly: bool = False
     warns_since: str = "4.57"
     until: str | None = None
+    since: str = "4.57"
     slow: bool = False
 
 

@@ -18,6 +18,7 @@ from hf_compat.arguments.parallelism import parallelism_problems
 from hf_compat.arguments.precision import PRECISION_VARIABLE
 from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.accelerate_state import configured_state
 from hf_compat.distributed.devices import (
     cuda_is_available,
@@ -109,15 +110,15 @@ def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
+    balances = semantics.release >= SINCE["balances_batches"]
     for name, allowed in CHOICES.items():
         value = getattr(args, name)
+        if name == "train_sampling_strategy" and not balances:
+            allowed = tuple(strategy for strategy in allowed if strategy != "batch_rebalance")
         if value not in allowed:
             yield Problem(name, value, f"choose one of {', '.join(map(repr, allowed))}.")
     if "tpu_metrics_debug" in args.debug:
         yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; remove it.", unsupported=True)
-    if args.train_sampling_strategy == "batch_rebalance":
-        text = "is not supported yet; use 'random' or 'group_by_length'."
-        yield Problem("train_sampling_strategy", args.train_sampling_strategy, text, unsupported=True)
 
 
 def _length(args: TrainingArguments, semantics: Semantics) -> Problems:

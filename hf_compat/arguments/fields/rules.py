@@ -181,7 +181,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "auto_find_batch_size",
         "plan",
         "run/run.py",
-        also_in=("engine/strategies/deepspeed/limits.py", "run/evaluation.py", "trainer/validation.py"),
+        also_in=(
+            "engine/strategies/deepspeed/limits.py",
+            "run/evaluation.py",
+            "trainer/loaders.py",
+            "trainer/validation.py",
+        ),
     ),
     FieldRule("logging_strategy", "plan", "callbacks/default_flow.py"),
     FieldRule("logging_steps", "plan", "state.py", also_in=("run/resume.py",)),

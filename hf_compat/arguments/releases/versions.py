@@ -11,6 +11,7 @@ __all__ = ["SINCE", "default_optimizer", "has_sigopt"]
 _FUSED_ADAMW_IS_DEFAULT = (2, 8)
 
 SINCE: dict[str, Version] = {
+    "balances_batches": Version("5.17"),
     "drops_logging_dir": Version("5.0"),
     "drops_warmup_ratio": Version("5.0"),
     "drops_sigopt": Version("5.0"),

@@ -7,7 +7,11 @@ from typing import Any
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
 from tests.support.scenarios.common import classifier, language_model, plain
+from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.updates import ACCUMULATION, train
+
+BALANCED = {"train_sampling_strategy": "batch_rebalance", "per_device_train_batch_size": 3, **ACCUMULATION}
+SAVING = {"save_strategy": "steps", "save_steps": 1}
 
 
 @scenario()
@@ -149,6 +153,48 @@ def grouping_by_length_column(kit: Kit) -> None:
     data = Dataset.from_list(rows)
     fields = {"group_by_length": True, "num_train_epochs": 2, "eval_strategy": "epoch"}
     train(kit, language_model(kit, fields=fields, train_dataset=data, eval_dataset=data))
+
+
+@scenario(since="5.17")
+def batches_of_equal_cost(kit: Kit) -> None:
+    """Of 43 rows seven are left over in each epoch, an update step of their own."""
+    fields = {**BALANCED, "num_train_epochs": 2, "eval_strategy": "epoch"}
+    train(kit, language_model(kit, rows=43, fields=fields))
+
+
+@scenario(since="5.17")
+def batches_of_equal_cost_by_a_column(kit: Kit) -> None:
+    from datasets import Dataset
+
+    rows = [{**row, "length": len(row["input_ids"])} for row in helpers.token_rows(40)]
+    fields = {**BALANCED, "remove_unused_columns": False, "dataloader_drop_last": True}
+
+    def without_lengths(batch: Any) -> Any:
+        return helpers.PadCollator()([{name: row[name] for name in row if name != "length"} for row in batch])
+
+    for data in (Dataset.from_list(rows), Dataset.from_list(rows).with_format("torch", ["length"], True)):
+        train(kit, language_model(kit, fields=fields, train_dataset=data, data_collator=without_lengths))
+
+
+@scenario(since="5.17")
+def too_few_samples_for_batches_of_equal_cost(kit: Kit) -> None:
+    """Two samples are fewer than the batches of an update step, so that they are repeated."""
+    train(kit, language_model(kit, rows=2, fields={**BALANCED, "gradient_accumulation_steps": 3}))
+
+
+def _balanced(kit: Kit) -> Any:
+    return language_model(kit, rows=43, fields={**BALANCED, "num_train_epochs": 3, **SAVING})
+
+
+@scenario(since="5.17", resumes_exactly=True)
+def resume_batches_of_equal_cost(kit: Kit) -> None:
+    """In the first epoch: in later ones transformers' order is another on several processes."""
+    resume(kit, _balanced, 2)
+
+
+@scenario(since="5.17", resumes_exactly=True)
+def resume_batches_of_equal_cost_later(kit: Kit) -> None:
+    resume(kit, _balanced, 8)
 
 
 @scenario()
