@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["Placement", "ProcessStart", "place_run", "place_started"]
+__all__ = ["Placement", "ProcessStart", "place_run", "place_started", "presume_placement"]
 
 _UNSUPPORTED_ACCELERATE_VARIABLES = ("ACCELERATE_USE_MEGATRON_LM",)
 """Variables that ``accelerate launch`` sets for strategies that are not supported."""
@@ -133,6 +133,28 @@ def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: L
             "`lightning={'devices': ...}`, or do not set `fsdp`."
         )
     return f"fsdp{fsdp.version}"
+
+
+def presume_placement(args: TrainingArguments, keywords: Mapping[str, Any]) -> tuple[Placement, list[str]]:
+    """Return where a run would take place, and why it cannot; no process is started or joined.
+
+    For the limits of its strategy, which are told together with what is wrong about ``keywords``.
+
+    Args:
+        args: The training arguments.
+        keywords: The user's keywords of ``lightning.Trainer``, some of which are refused.
+    """
+    launch = args.launch
+    try:
+        choice = choose_strategy(args, keywords.get("strategy", "auto"))
+    except TrainerSetupError as error:
+        return Placement(launch, "one device"), [str(error)]
+    strategy = "one device" if launch.world_size == 1 else "ddp"
+    if args.hf_deepspeed_config is not None:
+        strategy = "deepspeed"
+    elif choice.fsdp is not None:
+        strategy = f"fsdp{choice.fsdp.version}"
+    return Placement(launch, strategy, choice.fsdp, choice.settings, choice.hooks), []
 
 
 def place_started(args: TrainingArguments, placement: Placement) -> Placement:

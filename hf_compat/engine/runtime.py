@@ -29,7 +29,7 @@ from hf_compat.engine.internals.loops import (
 )
 from hf_compat.engine.keywords import keyword_problems, user_plugins
 from hf_compat.engine.module import HFModule
-from hf_compat.engine.placement import Placement, place_run
+from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
@@ -109,7 +109,12 @@ class Runtime:
         self.keywords: dict[str, Any] = dict(lightning or {})
         self.problems = keyword_problems(self.keywords)
         # Processes are started only if the keywords are valid; all problems are reported in one error later.
-        self.set_placement(Placement(args.launch, "one device") if self.problems else place_run(args, self.keywords))
+        if self.problems:
+            placement, more = presume_placement(args, self.keywords)
+            self.problems += more
+        else:
+            placement = place_run(args, self.keywords)
+        self.set_placement(placement)
         loggers = self.keywords.pop("logger", ())
         self.user_loggers: list[Logger] = [*loggers] if isinstance(loggers, list | tuple) else [loggers]
         self.precision: Precision = precision_plugin(
