@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.scripts.memory_scenarios import PLACES
+from tests.scripts.memory_scenarios import FURTHER_PLACES, PLACES
 from tests.support.parity import compare
 from tests.support.processes import outcome, run_scenarios
 
@@ -15,33 +15,46 @@ def folder(tmp_path_factory):
     return folder
 
 
-def memory_runs_out(folder, name):
+def kept_by_both(folder, name, scenario="ranks_run_out_of_memory"):
     """Return what both processes kept under ``name``."""
-    ranks = [outcome(folder, "ranks_run_out_of_memory", "ours", rank).results for rank in (0, 1)]
+    ranks = [outcome(folder, scenario, "ours", rank).results for rank in (0, 1)]
     return [next(each["value"] for each in results if each["name"] == name) for results in ranks]
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_ranks_agree_on_a_smaller_batch(folder, place):
-    """Memory runs out on one process, wherever it is: both begin again, with the sizes of one process, and stay alike.
+def check(folder, place, *scenario):
+    """Fail unless both processes tried the sizes of one process, are alike, and go on as if both had failed.
 
-    They go on as if it had run out on both at that place; of an update step that one of them made they keep what the
-    first did.
+    Of an update step that one of them made they keep what the first process did.
     """
     for failing in ("(0,)", "(1,)", "(0, 1)"):
-        ranks = memory_runs_out(folder, f"{place} {failing}")
+        ranks = kept_by_both(folder, f"{place} {failing}", *scenario)
         for kept in ranks:
             assert (kept["tried"], kept["found"], kept["steps"]) == ([5, 4, 3], 3, 4)
             assert not list(compare(ranks[0], kept, "both processes"))
         if (place, failing) != ("optimizer", "(1,)"):
             for part in ("", ", buffers"):
-                both = memory_runs_out(folder, f"{place} (0, 1){part}")
-                assert not list(compare(both, memory_runs_out(folder, f"{place} {failing}{part}"), place))
+                both = kept_by_both(folder, f"{place} (0, 1){part}", *scenario)
+                found = kept_by_both(folder, f"{place} {failing}{part}", *scenario)
+                assert not list(compare(both, found, f"{place} {failing}"))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_ranks_agree_on_a_smaller_batch(folder, place):
+    """Memory runs out on one process: both begin again with the sizes of one process, and stay alike."""
+    check(folder, place)
+
+
+@pytest.mark.slow
+def test_ranks_agree_elsewhere(tmp_path):
+    """So they do wherever else that is."""
+    run_scenarios(tmp_path, ["ours:ranks_run_out_of_memory_elsewhere"])
+    for place in FURTHER_PLACES:
+        check(tmp_path, place, "ranks_run_out_of_memory_elsewhere")
 
 
 def test_ranks_agree_that_nothing_fits(folder):
     """If not even a sample fits into one process's memory, both raise the error that one process raises."""
-    for kept in memory_runs_out(folder, "nothing fits"):
+    for kept in kept_by_both(folder, "nothing fits"):
         assert kept["tried"] == [5, 4, 3, 2, 1]
         assert "no executable batch size found from 5 down to 1" in kept["error"]
 

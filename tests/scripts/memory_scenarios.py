@@ -17,7 +17,7 @@ from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.scenarios.common import plain
 
-__all__ = ["PLACES"]
+__all__ = ["FURTHER_PLACES", "PLACES"]
 
 
 class _FailsBetween(torch.autograd.Function):
@@ -53,19 +53,10 @@ class Deep(nn.Module):
 
 
 OUT_OF_MEMORY = "CUDA out of memory."
-PLACES = (
-    "loader",
-    "training_step",
-    "backward",
-    "optimizer",
-    "on_optimizer_step",
-    "on_step_end",
-    "on_log",
-    "save",
-    "on_epoch_end",
-    "on_train_end",
-)
-"""Where memory runs out: methods, events, the collator, in the middle of a backward pass, in an optimizer's step."""
+PLACES = ("backward", "optimizer", "save", "on_train_end")
+"""Where memory runs out: in the middle of a backward pass, in an optimizer's step, a method, an event."""
+FURTHER_PLACES = ("loader", "training_step", "on_optimizer_step", "on_step_end", "on_log", "on_epoch_end")
+"""More of them, for the thorough test."""
 
 
 class _Memory:
@@ -141,8 +132,22 @@ def _with_memory(kit: Kit, memory: _Memory) -> Any:
 @shared
 def ranks_run_out_of_memory(kit: Kit) -> None:
     """One rank, the other or both run out of memory at each of several places; then for batches of any size."""
+    _run_out_at(kit, PLACES)
+    memory = _Memory("training_step", fails=os.environ["RANK"] == "1", most=0)
+    try:
+        _with_memory(kit, memory).train()
+    except BatchSizeError as error:
+        kit.keep("nothing fits", {"tried": memory.tried, "error": str(error)})
+
+
+@shared
+def ranks_run_out_of_memory_elsewhere(kit: Kit) -> None:
+    _run_out_at(kit, FURTHER_PLACES)
+
+
+def _run_out_at(kit: Kit, places: tuple[str, ...]) -> None:
     rank = int(os.environ["RANK"])
-    for place, failing in itertools.product(PLACES, ((0,), (1,), (0, 1))):
+    for place, failing in itertools.product(places, ((0,), (1,), (0, 1))):
         memory = _Memory(place, fails=rank in failing, most=3)
         trainer = _with_memory(kit, memory)
         trainer.train()
@@ -151,11 +156,6 @@ def ranks_run_out_of_memory(kit: Kit) -> None:
         kept["optimizer"] = kit.plain(trainer.optimizer.state_dict())
         kit.keep(f"{place} {failing}", kept)
         kit.keep(f"{place} {failing}, buffers", kit.plain(dict(trainer.model.named_buffers())))
-    memory = _Memory("training_step", fails=rank == 1, most=0)
-    try:
-        _with_memory(kit, memory).train()
-    except BatchSizeError as error:
-        kit.keep("nothing fits", {"tried": memory.tried, "error": str(error)})
 
 
 @shared
