@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
+from hf_compat.log_levels import follow_transformers
 
 __all__ = ["ENVIRONMENT_VARIABLE", "write_log_file"]
 
@@ -45,12 +46,15 @@ def write_log_file(rank: int, level: int) -> None:
     logging.captureWarnings(True)
     if warned.handlers == []:
         warned.addHandler(logging.StreamHandler())
+    follows = follow_transformers()
     for name in (*_LOGGERS, _WARNINGS):
         logger = logging.getLogger(name)
         for other in [each for each in logger.handlers if isinstance(each, _RankFile) and each is not handler]:
             logger.removeHandler(other)  # inherited from the process that forked this one
             other.close()
-        if handler not in logger.handlers:
+        if follows and name == "hf_compat":
+            logger.removeHandler(handler)  # its records reach transformers' logger
+        elif handler not in logger.handlers:
             logger.addHandler(handler)
 
 

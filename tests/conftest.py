@@ -1,5 +1,6 @@
 """One thread, no hub, and no test that leaves the process other than it found it."""
 
+import contextlib
 import os
 import threading
 
@@ -10,6 +11,11 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("tests.support")  # a helper's assert tells both sides, as a test's does
+
+with contextlib.suppress(ImportError):
+    from transformers.utils import logging as library_logging
+
+    library_logging.enable_propagation()  # so that `caplog` hears what is logged below transformers' logger
 
 torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
 

@@ -25,6 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "overriding",
         "shared_names",
         "upstream_names",
+        "log_levels",
         "log_files",
         "distributed",
     ),

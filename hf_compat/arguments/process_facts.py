@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+logger = logging.getLogger(__name__)
+
+
 def library_logger() -> logging.Logger:
     """Return transformers' logger, whose level users set; it inherits the root logger's without transformers."""
     return logging.getLogger("transformers")
@@ -42,6 +45,7 @@ def library_logger() -> logging.Logger:
 def set_up_device(args: TrainingArguments) -> torch.device:
     """Return the device of this process, which has joined the others unless the Trainer starts them."""
     device = choose_device(args)
+    logger.info("PyTorch: setting up devices")
     args._n_gpu = int(device.type != "cpu")
     if read_launch().launcher != BY_TRAINER:  # there rank 0 joins only after it has built its Trainer
         args.join_processes(device)

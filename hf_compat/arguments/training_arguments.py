@@ -55,6 +55,7 @@ from hf_compat.arguments.setters import (
 )
 from hf_compat.arguments.warmup import warmup_update_steps
 from hf_compat.distributed.launch import Launch
+from hf_compat.log_levels import follow_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -302,6 +303,7 @@ class TrainingArguments:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        follow_transformers()
         semantics, problems = semantics_of(self)
         with script_values_aside(self, semantics.release):
             raise_all([*problems, *resolve(self, semantics), *find_problems(self, semantics)])

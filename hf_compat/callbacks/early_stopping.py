@@ -68,8 +68,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             raise EarlyStoppingError(problems)
         if not args.load_best_model_at_end:
             logger.warning(
-                "`load_best_model_at_end=False` with EarlyStoppingCallback: the run ends with its last weights, "
-                "not with its best; set it to True to load the best."
+                "Using EarlyStoppingCallback without load_best_model_at_end=True: the run ends with its last weights, "
+                "not with its best."
             )
 
     def on_evaluate(  # type: ignore[override]
@@ -84,7 +84,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
         value = metrics.get(name)
         if value is None:
-            logger.warning("EarlyStoppingCallback ignores this evaluation: its metrics do not contain `%s`.", name)
+            logger.warning("EarlyStoppingCallback did not find %s in the metrics, and ignores this evaluation.", name)
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

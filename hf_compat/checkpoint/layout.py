@@ -88,8 +88,8 @@ def find_checkpoint(
         path: str | None = collectives.broadcast_object(newest)
         if path is None and resume_from_checkpoint is True:
             raise CheckpointError(
-                f"`resume_from_checkpoint=True`: no valid checkpoint found in output directory `{output_dir}`. Pass a "
-                "checkpoint's path, or leave the argument out to start from the beginning."
+                f"No valid checkpoint found in output directory ({output_dir}) for `resume_from_checkpoint=True`. Pass "
+                "a checkpoint's path, or leave the argument out to start from the beginning."
             )
     else:
         path = str(resume_from_checkpoint)

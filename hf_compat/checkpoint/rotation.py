@@ -159,7 +159,7 @@ def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkp
 
 
 def _delete(path: Path) -> bool:
-    logger.info("Deleting %s, beyond save_total_limit.", path)
+    logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
     try:
         delete_folder(path)
     except OSError as error:

@@ -61,6 +61,7 @@ def save_weights(
         given = {name: value for name, value in options.items() if value is not None}
         model.save_pretrained(str(folder), **given)  # type: ignore[operator]
         return
+    logger.info("%s is not a `PreTrainedModel`, only saving its state dict.", type(model).__name__)
     state = dict(model.state_dict() if state_dict is None else state_dict)
     if not safe_serialization:
         torch.save(state, Path(folder, names.WEIGHTS_NAME))

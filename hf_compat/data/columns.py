@@ -77,8 +77,9 @@ def _log_removed(
     dropped: Sequence[str], description: str | None, log: logging.Logger = logger, model_name: str | None = None
 ) -> None:
     place = "" if description is None else f" of the {description} set"
-    model = "the model" if model_name is None else model_name
-    log.info("Columns%s that %s does not take are removed: %s.", place, model, ", ".join(dropped))
+    forward = f"`{model_name or 'model'}.forward`"
+    names = ", ".join(dropped)
+    log.info("Columns%s don't have a corresponding argument in %s and have been ignored: %s.", place, forward, names)
 
 
 def remove_unused_columns(dataset: Dataset, columns: Sequence[str], description: str | None = None) -> Dataset:

@@ -43,7 +43,7 @@ class LegacySession(EvaluationSession):
         if size is None:
             raise DataError("`use_legacy_prediction_loop=True` needs a loader with a `batch_size`: set it to False.")
         super().__init__(host, model, loader, **{**settings, "keeps_predictions": True})
-        self._batch_size = size
+        self.batch_size = size
         self._losses, self._predictions, self._labels, self._inputs = (EvalAccumulator() for _ in range(4))
 
     def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested:
@@ -56,4 +56,5 @@ class LegacySession(EvaluationSession):
         return float(losses.mean().item()) if isinstance(losses, np.ndarray) else None
 
     def _count_samples(self) -> int:
-        return self._host.num_examples(self._loader)
+        assert self.examples is not None, "a loader without length is refused"
+        return self.examples

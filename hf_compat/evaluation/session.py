@@ -161,7 +161,8 @@ class EvaluationSession:
         self._prefix = prefix
         self._times = dict(times or {})
         args = host.args
-        self._batch_size: int | None = args.eval_batch_size
+        self.batch_size: int | None = args.eval_batch_size
+        self.examples = host.num_examples(loader) if has_length(loader) else None
         self._stream: MetricStream | None = None
         if is_metric(host.compute_metrics):
             synchronise_metric(host.compute_metrics, data_parallel_group)
@@ -183,7 +184,7 @@ class EvaluationSession:
         observed = find_batch_size(inputs)
         if observed is not None:
             self._observed += observed
-            self._batch_size = self._batch_size or observed
+            self.batch_size = self.batch_size or observed
         if self._sees_train_loader:
             self._warn_of_train_loader(observed or 0)
         losses, logits, labels = host.prediction_step(
@@ -191,7 +192,7 @@ class EvaluationSession:
         )
         if losses is not None:
             # One value per sample, so that the mean weights each batch by its size.
-            size = observed if self._weighs_by_samples and observed else self._batch_size
+            size = observed if self._weighs_by_samples and observed else self.batch_size
             losses = host.gather_function(losses.repeat(size))
             self._losses.add(losses)
         if self._stream is not None:

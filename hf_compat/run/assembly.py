@@ -14,6 +14,7 @@ from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.plan import RunPlan
+from hf_compat.run.announcing import Announcements
 from hf_compat.run.clipping import GradientClipping, clip_gradients
 from hf_compat.run.evaluation import TrainingEvaluation
 from hf_compat.run.events import Events
@@ -50,6 +51,7 @@ class Members:
     past: PastState
     clipping: GradientClipping
     tokens: TokensAhead | None
+    announcements: Announcements
     events: Events
     schedule: LRSchedule
     progress: Progress
@@ -97,6 +99,7 @@ def build_members(run: TrainingRun) -> Members:
         past=PastState(host),
         clipping=clipping,
         tokens=TokensAhead(host) if ahead else None,
+        announcements=Announcements(host, None if run.point is None else run.point.path),
         events=Events(host),
         schedule=schedule,
         progress=progress,

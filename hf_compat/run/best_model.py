@@ -77,7 +77,7 @@ def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
         return
     best = state.best_model_checkpoint
     if not Path(best).is_dir():  # not an error, which would lose the result of the training
-        logger.warning("The best checkpoint `%s` does not exist any more: the model keeps its last weights.", best)
+        logger.warning("Could not locate the best model at %s any more: the model keeps its last weights.", best)
         return
-    logger.info("Loading the best model from %s.", best)
+    logger.info("Loading best model from %s (score: %s).", best, state.best_metric)
     load(best)

@@ -30,6 +30,9 @@ def load_callback_state(host: RunHost) -> None:
             else:
                 handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
                 restored.append(new)
+    found = [name for name in host.state.stateful_callbacks if name not in missing]
+    if found:
+        logger.info("Continuing training from checkpoint, restoring callbacks: %s.", ", ".join(found))
     if missing:
         logger.warning(
             "Ignored the checkpoint's states of callbacks not included in current configuration: %s.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.callbacks.firing import fire
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
+from hf_compat.run.announcing import announce_end
 
 if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
@@ -28,6 +29,7 @@ def finalize_training(
         num_train_samples: Samples of the run.
         start_time: When the run started, in seconds of ``time.time``.
     """
+    announce_end(host.state.global_step)
     if counts.tr_loss is not None:  # else nothing was trained
         counts.total_loss_scalar += counts.tr_loss.item()
     saving.finish()

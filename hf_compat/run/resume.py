@@ -240,7 +240,7 @@ def init_training_state(
 def _forget_missing_best_checkpoint(host: RunHost) -> None:
     best = host.state.best_model_checkpoint
     if host.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
-        logger.warning("The best checkpoint `%s` of the resumed run does not exist any more; it is ignored.", best)
+        logger.warning("The best checkpoint %s of the resumed run does not exist anymore; it is ignored.", best)
         host.state.best_model_checkpoint = None
 
 
@@ -259,13 +259,16 @@ def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once
 
 def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> None:
     """Warn if the checkpoint's batch size, or its logging, evaluation and save steps, which are used, differ."""
-    for name in ("logging_steps", "eval_steps", "save_steps"):
-        given, kept = getattr(args, name), getattr(state, name)
-        if given is not None and given != kept:
-            logger.warning("`%s=%s` differs from the checkpoint's %s, which is used.", name, given, kept)
-    if state.train_batch_size not in (None, args.train_batch_size):
+    pairs = [
+        (name, getattr(args, name), getattr(state, name)) for name in ("logging_steps", "eval_steps", "save_steps")
+    ]
+    if state.train_batch_size != args.train_batch_size:
+        pairs.append(("per_device_train_batch_size", args.per_device_train_batch_size, state.train_batch_size))
+    differing = [pair for pair in pairs if None not in pair and pair[1] != pair[2]]
+    if differing:
+        texts = [f"{name}: {given} (from args) != {kept} (from trainer_state.json)" for name, given, kept in differing]
         logger.warning(
-            "`per_device_train_batch_size=%s` differs from the checkpoint's %s.",
-            args.per_device_train_batch_size,
-            state.train_batch_size,
+            "These arguments do not match the ones in the `trainer_state.json` of the checkpoint, whose steps are "
+            "used: %s.",
+            ", ".join(texts),
         )

@@ -213,6 +213,7 @@ class TrainingRun:
         if self.point is not None:
             resumed = members.resume.start_in_data(plan, loader, done, self._warn_once)
             plan, start, members.progress.shift = resumed
+            members.announcements.start = start
             host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         plan = without_extra_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
         host.run_plan = members.progress.plan = plan
@@ -330,7 +331,8 @@ class TrainingRun:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""
         state = self.host.state
         logger.warning(
-            "`train_dataset` yielded no batch in epoch %s; training stops after %s of `max_steps=%s` update steps.",
+            "There is not a single sample in your epoch_iterator: `train_dataset` yielded no batch in epoch %s; "
+            "stopping training at step %s of `max_steps=%s`.",
             state.epoch,
             state.global_step,
             state.max_steps,

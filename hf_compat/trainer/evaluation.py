@@ -19,10 +19,11 @@ from hf_compat.evaluation.accumulate import nested_detach
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
-from hf_compat.metrics import has_length, speed_metrics
+from hf_compat.metrics import speed_metrics
 from hf_compat.overriding import call_as_defined
 from hf_compat.run.past import fresh_past
 from hf_compat.run.preparing import place_model
+from hf_compat.trainer.announcing import announce_evaluation
 from hf_compat.trainer.current_run import current_run, prepare_strategy
 from hf_compat.trainer.loss import store_past
 
@@ -117,8 +118,6 @@ def run_loop(
     if callable(getattr(trainer.optimizer, "eval", None)):  # a schedule-free optimizer
         trainer.optimizer.eval()
     trainer.callback_handler.eval_dataloader = dataloader
-    if kind is not LegacySession and has_length(dataloader):  # a LegacySession logs it itself
-        logger.info("%s of %s samples.", description, trainer.num_examples(dataloader))
     names = () if kind is LegacySession else _PREPARATION_TIMES
     runtime, is_prediction = trainer._lightning_runtime, description == "Prediction"
     outer = runtime.loaders.evaluation
@@ -136,6 +135,7 @@ def run_loop(
             keeps_predictions=is_prediction,
             times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
         )
+        announce_evaluation(description, session.examples, session.batch_size)
         with fresh_past(trainer):
             runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     finally:

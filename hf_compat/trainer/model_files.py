@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
+from hf_compat.files import read_json_object
 from hf_compat.trainer.current_run import prepare_strategy
 from hf_compat.trainer.optimizers import optimizer_of, scheduler_of
 
@@ -71,6 +73,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
+    logger.info("Saving model checkpoint to %s", folder)
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
     args = for_run(trainer.args)
     writes(
@@ -88,6 +91,8 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
     processing_class = trainer.processing_class
     if processing_class is None:
         processing_class = getattr(trainer.data_collator, "tokenizer", None)
+        if processing_class is not None:
+            logger.info("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
     if processing_class is not None:
         processing_class.save_pretrained(folder)
     training_args.save_training_args(trainer.args, folder)
@@ -99,17 +104,38 @@ def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, 
     Raises:
         CheckpointError: If the folder has no weights, or they cannot be read.
     """
+    if trains_on:
+        logger.info("Loading model from %s.", folder)
+        warn_of_other_release(folder)
     target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
     missing, unexpected = trainer._lightning_runtime.strategy.load_weights(target, folder, trains_on=trains_on)
     trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
 
 
+def warn_of_other_release(folder: str) -> None:
+    """Warn if the configuration in ``folder`` is of another release of transformers than the installed one."""
+    path = Path(folder, "config.json")
+    library = sys.modules.get("transformers")
+    if library is None or not path.is_file():
+        return
+    written, installed = read_json_object(path).get("transformers_version"), library.__version__
+    if written not in (None, installed):
+        logger.warning(
+            "You are resuming training from a checkpoint trained with %s of transformers but your current version is "
+            "%s; results may differ.",
+            written,
+            installed,
+        )
+
+
 def warn_of_missing_weights(load_result: LoadResult) -> None:
     """Warn about missing and unexpected weights."""
     if load_result.missing_keys:
-        logger.warning("The checkpoint has no weights for %s.", load_result.missing_keys)
+        logger.warning("There were missing keys in the checkpoint: no weights for %s.", load_result.missing_keys)
     if load_result.unexpected_keys:
-        logger.warning("The checkpoint has weights that the model does not have: %s.", load_result.unexpected_keys)
+        logger.warning(
+            "There were unexpected keys in the checkpoint: the model has no weights %s.", load_result.unexpected_keys
+        )
 
 
 # Optimizer, schedule, gradient scaler and random states

@@ -206,7 +206,7 @@ class Pusher:
         """Wait for pushes that are running."""
         current = trainer.push_in_progress
         if current is not None and not current.is_done():
-            logger.info("Waiting for the last push to the Hub to end.")
+            logger.info("Waiting for the current checkpoint push to be finished.")
             current.wait_until_done()
 
 

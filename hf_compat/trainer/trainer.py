@@ -62,6 +62,7 @@ from hf_compat.trainer import (
     searching,
     validation,
 )
+from hf_compat.trainer.announcing import announce_setup
 from hf_compat.trainer.current_run import current_run, new_run
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
@@ -242,6 +243,7 @@ class Trainer:
         self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
         self._validate_args()
+        announce_setup(self, has_args=args is not None)
         self.model = self.model_wrapped = construction.first_model(self, model)
         if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
             apply_liger_kernels(self.model, self.args.liger_kernel_config)

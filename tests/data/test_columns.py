@@ -109,7 +109,8 @@ def test_removal_is_logged(caplog):
     with caplog.at_level("INFO", logger="hf_compat"):
         remove_unused_columns(arrow(), ["labels"], "Training")
     assert caplog.messages == [
-        "Columns of the Training set that the model does not take are removed: text, input_ids, id."
+        "Columns of the Training set don't have a corresponding argument in `model.forward` and have been ignored: "
+        "text, input_ids, id."
     ]
 
 
@@ -152,7 +153,9 @@ def test_collator_logs_once(caplog):
         collator([{"a": 1}])
         collator([{"a": 1, "b": 2}, {"a": 1, "c": 2}])
         collator([{"a": 1, "b": 2}])
-    assert caplog.messages == ["Columns of the Evaluation set that the model does not take are removed: b."]
+    assert caplog.messages == [
+        "Columns of the Evaluation set don't have a corresponding argument in `model.forward` and have been ignored: b."
+    ]
 
 
 def test_collator_works_in_workers():

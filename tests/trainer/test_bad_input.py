@@ -136,7 +136,7 @@ def test_unreadable_checkpoint(tmp_path, broken):
 
 def test_no_checkpoint_to_resume_from(tmp_path):
     """``resume_from_checkpoint=True`` in a folder without checkpoints."""
-    with pytest.raises(CheckpointError, match="no valid checkpoint found in output directory"):
+    with pytest.raises(CheckpointError, match="No valid checkpoint found in output directory"):
         trainer_of(tmp_path).train(resume_from_checkpoint=True)
 
 

@@ -173,7 +173,7 @@ def test_a_lost_best_checkpoint_does_not_cost_the_result(tmp_path, caplog):
     trainer = trainer_of(tmp_path, load_best_model_at_end=True, **settings)
     trainer.add_callback(Loses())
     assert trainer.train().global_step == 2
-    assert "does not exist any more" in caplog.text
+    assert "Could not locate the best model at" in caplog.text
 
 
 def test_settings_of_checkpointing_reach_the_model(tmp_path):

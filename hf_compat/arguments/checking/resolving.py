@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 __all__ = ["resolve", "semantics_of"]
 
+logger = logging.getLogger(__name__)
+
 Problems = Iterator[Problem]
 
 ENUMS: dict[str, type[ExplicitEnum]] = {
@@ -59,6 +61,8 @@ _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
 def _paths(args: TrainingArguments, semantics: Semantics) -> None:
+    if args.output_dir is None:
+        logger.info("No output directory specified, defaulting to 'trainer_output': set `output_dir` for another.")
     args.output_dir = os.path.expanduser("trainer_output" if args.output_dir is None else args.output_dir)
     if args.logging_dir is None and semantics.release < SINCE["drops_logging_dir"]:
         stamp = datetime.now().strftime("%b%d_%H-%M-%S")
@@ -130,6 +134,7 @@ def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.eval_delay = args.eval_delay or 0  # None until 4.56
     if args.eval_strategy == "steps" and not args.eval_steps:
         args.eval_steps = args.logging_steps
+        logger.info("using `logging_steps` to initialize `eval_steps` to %s", args.logging_steps)
     if args.metric_for_best_model is None and (
         args.load_best_model_at_end or args.lr_scheduler_type in _METRIC_SCHEDULES
     ):
@@ -179,6 +184,11 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
     except (OSError, TypeError, json.JSONDecodeError) as error:
         known = ", ".join(item.name for item in fields(AcceleratorConfig))
         yield Problem("accelerator_config", given, f"{error}; pass a dict or a JSON file with the keys {known}.")
+    if args.accelerator_config.split_batches:
+        logger.info(
+            "Using `split_batches=True` in `accelerator_config`: `per_device_train_batch_size` is the size of a batch "
+            "that is split across all processes."
+        )
     num_steps = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
     if num_steps is not None and args.gradient_accumulation_steps == 1:
         args.gradient_accumulation_steps = num_steps

@@ -1,0 +1,60 @@
+"""What a Trainer tells the log as it is made and as it evaluates: the facts that transformers tells, at level info."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from torch.utils.data import IterableDataset
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["announce_evaluation", "announce_setup"]
+
+logger = logging.getLogger(__name__)
+
+
+def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
+    """Log which arguments have no effect, and what replaces them.
+
+    Args:
+        trainer: The Trainer.
+        has_args: Whether it was given ``args``.
+    """
+    if not has_args:
+        logger.info("No `TrainingArguments` passed, using `output_dir=%s`.", trainer.args.output_dir)
+    for line in _setup(trainer):
+        logger.info(line)
+
+
+def _setup(trainer: Trainer) -> Iterator[str]:
+    args = trainer.args
+    if args.max_steps > 0 and args.num_train_epochs > 0:
+        yield (
+            f"max_steps is given ({args.max_steps}), it will override any value given in num_train_epochs "
+            f"({args.num_train_epochs})"
+        )
+    is_old = trainer.semantics.release.major < 5
+    if is_old and (args.fp16 or args.bf16):
+        on_cpu = args.device.type == "cpu" and not args.fp16 and args.half_precision_backend == "auto"
+        yield f"Using {'cpu_amp' if on_cpu else args.half_precision_backend} half precision backend"
+    if not is_old and isinstance(trainer.train_dataset, IterableDataset):
+        yield (
+            f"`train_sampling_strategy={args.train_sampling_strategy!r}` is ignored when using an `IterableDataset`: "
+            "it decides its order itself."
+        )
+
+
+def announce_evaluation(description: str, examples: int | None, batch_size: int | None) -> None:
+    """Log what is evaluated.
+
+    Args:
+        description: ``"Evaluation"`` or ``"Prediction"``.
+        examples: Samples in the data loader; None if unknown.
+        batch_size: Samples of a batch on one device.
+    """
+    logger.info("***** Running %s *****", description)
+    logger.info("  Num examples: Unknown" if examples is None else f"  Num examples = {examples}")
+    logger.info("  Batch size = %s", batch_size)
