@@ -186,4 +186,4 @@ def test_early_stopping_says_what_the_arguments_lack(caplog):
     assert "eval_strategy='no'" in second
     assert not caplog.records
     callback.on_train_begin(callback_args(load_best_model_at_end=False), state, TrainerControl())
-    assert "load_best_model_at_end=False" in caplog.text
+    assert "without load_best_model_at_end=True" in caplog.text

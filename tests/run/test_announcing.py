@@ -16,6 +16,7 @@ from transformers.utils import logging as library_logging
 
 import hf_compat
 from hf_compat.errors import CheckpointError
+from tests.run.test_plain_module import HIDE
 from tests.support.helpers import ListDataset, PadCollator, PlainModel, Stream, gpt2, token_rows, tokenizer, vector_rows
 
 LIBRARIES = {"ours": hf_compat, "transformers": transformers}
@@ -72,7 +73,7 @@ def lines():
     library_logging.set_verbosity_info()
     library_logging.add_handler(handler)
     yield seen
-    library_logging.remove_handler(handler)
+    logging.getLogger("transformers").removeHandler(handler)  # `remove_handler` of 4.57 refuses one that is there
     library_logging.set_verbosity(before)
 
 
@@ -210,13 +211,15 @@ def test_settings_reach_what_is_logged(field, hush, is_told, lines, tmp_path):
             logging.getLogger(name).setLevel(level)
 
 
+class Replica(hf_compat.TrainingArguments):
+    """The arguments of a process that is not to log."""
+
+    should_log = False
+
+
 def test_a_replica_has_its_own_level(lines, tmp_path):
     """A process that is not to log tells nothing, unless ``log_level_replica`` says so."""
     for replica, is_told in (("warning", False), ("info", True)):
-
-        class Replica(hf_compat.TrainingArguments):
-            should_log = False
-
         args = Replica(str(tmp_path), max_steps=1, report_to="none", use_cpu=True, log_level_replica=replica)
         lines.clear()
         hf_compat.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4))).train()
@@ -225,7 +228,6 @@ def test_a_replica_has_its_own_level(lines, tmp_path):
 
 ALONE = """
 import logging, sys
-sys.modules["transformers"] = None
 logging.basicConfig(format="%(name)s|%(message)s", stream=sys.stdout)
 from hf_compat import Trainer, TrainingArguments
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -236,6 +238,6 @@ Trainer(PlainModel(), TrainingArguments(sys.argv[1], **fields), train_dataset=Li
 
 def test_without_transformers_it_logs_as_any_package(tmp_path):
     """The facts are on hf_compat's own loggers, which the handlers of the root logger hear."""
-    run = [sys.executable, "-c", ALONE, str(tmp_path)]
+    run = [sys.executable, "-c", HIDE + ALONE, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert "hf_compat.run.announcing|***** Running training *****" in done.stdout

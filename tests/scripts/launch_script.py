@@ -60,7 +60,7 @@ seen = {
     "local_rank": args.local_process_index,
     "should_save": args.should_save,
     "should_log": args.should_log,
-    "level": logging.getLevelName(logging.getLogger("hf_compat").level),
+    "level": logging.getLevelName(logging.getLogger("hf_compat").getEffectiveLevel()),
     "nodes": trainer.lightning_trainer.num_nodes,
     "wrapped": type(trainer.model_wrapped).__name__,
     "steps": trainer.state.global_step,
