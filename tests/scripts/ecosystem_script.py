@@ -31,10 +31,18 @@ ARGUMENTS: dict[str, Any] = {
     "logging_steps": 1,
     "save_strategy": "no",
     "dataloader_pin_memory": False,
+    "ddp_find_unused_parameters": False,  # with it, torch's DDP refuses a CrossEncoder
     "seed": 3,
 }
 PRECISE = {**ARGUMENTS, "bf16": False, "gradient_checkpointing": False}
 """TRL's own defaults are bfloat16 and activation checkpointing."""
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 64,
+}
 RUNS: dict[str, Callable[[Path], Any]] = {}
 """Each run by its name: a function of an empty folder that returns the Trainer after training."""
 
@@ -72,38 +80,43 @@ def save_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
+def saved_model(folder: Path, name: str, build: Callable[[Any], Any]) -> str:
+    """Save the model that ``build`` makes for a tokenizer, and that, beside the run's folder; return where.
+
+    ``main`` does that before the processes know each other: then each saves its own.
+    """
+    path = folder.parent.parent / f"models_{folder.name}" / name
+    if not path.exists():
+        tokenizer = save_tokenizer(path)
+        torch.manual_seed(0)
+        build(tokenizer).save_pretrained(path)
+    return str(path)
+
+
 def language_model(folder: Path) -> str:
     """Save a tiny Llama with dropout and its tokenizer; return the folder."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = save_tokenizer(folder / "model")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        **sizes,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        attention_dropout=0.1,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    return str(folder / "model")
+    def build(tokenizer: Any) -> Any:
+        special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")}
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), **SIZES, num_key_value_heads=2, attention_dropout=0.1, **special
+        )
+        return LlamaForCausalLM(config)
+
+    return saved_model(folder, "language_model", build)
 
 
 def encoder(folder: Path, **config: Any) -> str:
     """Save a tiny BERT with dropout and its tokenizer; return the folder."""
     from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-    tokenizer = save_tokenizer(folder / "encoder")
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     kind = BertForSequenceClassification if config else BertModel
-    settings = BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes, **config)
-    kind(settings).save_pretrained(folder / "encoder")
-    return str(folder / "encoder")
+    return saved_model(
+        folder,
+        kind.__name__,
+        lambda tokenizer: kind(BertConfig(vocab_size=len(tokenizer), **SIZES, **config)),
+    )
 
 
 def dataset(rows: int, columns: Callable[[int], dict[str, Any]]) -> Any:
@@ -301,6 +314,8 @@ def main() -> None:
     if given.which == "ours":
         replace_trainers()
     rank = os.environ.get("RANK", "0")
+    first = given.output / given.runs[0] / rank
+    language_model(first), encoder(first), encoder(first, num_labels=1)
     for name in given.runs:
         trainer = RUNS[name](given.output / name / rank)
         (given.output / name / f"outcome_{rank}.json").write_text(json.dumps(outcome(trainer)))
