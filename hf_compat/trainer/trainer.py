@@ -35,11 +35,8 @@ from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.memory import TrainerMemoryTracker
-from hf_compat.metrics import has_length
 from hf_compat.model_facts import count_parameters
-from hf_compat.optim.groups import decay_parameter_names
-from hf_compat.optim.liger import apply_liger_kernels
-from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
+from hf_compat.optim import groups, liger, neftune
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.overriding import WarnOnce, call_as_defined, explain_missing, refuse_overrides_never_called
 from hf_compat.plan import RunPlan, build_plan
@@ -246,7 +243,7 @@ class Trainer:
         announce_setup(self, has_args=args is not None)
         self.model = self.model_wrapped = construction.first_model(self, model)
         if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
-            apply_liger_kernels(self.model, self.args.liger_kernel_config)
+            liger.apply_liger_kernels(self.model, self.args.liger_kernel_config)
         construction.inspect_model(self)
         construction.set_up_callbacks(self, callbacks)
         if self.args.push_to_hub:
@@ -357,14 +354,14 @@ class Trainer:
     def _activate_neftune(self, model: nn.Module) -> nn.Module:
         """Add NEFTune's noise to the embeddings of ``model``; return the model."""
         assert self.neftune_noise_alpha is not None, "called only if it is set"
-        self.neftune_hook_handle = activate_neftune(model, self.neftune_noise_alpha)
+        self.neftune_hook_handle = neftune.activate_neftune(model, self.neftune_noise_alpha)
         return model
 
     def _deactivate_neftune(self, model: nn.Module) -> None:
         """Undo :meth:`_activate_neftune`."""
         if self.neftune_hook_handle is None:
             raise ValueError("NEFTune is not active: call `_activate_neftune` first.")
-        deactivate_neftune(model, self.neftune_hook_handle)
+        neftune.deactivate_neftune(model, self.neftune_hook_handle)
         self.neftune_hook_handle = None
 
     # ---- callbacks and logs ----
@@ -478,7 +475,7 @@ class Trainer:
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of samples in ``dataloader``, estimated from its batches for a dataset without length."""
         dataset = getattr(dataloader, "dataset", None)
-        if has_length(dataset):
+        if metric_files.has_length(dataset):
             return len(dataset)
         return len(dataloader) * self.args.per_device_train_batch_size
 
@@ -508,7 +505,7 @@ class Trainer:
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the names of parameters with weight decay: all except biases and those of normalisation layers."""
-        return decay_parameter_names(model)
+        return groups.decay_parameter_names(model)
 
     def get_learning_rates(self) -> list[float]:
         """Return the learning rate of each parameter group."""
@@ -578,7 +575,7 @@ class Trainer:
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
     ) -> tuple[Any, ...]:
         """Return the numbers of a run over ``dataloader`` as the emulated release does; see :func:`to_values`."""
-        batches = len(dataloader) if has_length(dataloader) else None
+        batches = len(dataloader) if metric_files.has_length(dataloader) else None
         samples = self.get_total_train_batch_size(args) if total_train_batch_size is None else total_train_batch_size
         examples = self.num_examples(dataloader) if batches else None
         plan = build_plan(args, batches=batches, examples=examples, samples_per_update_step=samples)

@@ -63,6 +63,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
             "metrics.py",
             "model_card/summary.py",
             "run/run.py",
+            "trainer/announcing.py",
             "trainer/model_files.py",
             "trainer/pushing.py",
             "trainer/searching.py",
@@ -73,13 +74,23 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "per_device_train_batch_size",
         "plan",
         "arguments/training_arguments.py",
-        also_in=("run/resume.py", "trainer/trainer.py"),
+        also_in=(
+            "run/announcing.py",
+            "run/resume.py",
+            "trainer/trainer.py",
+        ),
     ),
     FieldRule(
         "num_train_epochs",
         "trainer",
         "max_epochs",
-        also_in=("model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/tokens.py"),
+        also_in=(
+            "model_card/eval_results.py",
+            "plan/plan.py",
+            "run/resume.py",
+            "run/tokens.py",
+            "trainer/announcing.py",
+        ),
     ),
     FieldRule(
         "max_steps",
@@ -90,6 +101,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
             "plan/plan.py",
             "run/resume.py",
             "run/tokens.py",
+            "trainer/announcing.py",
             "trainer/trainer.py",
             "trainer/validation.py",
         ),
@@ -149,8 +161,25 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),
     FieldRule("max_grad_norm", "plan", "run/clipping.py", also_in=("optim/in_backward.py", "trainer/trainer.py")),
     FieldRule("label_smoothing_factor", "plan", "trainer/construction.py", also_in=("model_card/eval_results.py",)),
-    FieldRule("bf16", "trainer", "plugins", also_in=("trainer/loss.py",)),
-    FieldRule("fp16", "trainer", "plugins", also_in=("model_card/eval_results.py", "trainer/loss.py")),
+    FieldRule(
+        "bf16",
+        "trainer",
+        "plugins",
+        also_in=(
+            "trainer/announcing.py",
+            "trainer/loss.py",
+        ),
+    ),
+    FieldRule(
+        "fp16",
+        "trainer",
+        "plugins",
+        also_in=(
+            "model_card/eval_results.py",
+            "trainer/announcing.py",
+            "trainer/loss.py",
+        ),
+    ),
     FieldRule(
         "bf16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
     ),
@@ -265,7 +294,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         also_in=("callbacks/early_stopping.py", "engine/loggers/wandb.py", "trainer/validation.py"),
     ),
     FieldRule("greater_is_better", "plan", "run/best_model.py", also_in=("callbacks/early_stopping.py",)),
-    FieldRule("ignore_data_skip", "plan", "run/resume.py"),
+    FieldRule("ignore_data_skip", "plan", "run/resume.py", also_in=("run/announcing.py",)),
     FieldRule("restore_callback_states_from_checkpoint", "plan", "trainer/trainer.py"),
     FieldRule("full_determinism", "plan", "trainer/trainer.py", also_in=("run/preparing.py",)),
     FieldRule(
@@ -280,7 +309,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "accelerator_config",
         "plan",
         "trainer/construction.py",
-        also_in=("engine/strategies/fsdp/limits.py", "engine/strategies/kinds.py"),
+        also_in=(
+            "engine/strategies/fsdp/limits.py",
+            "engine/strategies/kinds.py",
+            "trainer/validation.py",
+        ),
     ),
     FieldRule(
         "parallelism_config",
@@ -297,7 +330,15 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("dataloader_in_order", "plan", "trainer/loaders.py"),
     FieldRule("remove_unused_columns", "plan", "trainer/trainer.py"),
     FieldRule("label_names", "plan", "trainer/construction.py"),
-    FieldRule("train_sampling_strategy", "plan", "trainer/loaders.py"),
+    FieldRule(
+        "train_sampling_strategy",
+        "plan",
+        "trainer/loaders.py",
+        also_in=(
+            "trainer/announcing.py",
+            "trainer/validation.py",
+        ),
+    ),
     FieldRule("length_column_name", "plan", "trainer/loaders.py"),
     FieldRule(
         "ddp_find_unused_parameters", "plan", "engine/strategies/ddp.py", also_in=("engine/strategies/choice.py",)
@@ -329,7 +370,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("jit_mode_eval", "plan", "trainer/evaluation.py"),
     FieldRule("use_ipex", "unsupported", "IPEX is not supported; remove it, or set `bf16=True`"),
     FieldRule("fp16_opt_level", "unsupported", _APEX),
-    FieldRule("half_precision_backend", "plan", "trainer/loss.py"),
+    FieldRule("half_precision_backend", "plan", "trainer/loss.py", also_in=("trainer/announcing.py",)),
     FieldRule("tpu_num_cores", "unsupported", _TPU),
     FieldRule("tpu_metrics_debug", "unsupported", _TPU),
     FieldRule("past_index", "plan", "trainer/loss.py"),
