@@ -4,6 +4,7 @@
 
     HFCompatError
     ├── ArgumentsError (ValueError)            fields of one TrainingArguments that contradict each other
+    │   ├── ArgumentTypesError (TypeError)     fields of a type that cannot be used
     │   ├── EarlyStoppingError (AssertionError)  fields that EarlyStoppingCallback needs
     │   └── UnsupportedArgumentsError (NotImplementedError)  fields that are not supported
     ├── UnknownArgumentError (TypeError)       an argument of no release of transformers
@@ -35,6 +36,7 @@ from types import ModuleType
 from typing import Any
 
 __all__ = [
+    "ArgumentTypesError",
     "ArgumentsError",
     "BatchSizeError",
     "CheckpointError",
@@ -94,6 +96,10 @@ def _rebuild(kind: type[ArgumentsError], problems: Sequence[str], fields: Sequen
 
 class UnsupportedArgumentsError(ArgumentsError, NotImplementedError):
     """Fields of ``TrainingArguments`` that are not supported; lists all of them."""
+
+
+class ArgumentTypesError(ArgumentsError, TypeError):
+    """Fields of ``TrainingArguments`` whose values are of a type that cannot be used; lists all other problems too."""
 
 
 class EarlyStoppingError(ArgumentsError, AssertionError):

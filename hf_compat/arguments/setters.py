@@ -170,7 +170,7 @@ def set_fields(args: Arguments, topic: Topic, given: Mapping[str, object]) -> Ar
     """
     values = {name: topic.kinds.get(name, _as_given)(value) for name, value in given.items() if name != "self"}
     if values.get("strategy") == "steps" and values.get("steps") == 0:
-        text = "must be a positive number of update steps for `strategy='steps'`."
+        text = "`strategy='steps'` requires a positive value for `steps`, a number of update steps."
         raise_all([Problem("steps", values["steps"], text)])
     semantics = resolve_semantics(args.semantics)
     with script_values_aside(args, semantics.release):

@@ -96,8 +96,9 @@ def remove_unused_columns(dataset: Dataset, columns: Sequence[str], description:
     dropped = [name for name in dataset.column_names if name not in columns]
     if len(dropped) == len(dataset.column_names):
         raise DataError(
-            f"The model's forward takes none of the data set's columns ({', '.join(dropped) or 'it has none'}), only "
-            f"{', '.join(columns)}: rename columns, or set `remove_unused_columns=False`."
+            "No columns in the dataset match the model's forward method signature. It has: "
+            f"{', '.join(dropped) or 'none'}; the model takes: {', '.join(columns)}. Rename columns, or set "
+            "`remove_unused_columns=False`."
         )
     if dropped:
         _log_removed(dropped, description)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
+from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnsupportedArgumentsError
 from hf_compat.optim.layerwise import LayerwiseOptimizer
 from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest
 
@@ -98,16 +98,21 @@ def _check(request: OptimizerRequest, *, layerwise: bool) -> None:
     """Raise one error with all problems of the optimizer's fields."""
     name, settings, problems = request.name, request.settings, []
     targets = settings.optim_target_modules
+    is_wrong = not isinstance(targets, str | list | tuple | None)
     if targets is None:
-        problems.append(f"`optim={name!r}` needs `optim_target_modules`: set it, for instance to 'all-linear'.")
-    elif not isinstance(targets, str | list | tuple):
-        problems.append(f"`optim_target_modules={targets!r}`: use a list of names, a regex or 'all-linear'.")
+        problems.append(
+            f"`optim={name!r}` needs `optim_target_modules`: You need to define `optim_target_modules`, such as "
+            "'all-linear'."
+        )
+    elif is_wrong:
+        problems.append(f"`optim_target_modules={targets!r}`: must be a list of strings, a regex or 'all-linear'.")
     if request.model is None:
         problems.append(f"`optim={name!r}` is built from the model: pass `model` too.")
     if layerwise and settings.gradient_accumulation_steps != 1:
         problems.append(
             f"`gradient_accumulation_steps={settings.gradient_accumulation_steps}` with `optim={name!r}`, which "
-            "updates parameters in the backward pass: set `gradient_accumulation_steps=1`."
+            "updates parameters in the backward pass and does not support gradient accumulation: set "
+            "`gradient_accumulation_steps=1`."
         )
     if layerwise and settings.world_size > 1:
         plain = name.removesuffix("_layerwise")
@@ -115,7 +120,7 @@ def _check(request: OptimizerRequest, *, layerwise: bool) -> None:
             f"`optim={name!r}` does not support a world size of {settings.world_size}; use optim={plain!r}."
         )
     if problems:
-        raise ArgumentsError(problems)
+        raise (ArgumentTypesError if is_wrong else ArgumentsError)(problems)
 
 
 def _build(
@@ -133,7 +138,10 @@ def _build(
     names = target_weights(request.model, targets)
     if not names:
         raise ArgumentsError(
-            [f"`optim_target_modules={targets!r}`: {type(request.model).__name__} has no linear layer that matches."]
+            [
+                f"`optim_target_modules={targets!r}`: No target modules found, {type(request.model).__name__} has no "
+                "linear layer that matches."
+            ]
         )
     parameters = list(request.model.named_parameters())
     others = [parameter for name, parameter in parameters if name not in names]

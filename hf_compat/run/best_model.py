@@ -32,8 +32,8 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise KeyError(
-            f"`metric_for_best_model={args.metric_for_best_model!r}`: the evaluation returned no `{name}`, only "
-            f"{', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
+            f"`metric_for_best_model={args.metric_for_best_model!r}`, which is not found in the evaluation metrics: "
+            f"there is no `{name}`, only {', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
         )
     return metrics[name]
 

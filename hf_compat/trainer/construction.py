@@ -93,14 +93,14 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     """
     if trainer.model_init is not None:
         if model is not None and trainer.semantics.refuses_model_and_model_init:
-            raise ValueError("`model` and `model_init` were both passed: choose one.")
+            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both: choose one.")
         if model is not None:
             warnings.warn("`model_init` replaces `model`: pass only one.", FutureWarning, stacklevel=3)
         model = trainer.call_model_init()
     assert model is not None, "checked before"
     if is_bare_model(model) and _uses_model_loss(trainer):
         raise ModelError(
-            f"`model`: {type(model).__name__} computes hidden states only and takes no labels, so it has no loss. "
+            f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
     check_plan(model, trainer.get_tp_size())
@@ -134,10 +134,10 @@ def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
         raise TypeError("`model_init=None`: pass a function that returns a model to the Trainer.")
     arguments = number_of_arguments(trainer.model_init)
     if arguments > 1:
-        raise RuntimeError(f"`model_init` takes {arguments} arguments, but it may only take none, or the trial.")
+        raise RuntimeError(f"model_init should have 0 or 1 argument, the trial, but it has {arguments}.")
     model = trainer.model_init(trial) if arguments else trainer.model_init()
     if model is None:
-        raise RuntimeError("`model_init` returned None, but it has to return the model.")
+        raise RuntimeError("model_init should not return None: return the model.")
     return model
 
 
@@ -152,8 +152,8 @@ def inspect_model(trainer: Trainer) -> None:
     if args.label_smoothing_factor != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
             trainer._warn_once(
-                f"`label_smoothing_factor={args.label_smoothing_factor}` is ignored: label smoothing is not defined "
-                "for multi-label classification."
+                f"`label_smoothing_factor={args.label_smoothing_factor}`: Label smoothing is not compatible with "
+                "multi-label classification. It is ignored; set it to 0."
             )
         else:
             trainer.label_smoother = LabelSmoother(epsilon=args.label_smoothing_factor)

@@ -30,7 +30,9 @@ __all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_
 def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``."""
     if eval_dataset is None and trainer.eval_dataset is None:
-        raise DataError("`eval_dataset=None`: pass the evaluation dataset to the Trainer or to `evaluate`.")
+        raise DataError(
+            "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
+        )
     key = eval_dataset if isinstance(eval_dataset, str) else "eval"
     keeps_workers = trainer.args.dataloader_persistent_workers
     if keeps_workers and key in trainer._eval_dataloaders:

@@ -136,8 +136,8 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
             return outputs["loss"]
         returned, given = ", ".join(outputs), ", ".join(inputs)
         raise ModelError(
-            f"`model`: {type(trainer.model).__name__} returned no loss, only: {returned}. Its inputs were: {given}. "
-            "Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
+            f"`model`: {type(trainer.model).__name__} did not return a loss, only: {returned}. Its inputs were: "
+            f"{given}. Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
         )
     if isinstance(outputs, Tensor) and outputs.numel() != 1:
         raise ModelError(
@@ -200,7 +200,7 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
     inputs = trainer._prepare_input(inputs)
     if len(inputs) == 0:
         raise DataError(
-            f"`train_dataset`: a batch is empty. {type(trainer.model).__name__} takes the columns "
+            f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "
             f"{', '.join(trainer._signature_columns or ['(any)'])}. Add at least one of them to the dataset, or set "
             "`remove_unused_columns=False`."
         )

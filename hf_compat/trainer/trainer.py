@@ -407,7 +407,7 @@ class Trainer:
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the train loader, shuffled by seed and epoch."""
         if self.train_dataset is None:
-            raise DataError("`train_dataset=None`: pass the training dataset to the Trainer.")
+            raise DataError("`train_dataset=None`: training requires a train_dataset. Pass it to the Trainer.")
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",

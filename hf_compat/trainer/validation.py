@@ -31,6 +31,7 @@ def validate(trainer: Trainer) -> None:
         TrainerSetupError: If constructor arguments are not; it lists all other problems too.
         ArgumentsError: If training arguments are not.
         DataError: If the training dataset is empty.
+        TypeError: If the collator is an object with ``collate_batch`` that cannot be called.
     """
     setup, empty = _setup_problems(trainer), _empty_data(trainer)
     problems = [*_data_problems(trainer), *_optimization_problems(trainer)]
@@ -40,6 +41,12 @@ def validate(trainer: Trainer) -> None:
         raise ArgumentsError([*problems, *empty])
     if empty:
         raise DataError(*empty)
+    collator = trainer.data_collator
+    if not callable(collator) and callable(getattr(collator, "collate_batch", None)):
+        raise TypeError(
+            f"`data_collator`: {type(collator).__name__} cannot be called, but it should be a simple callable. Rename "
+            "its `collate_batch` to `__call__`."
+        )
 
 
 def _setup_problems(trainer: Trainer) -> list[str]:
@@ -65,7 +72,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
             "That is not supported: start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU."
         )
     if trainer.model is None and trainer.model_init is None:
-        problems.append("`model=None`: pass a `model`, or a `model_init` that returns one.")
+        problems.append("`model=None`: `Trainer` requires either a `model` or `model_init` argument. Pass one of them.")
     return problems + _given_optimizer_problems(trainer)
 
 
@@ -84,17 +91,18 @@ def _data_problems(trainer: Trainer) -> list[str]:
     args, problems = trainer.args, []
     if args.eval_strategy != "no" and trainer.eval_dataset is None:
         problems.append(
-            f"`eval_strategy={plain_name(args.eval_strategy)!r}`: there is no `eval_dataset`. Pass one to the Trainer, "
-            "or set `eval_strategy='no'`."
+            f"`eval_strategy={plain_name(args.eval_strategy)!r}`: an evaluation is set, but you didn't pass an "
+            "`eval_dataset` to `Trainer`. Pass one, or set `eval_strategy='no'`."
         )
     wants_best = args.save_strategy == "best" or args.load_best_model_at_end
     if wants_best and args.metric_for_best_model is None:
-        problems.append("`metric_for_best_model=None`: `save_strategy='best'` needs a metric. Set it.")
+        phrase = "`args.metric_for_best_model` must be provided when using 'best' save_strategy"
+        problems.append(f"`metric_for_best_model=None`: {phrase}. Set it, for instance to 'loss'.")
     unsized = trainer.train_dataset is not None and not has_length(trainer.train_dataset)
     if unsized and args.max_steps <= 0:
         problems.append(
-            f"`max_steps={args.max_steps}`: `train_dataset` has no length, so the number of update steps is unknown. "
-            "Set `max_steps`."
+            f"`max_steps={args.max_steps}`: max_steps has to be specified, as `train_dataset` has no length. Set it to "
+            "the number of update steps."
         )
     if is_metric(trainer.compute_metrics):
         if args.include_for_metrics:
@@ -104,8 +112,8 @@ def _data_problems(trainer: Trainer) -> list[str]:
             )
     elif args.batch_eval_metrics and trainer.compute_metrics is not None and not _takes_result(trainer.compute_metrics):
         problems.append(
-            "`batch_eval_metrics=True`: `compute_metrics` has no parameter `compute_result`. Add it; it is True for "
-            "the last batch."
+            "`batch_eval_metrics=True`: your `compute_metrics` function must take a `compute_result` boolean argument. "
+            "Add it; it is True for the last batch."
         )
     config, size = args.accelerator_config, trainer.accelerator.data_parallel_size
     for name in ("dispatch_batches", "split_batches"):
@@ -142,9 +150,12 @@ def _given_optimizer_problems(trainer: Trainer) -> list[str]:
     problems: list[str] = []
     if trainer.model_init is not None and _has_optimizers(trainer):
         problems.append(
-            "`optimizers` is not supported with `model_init`: each `train` creates a new model, whose parameters are "
-            "not in the optimizer. Override `create_optimizer`, or pass `optimizer_cls_and_kwargs`."
+            "Passing a `model_init` is incompatible with providing the `optimizers` argument: each `train` "
+            "creates a new model, whose parameters are not in the optimizer. Override `create_optimizer`, or pass "
+            "`optimizer_cls_and_kwargs`."
         )
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
-        problems.append("`optimizers` and `optimizer_cls_and_kwargs` were both passed: choose one.")
+        problems.append(
+            "Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible: choose one."
+        )
     return problems

@@ -64,7 +64,7 @@ def test_model_without_loss(tmp_path):
     """A model that returns no loss is refused at its first batch, before any update step."""
     trainer = trainer_of(tmp_path, model=NoLoss())
     before = trainer.model.layer.weight.clone()
-    with pytest.raises(ModelError, match=r"`model`: NoLoss returned no loss, only: logits"):
+    with pytest.raises(ModelError, match=r"`model`: NoLoss did not return a loss, only: logits"):
         trainer.train()
     assert trainer.state.global_step == 0
     assert torch.equal(trainer.model.layer.weight, before)
@@ -177,7 +177,13 @@ def test_all_problems_of_a_trainer_at_once(tmp_path):
             optimizer_cls_and_kwargs=(torch.optim.SGD, {}),
             lightning={"logger": True, "max_steps": 3, "profilr": "simple"},
         )
-    of_the_constructor = ("`model=None`", "both passed", "'logger': True", "`max_steps=3`", "Did you mean `profiler`")
+    of_the_constructor = (
+        "`model=None`",
+        "Passing both `optimizers`",
+        "'logger': True",
+        "`max_steps=3`",
+        "Did you mean `profiler`",
+    )
     assert all(part in str(caught.value) for part in (*of_args, *of_the_constructor))
 
 

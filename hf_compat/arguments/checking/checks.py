@@ -106,7 +106,7 @@ def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, least in MINIMUMS.items():
         value = getattr(args, name)
         if value is not None and (not isinstance(value, Integral) or int(value) < least):
-            yield Problem(name, value, f"must be an integer, {least} or more.")
+            yield Problem(name, value, f"`{name}` must be an integer, {least} or more.")
 
 
 def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -128,7 +128,7 @@ def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("seed", args.seed, f"must be between 0 and {_LARGEST_SEED}.")
     ratio = args.warmup_ratio
     if ratio is not None and not 0 <= ratio <= 1:
-        yield Problem("warmup_ratio", ratio, "must be between 0 and 1, a fraction of all update steps.")
+        yield Problem("warmup_ratio", ratio, "warmup_ratio must lie in range [0,1], a fraction of all update steps.")
     steps = args.warmup_steps
     if isinstance(steps, float) and not steps.is_integer() and not semantics.warmup_below_one_is_ratio:
         yield Problem(
@@ -144,12 +144,15 @@ def _steps(args: TrainingArguments, semantics: Semantics) -> Problems:
         if getattr(args, f"{event}_strategy") != "steps":
             continue
         if event != "save" and not value:
-            text = f"must be positive for `{event}_strategy='steps'`; set it"
-            yield Problem(name, value, f"{text}, or `logging_steps`." if event == "eval" else f"{text}.")
+            needed = (
+                "either non-zero --eval_steps or --logging_steps" if event == "eval" else "non-zero --logging_steps"
+            )
+            yield Problem(name, value, f"`{event}_strategy='steps'` requires {needed}; set it to a number above 0.")
         elif value < 0:
             yield Problem(name, value, "must be positive: update steps, or below 1 a fraction of all.")
         elif value > 1 and value != int(value):
-            yield Problem(name, value, "must be an integer number of update steps, or below 1 a fraction of all.")
+            text = f"--{name} must be an integer if bigger than 1: update steps, or below 1 a fraction of all."
+            yield Problem(name, value, text)
 
 
 def _best_model(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -157,10 +160,13 @@ def _best_model(args: TrainingArguments, semantics: Semantics) -> Problems:
         return
     if args.eval_strategy != args.save_strategy:
         strategies = f"`eval_strategy={_plain(args.eval_strategy)!r}`, `save_strategy={_plain(args.save_strategy)!r}`"
-        text = f"every checkpoint needs an evaluation: set {strategies} to the same value, or set it to False."
+        phrase = "--load_best_model_at_end requires the save and eval strategy to match"
+        text = f"{phrase}, as every checkpoint needs an evaluation: set {strategies} to one value."
         yield Problem("load_best_model_at_end", True, text)
     elif args.eval_strategy == "steps" and args.eval_steps and not _is_multiple(args.save_steps, args.eval_steps):
-        text = f"must be a multiple of `eval_steps={args.eval_steps}` for `load_best_model_at_end=True`"
+        whole = "multiple" if args.save_steps < 1 or args.eval_steps < 1 else "round multiple"
+        phrase = f"--load_best_model_at_end requires the saving steps to be a {whole} of the evaluation steps"
+        text = f"{phrase}, `eval_steps={args.eval_steps}`"
         mixed = (args.save_steps < 1) != (args.eval_steps < 1)
         yield Problem(
             "save_steps", args.save_steps, f"{text}; use update steps or fractions for both." if mixed else f"{text}."
@@ -179,9 +185,9 @@ def _is_multiple(whole: float, part: float) -> bool:
 
 def _schedule(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy") and args.eval_strategy == "no":
-        yield Problem(
-            "lr_scheduler_type", args.lr_scheduler_type, "needs evaluations; set `eval_strategy` to 'steps' or 'epoch'."
-        )
+        kind = _plain(args.lr_scheduler_type)
+        text = f"lr_scheduler_type {kind} requires an eval strategy; set `eval_strategy` to 'steps' or 'epoch'."
+        yield Problem("lr_scheduler_type", args.lr_scheduler_type, text)
 
 
 def _loaders(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -190,7 +196,8 @@ def _loaders(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name in ("dataloader_prefetch_factor", "dataloader_persistent_workers", "dataloader_multiprocessing_context"):
         value = getattr(args, name)
         if value not in (None, False):
-            yield Problem(name, value, "needs data loader workers; set `dataloader_num_workers`, or remove it.")
+            phrase = f"--{name} can only be set when data is loaded in a different process"
+            yield Problem(name, value, f"{phrase}; set `dataloader_num_workers`, or remove it.")
 
 
 def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -209,15 +216,15 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
         yield Problem("accelerator_config", config, text)
     num_steps = accumulation.get("num_steps", args.gradient_accumulation_steps)
     if num_steps != args.gradient_accumulation_steps:
-        text = f"contradicts num_steps={num_steps} in `accelerator_config`; set only one of them."
+        text = f"`num_steps` is set in `accelerator_config`, and contradicts it: num_steps={num_steps}; set one only."
         yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
 
 
 def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.fp16 and args.bf16:
-        yield Problem("fp16", True, "cannot be combined with `bf16=True`; set one of them.")
+        yield Problem("fp16", True, "At most one of fp16 and bf16 can be True; set one of them.")
     if args.fp16_full_eval and args.bf16_full_eval:
-        yield Problem("fp16_full_eval", True, "cannot be combined with `bf16_full_eval=True`; set one of them.")
+        yield Problem("fp16_full_eval", True, "At most one of fp16 and bf16 can be True for full eval; set one.")
     if args.half_precision_backend == "apex":
         text = "apex is not supported; remove it, torch's automatic mixed precision is used."
         yield Problem("half_precision_backend", "apex", text, unsupported=True)
@@ -227,7 +234,7 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
         if getattr(args, name) and not wants_cpu(args.use_cpu):
             yield from _lacks_bf16(name)
     if args.tf32 and gpu_lacks_tf32():
-        yield Problem("tf32", True, "needs an Ampere or newer GPU; remove it.")
+        yield Problem("tf32", True, "--tf32 requires Ampere or a newer GPU; remove it.")
     if args.use_mps_device and not mps_is_available():
         yield Problem("use_mps_device", True, "no MPS device was found; remove it, MPS is used automatically.")
     inherited = os.environ.get(PRECISION_VARIABLE, "no")

@@ -174,7 +174,8 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
     given = args.accelerator_config
     args.accelerator_config = AcceleratorConfig()
     if callable(given):
-        text = "a class or another callable is not supported; pass an instance, `AcceleratorConfig(...)`, or a dict."
+        phrase = "Tried passing in a callable to `accelerator_config`, such as a class, which is not supported"
+        text = f"{phrase}; pass an instance, `AcceleratorConfig(...)`, or a dict."
         yield Problem("accelerator_config", given, text, unsupported=True)
         return
     try:
@@ -247,4 +248,7 @@ def resolve(args: TrainingArguments, semantics: Semantics) -> list[Problem]:
     Returns:
         The values that cannot be converted; they are left unchanged.
     """
-    return [problem for step in STEPS for problem in step(args, semantics) or ()]
+    problems: list[Problem] = []
+    for step in STEPS:  # not a comprehension: that is a frame of its own up to Python 3.11, and warnings count frames
+        problems += step(args, semantics) or ()
+    return problems

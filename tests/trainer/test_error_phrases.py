@@ -1,0 +1,335 @@
+"""What transformers raises and warns of, ours does too: an error of that type with the phrase that people search for.
+
+Rows of ``training_args.py`` and ``trainer.py`` of both releases, in their order, without those that need a TPU,
+SageMaker, a GPU, several processes or an older package, and without apex, which is not supported.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module, metadata, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from packaging.version import Version
+
+from tests.support.helpers import ListDataset, PlainModel, bert_classifier, gpt2, vector_rows
+
+RELEASE = Version(metadata.version("transformers"))
+LIBRARIES = ("transformers", "hf_compat")
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One error or warning.
+
+    Attributes:
+        kind: The type that upstream raises, or the category of its warning.
+        phrase: What both messages have.
+        fields: Training arguments.
+        then: What to do with the library and the arguments; by default nothing more.
+        since: The first release with it.
+        until: The first release without it.
+    """
+
+    kind: type[BaseException]
+    phrase: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    then: Callable[[Any, Any], object] | None = None
+    since: str = "4.57"
+    until: str = "6"
+
+
+def trainer(
+    *model: Any, call: str | None = None, words: tuple[Any, ...] = (), **given: Any
+) -> Callable[[Any, Any], Any]:
+    """Return what builds a Trainer and, if ``call`` is named, calls that method."""
+
+    def build(library: Any, args: Any) -> Any:
+        chosen = {name: value() if callable(value) and name == "model" else value for name, value in given.items()}
+        made = library.Trainer(
+            *([each() for each in model] or [PlainModel()] * ("model" not in chosen)), args, **chosen
+        )
+        return getattr(made, call)(*words) if call else made
+
+    return build
+
+
+def without_model(library: Any, args: Any) -> None:
+    library.Trainer(args=args)
+
+
+def two_models(library: Any, args: Any) -> None:
+    library.Trainer(PlainModel(), args, model_init=PlainModel)
+
+
+def step_of_nothing(library: Any, args: Any) -> None:
+    made = library.Trainer(PlainModel(), args)
+    made._set_signature_columns_if_needed()
+    made._prepare_inputs({})
+
+
+def no_loss(library: Any, args: Any) -> None:
+    class WithoutLoss(PlainModel):
+        def forward(self, **inputs: Any) -> dict[str, Any]:
+            return {"logits": torch.zeros(2, requires_grad=True)}
+
+    library.Trainer(WithoutLoss(), args, train_dataset=ROWS).train()
+
+
+def of_an_empty_folder(library: Any, args: Any) -> None:
+    library.Trainer(PlainModel(), args, train_dataset=ROWS).train(resume_from_checkpoint=True)
+
+
+def of_no_checkpoint(library: Any, args: Any) -> None:
+    Path(args.output_dir, "checkpoint-1").mkdir(parents=True)
+    library.Trainer(gpt2(), args, train_dataset=ROWS).train(resume_from_checkpoint=f"{args.output_dir}/checkpoint-1")
+
+
+def optimizer_of(library: Any, args: Any) -> None:
+    made = library.Trainer(bert_classifier(), args)
+    made.create_optimizer()
+
+
+def of_other_columns(library: Any, args: Any) -> None:
+    rows = Dataset.from_dict({"unknown": [1, 2]})
+    library.Trainer(bert_classifier(), args, train_dataset=rows).get_train_dataloader()
+
+
+class Collator:
+    """A collator of the oldest releases, which is not callable."""
+
+    def collate_batch(self, rows: Any) -> Any:
+        raise AssertionError("not called")
+
+
+def setter(method: str) -> Callable[[Any, Any], object]:
+    return lambda library, args: getattr(args, method)(strategy="steps", steps=0)
+
+
+class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
+    """Rows without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from vector_rows(4)
+
+
+ROWS = ListDataset(vector_rows(4))
+SGD = (torch.optim.SGD(PlainModel().parameters(), lr=0.1), None)
+SEARCH = {"n_trials": 1, "backend": "optuna"}
+
+TABLE: dict[str, Row] = {
+    # training_args.py
+    "evaluation without steps": Row(
+        ValueError, "requires either non-zero --eval_steps or --logging_steps",
+        {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no"},
+    ),
+    "tf32": Row(ValueError, "--tf32 requires Ampere", {"tf32": True}),
+    "empty cache": Row(ValueError, "`torch_empty_cache_steps` must be an integer", {"torch_empty_cache_steps": 0}),
+    "logging without steps": Row(ValueError, "requires non-zero --logging_steps", {"logging_steps": 0}),
+    "logging steps": Row(ValueError, "--logging_steps must be an integer if bigger than 1", {"logging_steps": 1.5}),
+    "eval steps": Row(
+        ValueError, "--eval_steps must be an integer if bigger than 1", {"eval_strategy": "steps", "eval_steps": 1.5}
+    ),
+    "save steps": Row(ValueError, "--save_steps must be an integer if bigger than 1", {"save_steps": 1.5}),
+    "best strategies": Row(
+        ValueError, "--load_best_model_at_end requires the save and eval strategy to match",
+        {"load_best_model_at_end": True, "eval_strategy": "epoch"},
+    ),
+    "best mixed": Row(
+        ValueError, "--load_best_model_at_end requires the saving steps to be a multiple of the evaluation steps",
+        {**BEST, "save_steps": 5, "eval_steps": 0.3},
+    ),
+    "best shares": Row(
+        ValueError, "--load_best_model_at_end requires the saving steps to be a multiple of the evaluation steps",
+        {**BEST, "save_steps": 0.25, "eval_steps": 0.1},
+    ),
+    "best steps": Row(
+        ValueError, "--load_best_model_at_end requires the saving steps to be a round multiple of the evaluation steps",
+        {**BEST, "save_steps": 5, "eval_steps": 2},
+    ),
+    "bf16": Row(ValueError, "Your setup doesn't support bf16/gpu", {"bf16": True, "use_cpu": False}),
+    "two precisions": Row(ValueError, "At most one of fp16 and bf16 can be True", {"fp16": True, "bf16": True}),
+    "two full precisions": Row(
+        ValueError, "At most one of fp16 and bf16 can be True for full eval",
+        {"fp16_full_eval": True, "bf16_full_eval": True},
+    ),
+    "plateau": Row(
+        ValueError, "lr_scheduler_type reduce_lr_on_plateau requires an eval strategy",
+        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+    ),
+    "greedy": Row(
+        ValueError, "lr_scheduler_type greedy requires an eval strategy", {"lr_scheduler_type": "greedy"}, since="5.4"
+    ),
+    "warmup": Row(ValueError, "warmup_steps", {"warmup_steps": -1}),
+    "warmup ratio": Row(ValueError, "warmup_ratio must lie in range [0,1]", {"warmup_ratio": 2.0}, until="5.0"),
+    "prefetch": Row(
+        ValueError, "--dataloader_prefetch_factor can only be set when data is loaded in a different process",
+        {"dataloader_prefetch_factor": 2},
+    ),
+    "strategy": Row(ValueError, "is not a valid IntervalStrategy", {"eval_strategy": "never"}),
+    "optimizer": Row(ValueError, "is not a valid OptimizerNames", {"optim": "adam"}),
+    "schedule": Row(ValueError, "is not a valid SchedulerType", {"lr_scheduler_type": "lines"}),
+    "accelerator_config": Row(
+        NotImplementedError, "Tried passing in a callable to `accelerator_config`", {"accelerator_config": PlainModel}
+    ),
+    "set_evaluate": Row(ValueError, "requires a positive value for `steps`", then=setter("set_evaluate")),
+    "set_save": Row(ValueError, "requires a positive value for `steps`", then=setter("set_save")),
+    "set_logging": Row(ValueError, "requires a positive value for `steps`", then=setter("set_logging")),
+    # trainer.py
+    "no model": Row(RuntimeError, "`Trainer` requires either a `model` or `model_init` argument", then=without_model),
+    "two models": Row(
+        ValueError, "`Trainer` requires either a `model` or `model_init` argument, but not both", then=two_models,
+        since="5.2",
+    ),
+    "accumulation twice": Row(
+        ValueError, "`num_steps` is set",
+        {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 3}}},
+        trainer(),
+    ),
+    "collator": Row(TypeError, "should be a simple callable", then=trainer(data_collator=Collator())),
+    "no columns": Row(
+        ValueError, "No columns in the dataset match the model's forward method signature", then=of_other_columns
+    ),
+    "no eval_dataset": Row(
+        ValueError, "but you didn't pass an `eval_dataset` to `Trainer`", {"eval_strategy": "epoch"}, trainer()
+    ),
+    "best without a metric": Row(
+        ValueError, "`args.metric_for_best_model` must be provided when using 'best' save_strategy",
+        {"save_strategy": "best", "eval_strategy": "epoch"}, trainer(eval_dataset=ROWS),
+    ),
+    "metrics of batches": Row(
+        ValueError, "your `compute_metrics` function must take a `compute_result` boolean argument",
+        {"batch_eval_metrics": True}, trainer(compute_metrics=lambda prediction: {}),
+    ),
+    "two optimizers": Row(
+        RuntimeError, "Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible",
+        then=trainer(optimizers=SGD, optimizer_cls_and_kwargs=(torch.optim.SGD, {})),
+    ),
+    "optimizers with model_init": Row(
+        RuntimeError, "Passing a `model_init` is incompatible with providing the `optimizers` argument",
+        then=lambda library, args: library.Trainer(args=args, model_init=lambda: PlainModel(), optimizers=SGD),
+    ),
+    "stream without steps": Row(
+        ValueError, "max_steps has to be specified", then=trainer(train_dataset=Stream())
+    ),
+    "no train_dataset": Row(ValueError, "training requires a train_dataset", then=trainer(call="train")),
+    "no dataset to evaluate": Row(ValueError, "evaluation requires an eval_dataset", then=trainer(call="evaluate")),
+    "no checkpoints": Row(ValueError, "No valid checkpoint found in output directory", then=of_an_empty_folder),
+    "no checkpoint": Row(ValueError, "Can't find a valid checkpoint at", then=of_no_checkpoint),
+    "no loss": Row(ValueError, "did not return a loss", {"max_steps": 1, "remove_unused_columns": False}, no_loss),
+    "empty batch": Row(ValueError, "The batch received was empty", then=step_of_nothing),
+    "metric": Row(
+        KeyError, "which is not found in the evaluation metrics",
+        {"metric_for_best_model": "f1", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1},
+        trainer(train_dataset=ROWS, eval_dataset=ROWS, call="train"),
+    ),
+    "search without model_init": Row(
+        RuntimeError, "you need to pass your model through a model_init function",
+        then=lambda library, args: library.Trainer(PlainModel(), args).hyperparameter_search(**SEARCH),
+    ),
+    "model_init of two": Row(
+        RuntimeError, "model_init should have 0 or 1 argument",
+        then=lambda library, args: library.Trainer(args=args, model_init=lambda one, two: PlainModel()),
+    ),
+    "model_init of None": Row(
+        RuntimeError, "model_init should not return None",
+        then=lambda library, args: library.Trainer(args=args, model_init=lambda: None),
+    ),
+    "galore without modules": Row(
+        ValueError, "You need to define `optim_target_modules`", {"optim": "galore_adamw"}, optimizer_of
+    ),
+    "galore of a number": Row(
+        TypeError, "must be a list of strings", {"optim": "galore_adamw", "optim_target_modules": 3}, optimizer_of
+    ),
+    "galore of no modules": Row(
+        ValueError, "No target modules found", {"optim": "galore_adamw", "optim_target_modules": ["nothing"]},
+        optimizer_of,
+    ),
+    "layerwise accumulation": Row(
+        ValueError, "does not support gradient accumulation",
+        {"optim": "galore_adamw_layerwise", "optim_target_modules": ["query"], "gradient_accumulation_steps": 2},
+        optimizer_of,
+    ),
+}  # fmt: skip
+
+LABELS = "Label smoothing is not compatible with multi-label classification"
+
+PACKAGES: dict[str, tuple[str, type[BaseException]]] = {
+    "apollo_adamw": ("apollo_torch", ImportError),
+    "lomo": ("lomo_optim", ImportError),
+    "grokadamw": ("grokadamw", ValueError),
+    "adamw_torch_4bit": ("torchao", ImportError),
+    "schedule_free_adamw": ("schedulefree", ImportError),
+    "stable_adamw": ("optimi", ImportError),
+    "adamw_anyprecision": ("torchdistx", ValueError),
+    "adamw_bnb_8bit": ("bitsandbytes", ImportError),
+    "adamw_torch_xla": ("torch_xla", ValueError),
+    "adamw_torch_npu_fused": ("torch_npu", ValueError),
+}
+"""Optimizer to the package that it needs, and what upstream raises without it."""
+
+
+def raised(row: Row, library: str, folder: Path) -> BaseException | None:
+    """Return the error in which a row ends under a library."""
+    parts = import_module(library)
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", **row.fields}
+    if any(name.startswith("save_") or name.startswith("load_best") for name in row.fields):
+        settings.setdefault("save_strategy", "steps")
+        if "save_strategy" not in row.fields:
+            settings["save_strategy"] = "steps"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            args = parts.TrainingArguments(str(folder / library), **settings)
+            if row.then is not None:
+                row.then(parts, args)
+        except Exception as error:
+            return error
+    return None
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # 4.57 writes it
+
+
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=name) for name, row in TABLE.items() if Version(row.since) <= RELEASE < Version(row.until)],
+)
+def test_errors(row: Row, tmp_path: Path) -> None:
+    """Both raise an error of that type with that phrase."""
+    for library in LIBRARIES:
+        error = raised(row, library, tmp_path)
+        assert isinstance(error, row.kind), (library, error)
+        assert row.phrase in str(error), (library, str(error))
+
+
+@pytest.mark.parametrize("optim", [name for name, row in PACKAGES.items() if util.find_spec(row[0]) is None])
+def test_missing_packages(optim: str, tmp_path: Path) -> None:
+    """Whatever type upstream raises for an optimizer's missing package, ours is both, and names the package."""
+    package, kind = PACKAGES[optim]
+    row = Row(kind, package, {"optim": optim, "optim_target_modules": ["query"]}, optimizer_of)
+    assert isinstance(raised(row, "transformers", tmp_path), kind)
+    error = raised(row, "hf_compat", tmp_path)
+    assert isinstance(error, ValueError)
+    assert isinstance(error, ImportError)
+    assert re.search(package.partition("_")[0], str(error))
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_label_smoothing_of_several_labels(library: str, tmp_path: Path) -> None:
+    """Label smoothing is left out with a warning where a sample has several labels."""
+    parts, model = import_module(library), bert_classifier()
+    model.config.problem_type = "multi_label_classification"
+    args = parts.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
+    with pytest.warns(UserWarning, match=LABELS):
+        assert parts.Trainer(model, args).label_smoother is None
