@@ -30,7 +30,7 @@ _NAMES: dict[str, str] = {
         validate_quantization_for_training
     """,
     "trainer_pt_utils": """
-        BatchRebalanceSampler DistributedLengthGroupedSampler DistributedSamplerWithLoop
+        DistributedLengthGroupedSampler DistributedSamplerWithLoop
         DistributedTensorGatherer EvalLoopContainer IterableDatasetShard LayerWiseDummyOptimizer
         LayerWiseDummyScheduler SequentialDistributedSampler ShardSampler atleast_1d
         distributed_broadcast_scalars distributed_concat expand_like find_batch_size get_dataloader_sampler

@@ -108,7 +108,7 @@ EFFECTS: dict[str, Effect] = {
     ),
     "logging_nan_inf_filter": Effect(see.logs_nan, False, False, True),
     "include_num_input_tokens_seen": Effect(see.tokens_seen, "all", 0, 80),
-    "log_level": Effect(see.our_log_level, "error", 0, 40),
+    "log_level": Effect(see.our_log_level, "error", 30, 40),
     "log_level_replica": Effect(see.level_of_a_replica, "error", 30, 40),
     "disable_tqdm": Effect(see.callbacks, True, "ProgressCallback", "PrinterCallback"),
     "report_to": Effect(see.log_folders, "tensorboard", [], ["output"], {"semantics": RELEASE_5}),
@@ -185,6 +185,7 @@ EFFECTS: dict[str, Effect] = {
 }  # fmt: skip
 
 SHOWN_ELSEWHERE: dict[str, str] = {
+    "run_name": "tests/engine/test_trackers.py::test_writes_what_transformers_writes",
     "optim_target_modules": "tests/optim/test_optimizers.py::test_target_modules_of_a_run",
     "use_liger_kernel": "tests/optim/test_liger.py::test_when",
     "liger_kernel_config": "tests/optim/test_liger.py::test_switches",

@@ -148,6 +148,7 @@ STATE_FIELDS = sorted(TrainerState.__dataclass_fields__)
     value=VALUES | st.integers(0) | st.floats(0) | st.fixed_dictionaries({"TrainerControl": VALUES}),
 )
 @pytest.mark.filterwarnings("ignore:All of `max_steps")
+@pytest.mark.filterwarnings("ignore:.*after an epoch that a callback had ended early")
 def test_a_run_with_any_value_in_its_state(name, value, written):
     """Resuming with any value of any field trains on, or is refused with our own error."""
     checkpoint, state = written

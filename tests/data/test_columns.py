@@ -116,7 +116,7 @@ def test_removal_is_logged(caplog):
 
 def test_nothing_left():
     """A data set of which no column would be left is an error that names both sides."""
-    with pytest.raises(DataError, match="No columns in the dataset match"):
+    with pytest.raises(DataError, match=r"No columns in the dataset match.*pixels"):
         remove_unused_columns(arrow(), ["pixels"])
 
 

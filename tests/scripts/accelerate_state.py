@@ -56,7 +56,7 @@ class Tells(library.TrainerCallback):
     """Writes the facts at the beginning of training."""
 
     def on_train_begin(self, args, state, control, **kwargs):
-        found = facts() | {"distributed_state": str(args.distributed_state)}
+        found = facts() | {"distributed_state": str(args.distributed_state).replace("cpu:0", "cpu")}
         found["mixed_precision"] = AcceleratorState().mixed_precision
         Path(folder, f"{which}-{args.process_index}.json").write_text(json.dumps(found))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from accelerate import notebook_launcher
+from accelerate.state import AcceleratorState
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -118,6 +119,7 @@ def main(folder, strategy, words):
         place = folder / word
         place.mkdir(exist_ok=True)
         if word == "notebook":
+            AcceleratorState._reset_state(reset_partial_state=True)  # it wants a notebook that has not trained yet
             notebook_launcher(cell, (place,), num_processes=2, use_port=str(free_port()))
             continue
         try:

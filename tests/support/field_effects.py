@@ -276,7 +276,7 @@ def our_log_level(bench: Bench) -> int:
     try:
         loggers[0].setLevel(logging.NOTSET)
         bench.trainer()
-        return loggers[0].level
+        return loggers[0].getEffectiveLevel()
     finally:
         for item, level in zip(loggers, before, strict=True):
             item.setLevel(level)

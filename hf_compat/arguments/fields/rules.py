@@ -74,11 +74,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "per_device_train_batch_size",
         "plan",
         "arguments/training_arguments.py",
-        also_in=(
-            "run/announcing.py",
-            "run/resume.py",
-            "trainer/trainer.py",
-        ),
+        also_in=("run/announcing.py", "run/resume.py", "trainer/trainer.py"),
     ),
     FieldRule(
         "num_train_epochs",
@@ -117,10 +113,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     ),
     FieldRule("lr_scheduler_kwargs", "plan", "trainer/optimizers.py", also_in=("trainer/validation.py",)),
     FieldRule(
-        "warmup_steps",
-        "plan",
-        "arguments/warmup.py",
-        also_in=("model_card/eval_results.py", "optim/external.py"),
+        "warmup_steps", "plan", "arguments/warmup.py", also_in=("model_card/eval_results.py", "optim/external.py")
     ),
     FieldRule(
         "optim",
@@ -161,24 +154,9 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),
     FieldRule("max_grad_norm", "plan", "run/clipping.py", also_in=("optim/in_backward.py", "trainer/trainer.py")),
     FieldRule("label_smoothing_factor", "plan", "trainer/construction.py", also_in=("model_card/eval_results.py",)),
+    FieldRule("bf16", "trainer", "plugins", also_in=("trainer/announcing.py", "trainer/loss.py")),
     FieldRule(
-        "bf16",
-        "trainer",
-        "plugins",
-        also_in=(
-            "trainer/announcing.py",
-            "trainer/loss.py",
-        ),
-    ),
-    FieldRule(
-        "fp16",
-        "trainer",
-        "plugins",
-        also_in=(
-            "model_card/eval_results.py",
-            "trainer/announcing.py",
-            "trainer/loss.py",
-        ),
+        "fp16", "trainer", "plugins", also_in=("model_card/eval_results.py", "trainer/announcing.py", "trainer/loss.py")
     ),
     FieldRule(
         "bf16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
@@ -228,10 +206,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("disable_tqdm", "plan", "trainer/construction.py"),
     FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers/reporters.py",)),
     FieldRule(
-        "run_name",
-        "plan",
-        "engine/loggers/wandb.py",
-        also_in=("engine/loggers/comet.py", "engine/loggers/mlflow.py"),
+        "run_name", "plan", "engine/loggers/wandb.py", also_in=("engine/loggers/comet.py", "engine/loggers/mlflow.py")
     ),
     FieldRule("project", "script", _TRACKERS),
     FieldRule("trackio_space_id", "script", _TRACKERS),
@@ -262,10 +237,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     ),
     FieldRule("save_steps", "plan", "state.py", also_in=("run/resume.py",)),
     FieldRule(
-        "save_on_each_node",
-        "plan",
-        "arguments/training_arguments.py",
-        also_in=("engine/strategies/fsdp/limits.py",),
+        "save_on_each_node", "plan", "arguments/training_arguments.py", also_in=("engine/strategies/fsdp/limits.py",)
     ),
     FieldRule("save_total_limit", "plan", "trainer/model_files.py", also_in=("run/saving.py",)),
     FieldRule("enable_jit_checkpoint", "plan", "run/run.py"),
@@ -309,11 +281,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "accelerator_config",
         "plan",
         "trainer/construction.py",
-        also_in=(
-            "engine/strategies/fsdp/limits.py",
-            "engine/strategies/kinds.py",
-            "trainer/validation.py",
-        ),
+        also_in=("engine/strategies/fsdp/limits.py", "engine/strategies/kinds.py", "trainer/validation.py"),
     ),
     FieldRule(
         "parallelism_config",
@@ -334,10 +302,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "train_sampling_strategy",
         "plan",
         "trainer/loaders.py",
-        also_in=(
-            "trainer/announcing.py",
-            "trainer/validation.py",
-        ),
+        also_in=("trainer/announcing.py", "trainer/validation.py"),
     ),
     FieldRule("length_column_name", "plan", "trainer/loaders.py"),
     FieldRule(
