@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
-from hf_compat.log_levels import follow_transformers
+from hf_compat.logger_levels import follow_transformers
 
 __all__ = ["ENVIRONMENT_VARIABLE", "write_log_file"]
 

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "overriding",
         "shared_names",
         "upstream_names",
-        "log_levels",
+        "logger_levels",
         "log_files",
         "distributed",
     ),

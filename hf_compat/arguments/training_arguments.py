@@ -55,7 +55,7 @@ from hf_compat.arguments.setters import (
 )
 from hf_compat.arguments.warmup import warmup_update_steps
 from hf_compat.distributed.launch import Launch
-from hf_compat.log_levels import follow_transformers
+from hf_compat.logger_levels import follow_transformers
 
 if TYPE_CHECKING:
     import torch

@@ -22,8 +22,8 @@ LAUNCHES = {
     "python": ([sys.executable], 1),
     "torchrun": ([*TORCHRUN, "--nproc-per-node=2"], 2),
     "accelerate launch": (
-        [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=2", "--mixed_precision=no"],
-        2,
+        [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--mixed_precision=no"],
+        1,
     ),
 }
 """Commands that start upstream and ours alike, and how many processes they start."""
