@@ -20,8 +20,8 @@ with contextlib.suppress(ImportError):
 torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
 
 
-WRITTEN_BY_UPSTREAM = "ACCELERATE_MIXED_PRECISION"
-"""What the arguments of transformers 4.57 write, and every later run would read."""
+WRITTEN_BY_UPSTREAM = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_")
+"""Beginnings of what the arguments of transformers 4.57 write, and every later run would read."""
 SET_ONCE = ("ACCELERATE_", "CUDA_", "KMP_", "PYTORCH_", "RAY_", "TORCHINDUCTOR_")
 
 
@@ -35,13 +35,18 @@ def _surroundings():
     }
 
 
+def _forget_upstreams_arguments():
+    for name in [name for name in os.environ if name.startswith(WRITTEN_BY_UPSTREAM)]:
+        del os.environ[name]
+
+
 @pytest.fixture(autouse=True)
 def leaves_no_trace():
     """Fail a test that changes environment variables or torch's global settings, or leaves a thread running."""
     before, variables, threads = _surroundings(), dict(os.environ), set(threading.enumerate())
-    os.environ.pop(WRITTEN_BY_UPSTREAM, None)
+    _forget_upstreams_arguments()
     yield
-    os.environ.pop(WRITTEN_BY_UPSTREAM, None)
+    _forget_upstreams_arguments()
     after, changed = _surroundings(), {}
     for name in os.environ.keys() | variables.keys():
         if os.environ.get(name) != variables.get(name) and name != "PYTEST_CURRENT_TEST":

@@ -59,7 +59,6 @@ def test_star_import_in_a_fresh_process():
 
 DIFFERENT = {
     "EvaluationStrategy": "gone since 5.0",
-    "GreedyLR": "not in 4.57",
     "HFCheckpointIO": "a plugin of Lightning's, which transformers does not have",
     "Seq2SeqTrainer": "compared method by method in test_trainer_api.py",
     "Seq2SeqTrainingArguments": "compared field by field in test_arguments.py",
@@ -81,6 +80,9 @@ def upstreams(name):
     return next((getattr(module, name) for module in modules if hasattr(module, name)), None)
 
 
+NEWER_THAN_4_57 = ("BatchRebalanceSampler", "GreedyLR")
+"""Public names that the older of the two tested releases lacks."""
+
 COMPARED = [name for name in hf_compat.__all__ if not name.startswith(("HFCompat", "__", "DEFAULT_"))]
 """All but our own names, and the default callbacks: those are compared in callbacks/test_default_callbacks.py."""
 
@@ -90,6 +92,8 @@ def test_each_name_is_called_as_upstreams(name):
     """What can be called takes upstream's parameters, with the same names, order and defaults; the rest is equal."""
     pytest.importorskip("transformers")
     ours, theirs = getattr(hf_compat, name), upstreams(name)
+    if theirs is None and name in NEWER_THAN_4_57:
+        pytest.skip("not in this release of transformers")
     if name in DIFFERENT:
         assert theirs is None or callable(theirs)
     elif isinstance(ours, list):
