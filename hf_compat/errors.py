@@ -31,6 +31,7 @@ ported script keeps working.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -58,6 +59,7 @@ __all__ = [
     "UnknownArgumentError",
     "UnresolvedTypesError",
     "UnsupportedArgumentsError",
+    "is_installed",
     "require_package",
 ]
 
@@ -174,6 +176,14 @@ NotCarriedOutError = NotSupportedError
 
 class MissingPackageError(HFCompatError, ImportError, ValueError):
     """A missing optional package: what needs it and how to install it; upstream raises either of the two."""
+
+
+def is_installed(package: str) -> bool:
+    """Return whether the package or module is installed, without importing it; of a module, its package is."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # of the parent package
+        return False
 
 
 def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:

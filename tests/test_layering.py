@@ -16,7 +16,7 @@ TESTS = Path(__file__).parent
 PREFIX = "hf_compat."
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version"),
+    ("environment", "errors", "version"),
     (
         "files",
         "nested",

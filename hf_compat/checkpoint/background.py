@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+
+from hf_compat.environment import is_switched_on
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
@@ -43,7 +44,7 @@ SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
 
 def is_requested(args: _Arguments) -> bool:
     """Return whether the arguments or the environment request saving in the background."""
-    return bool(args.save_async) or os.environ.get(ENVIRONMENT_VARIABLE, "").lower() in ("1", "true", "yes", "on")
+    return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
 
 
 def to_host(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
+from hf_compat.environment import is_yes
 from hf_compat.errors import TrainerSetupError
 
 __all__ = [
@@ -13,18 +14,10 @@ __all__ = [
     "gpu_index",
     "gpu_lacks_bf16",
     "gpu_lacks_tf32",
-    "is_yes",
     "mps_is_available",
     "set_tf32",
     "wants_cpu",
 ]
-
-_YES = ("1", "true", "yes", "y", "t", "on")
-
-
-def is_yes(word: str) -> bool:
-    """Return whether the value of an environment variable means yes."""
-    return word.lower() in _YES
 
 
 def wants_cpu(use_cpu: bool) -> bool:

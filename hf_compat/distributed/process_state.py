@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_compat.distributed import collectives, processes
-from hf_compat.distributed.devices import is_yes
 from hf_compat.distributed.launch import Launch
+from hf_compat.environment import is_yes
 
 if TYPE_CHECKING:
     from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hf_compat.arguments.enums import HPSearchBackend
-from hf_compat.errors import NotSupportedError, SearchError
+from hf_compat.errors import NotSupportedError, SearchError, is_installed
 from hf_compat.tuning import optuna_study, ray_tune
 from hf_compat.tuning.spaces import BestRun, Trial, default_hp_space_optuna, default_hp_space_ray
 
@@ -73,14 +72,14 @@ def choose_backend(wanted: str | HPSearchBackend | None) -> HPSearchBackend:
         raise NotSupportedError(
             f"`backend={chosen.value!r}` is not supported: use 'optuna' or 'ray'; a callback can log their trials."
         )
-    if not _is_installed(BACKENDS[chosen].package):
+    if not is_installed(BACKENDS[chosen].package):
         raise SearchError(f"`backend={chosen.value!r}` is not installed. Run: {_install(BACKENDS[chosen])}")
     return chosen
 
 
 def _first_installed() -> HPSearchBackend:
     for name, backend in BACKENDS.items():
-        if _is_installed(backend.package):
+        if is_installed(backend.package):
             return name
     commands = " or: ".join(_install(backend) for backend in BACKENDS.values())
     raise SearchError(f"`hyperparameter_search` found no backend installed. Run: {commands}")
@@ -88,13 +87,6 @@ def _first_installed() -> HPSearchBackend:
 
 def _install(backend: Backend) -> str:
     return f'pip install "hf-compat[{backend.extra}]"'
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of the parent package
-        return False
 
 
 def run_id(backend: HPSearchBackend, trial: Trial) -> str:

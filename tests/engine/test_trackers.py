@@ -69,9 +69,10 @@ def parameters_of(name, seen):
         ("comet_ml", "comet_ml", read_comet),
     ],
 )
-def test_writes_what_transformers_writes(tmp_path, name, package, read):
+def test_writes_what_transformers_writes(tmp_path, monkeypatch, name, package, read):
     """Curves with their steps, values of the run and its configuration are equal; ours has its own fields besides."""
     pytest.importorskip(package)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for reading too
     theirs = read(run_tracker("upstream", name, tmp_path / "upstream"))
     ours = read(run_tracker("ours", name, tmp_path / "ours"))
     if name != "tensorboard":

@@ -91,7 +91,7 @@ def _leveldb_records(content):
 
 
 def read_comet(folder):
-    """Return the metrics and parameters in the archive of the offline experiment in ``folder/.cometml-runs``."""
+    """Return the name, metrics and parameters in the archive of the offline experiment in ``folder/.cometml-runs``."""
     (path,) = Path(folder).rglob("*.zip")
     seen = {"metrics": [], "params": {}}
     with zipfile.ZipFile(path) as archive:
@@ -100,7 +100,7 @@ def read_comet(folder):
             payload = message["payload"]
             if message["type"] == "metric_msg":
                 metric = payload["metric"]
-                if metric["metricName"].startswith("sys."):
+                if metric["metricName"].startswith(("sys.", "process ")):  # what Comet measures itself
                     continue
                 value = None if is_time(metric["metricName"]) else metric["metricValue"]
                 seen["metrics"].append((metric["metricName"], metric.get("step"), metric.get("epoch"), value))
@@ -109,4 +109,6 @@ def read_comet(folder):
                 if param["paramName"].startswith("run_arg"):
                     continue
                 seen["params"][param["paramName"]] = param["paramValue"]
+            elif message["type"] == "log_other" and payload["key"] == "Name":
+                seen["name"] = payload["value"]
     return seen

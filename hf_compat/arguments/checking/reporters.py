@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.environment import is_switched_on
+from hf_compat.errors import is_installed
 
 __all__ = ["TRACKERS", "tracker_names"]
 
@@ -33,26 +34,19 @@ _SWITCHED_OFF_BY = {"mlflow": "DISABLE_MLFLOW_INTEGRATION", "wandb": "WANDB_DISA
 """Environment variables that take a tracker out of ``"all"``."""
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package above
-        return False
-
-
 def _is_in_all(name: str, module: str) -> bool:
     """Return whether ``"all"`` contains the tracker: as in transformers, if it is installed and can be used."""
-    if os.environ.get(_SWITCHED_OFF_BY.get(name, ""), "").lower() in ("1", "on", "yes", "true"):
+    if name in _SWITCHED_OFF_BY and is_switched_on(_SWITCHED_OFF_BY[name]):
         return False
     if name == "kubeflow":
         return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ
     if name == "flyte":  # works in a Flyte task alone
         return False
-    if name == "azure_ml" and _is_installed("mlflow"):  # which writes there too
+    if name == "azure_ml" and is_installed("mlflow"):  # which writes there too
         return False
     if name == "comet_ml" and "COMET_API_KEY" not in os.environ and not Path.home().joinpath(".comet.config").exists():
         return False
-    return _is_installed(module)
+    return is_installed(module)
 
 
 def tracker_names(

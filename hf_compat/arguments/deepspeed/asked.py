@@ -13,7 +13,7 @@ from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import LAUNCHER_SETTINGS, DeepSpeedPlugin, fill_from_launcher, launcher_config
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
-from hf_compat.distributed.devices import is_yes
+from hf_compat.environment import is_yes
 from hf_compat.errors import ArgumentsError, require_package
 
 if TYPE_CHECKING:

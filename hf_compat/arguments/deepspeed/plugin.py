@@ -12,7 +12,7 @@ from typing import Any
 
 from hf_compat.arguments.deepspeed.config import register_config, unregister_config
 from hf_compat.arguments.deepspeed.filling import AUTO, HfTrainerDeepSpeedConfig
-from hf_compat.distributed.devices import is_yes
+from hf_compat.environment import is_yes
 from hf_compat.errors import HFCompatWarning
 
 __all__ = ["LAUNCHER_SETTINGS", "DeepSpeedPlugin", "LauncherSetting", "fill_from_launcher", "launcher_config"]

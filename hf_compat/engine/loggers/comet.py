@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import CometLogger
 
 from hf_compat.callbacks import TrainerCallback
-from hf_compat.engine.loggers.contents import is_switched_on, model_config
+from hf_compat.engine.loggers.contents import model_config
+from hf_compat.environment import is_switched_on
 from hf_compat.errors import require_package
 from hf_compat.metrics import rewrite_logs
 
@@ -40,13 +41,14 @@ class CometCallback(TrainerCallback):
     def __init__(self) -> None:
         require_package("comet_ml", extra="comet", purpose="report_to='comet_ml'")
         self._logger: CometLogger | None = None
-        self._configured = False
+        self._started = False
         self._name: str | None = None
         self._in_search = False
 
-    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Set the name of a new experiment; each trial of a search has one of its own."""
+    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> CometLogger:
+        """Return the logger; a new experiment has the run's name, each trial of a search one of its own."""
         self._name, self._in_search = args.run_name, state.is_hyper_param_search
+        return self.logger
 
     @property
     def logger(self) -> CometLogger:
@@ -65,7 +67,7 @@ class CometCallback(TrainerCallback):
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> None:
         """Start the experiment and write its parameters."""
-        self._configured = True
+        self._started = True
         if not state.is_world_process_zero:
             return
         experiment = self.logger.experiment
@@ -88,8 +90,7 @@ class CometCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the parameters."""
-        if not self._configured:
-            self.setup(args, state, model)
+        self._experiment(args, state, model)
 
     def on_log(
         self,
@@ -101,10 +102,11 @@ class CometCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write ``logs`` by update step and epoch."""
-        if not self._configured:
-            self.setup(args, state, model)
-        if state.is_world_process_zero:
-            self._write(logs or {}, state)
+        experiment = self._experiment(args, state, model)
+        if experiment is not None:
+            experiment.__internal_api__log_metrics__(
+                rewrite_logs(logs or {}), step=state.global_step, epoch=state.epoch, framework=_FRAMEWORK
+            )
 
     def on_predict(
         self,
@@ -122,16 +124,17 @@ class CometCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Upload the output folder, with ``COMET_LOG_ASSETS``; end the experiment of a trial."""
-        if not (self._configured and state.is_world_process_zero):
+        if not (self._started and state.is_world_process_zero):
             return
         experiment = self.logger.experiment
         if is_switched_on("COMET_LOG_ASSETS"):
             experiment.log_asset_folder(args.output_dir, recursive=True, log_file_name=True, step=state.global_step)
         if state.is_hyper_param_search:
             experiment.clean()
-            self._logger, self._configured = None, False
+            self._logger, self._started = None, False
 
-    def _write(self, logs: dict[str, Any], state: TrainerState) -> None:
-        self.logger.experiment.__internal_api__log_metrics__(
-            rewrite_logs(logs), step=state.global_step, epoch=state.epoch, framework=_FRAMEWORK
-        )
+    def _experiment(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> Any:
+        """Return the experiment, with its parameters written; None where this process does not log."""
+        if not self._started:
+            self.setup(args, state, model)
+        return self.logger.experiment if state.is_world_process_zero else None

@@ -1,8 +1,8 @@
-"""What trackers are told of a run: its configuration, its numbers, whether an environment variable is set."""
+"""What trackers are told of a run: its configuration and its numbers."""
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +15,14 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["SUMMARY_KEYS", "is_switched_on", "model_config", "numbers", "run_config", "save_model"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["SUMMARY_KEYS", "model_config", "numbers", "run_config", "save_model", "warn_of_dropped"]
 
 SUMMARY_KEYS = frozenset(
     ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
 )
 """Logs that some trackers take as one value of the run instead of a curve."""
-
-
-def is_switched_on(variable: str, default: str = "false") -> bool:
-    """Return whether the environment variable is true: 1, on, yes or true."""
-    return os.environ.get(variable, default).lower() in ("1", "on", "yes", "true")
 
 
 def model_config(model: nn.Module | None) -> dict[str, Any]:
@@ -55,6 +52,12 @@ def numbers(logs: Mapping[str, object]) -> dict[str, float]:
     """Return the numbers in ``logs``."""
     found = {key: _number(value) for key, value in logs.items()}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def warn_of_dropped(tracker: str, values: Mapping[str, object]) -> None:
+    """Warn of the logs ``values``, which ``tracker`` cannot take."""
+    for key, value in values.items():
+        logger.warning("%s: %r is not logged, a %s is no number.", tracker, key, type(value).__name__)
 
 
 def save_model(model: nn.Module, folder: str, processing_class: Any) -> None:

@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import numbers
+from hf_compat.engine.loggers.tensorboard import write_configuration, write_texts
 from hf_compat.metrics import rewrite_logs
 
 if TYPE_CHECKING:
@@ -41,12 +42,9 @@ class LoggingCallback(TrainerCallback):
         """Write the arguments and the model's configuration."""
         if not state.is_world_process_zero:
             return
-        config = getattr(model, "config", None)
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("args", args.to_json_string())
-                if config is not None and hasattr(config, "to_json_string"):
-                    logger.experiment.add_text("model_config", config.to_json_string())
+                write_configuration(logger.experiment, args, model)
             else:
                 logger.log_hyperparams(args.to_sanitized_dict())
 
@@ -63,12 +61,10 @@ class LoggingCallback(TrainerCallback):
             return
         renamed = rewrite_logs(logs or {})
         scalars = numbers(renamed)
-        texts = {key: value for key, value in renamed.items() if isinstance(value, str)}
         for logger in self.loggers:
             logger.log_metrics(scalars, step=state.global_step)
             if isinstance(logger, TensorBoardLogger):
-                for key, text in texts.items():
-                    logger.experiment.add_text(key, text, state.global_step)
+                write_texts(logger.experiment, renamed, state.global_step)
             logger.save()
 
     def on_train_end(

@@ -14,7 +14,8 @@ from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from hf_compat.callbacks import TrainerCallback
-from hf_compat.engine.loggers.contents import is_switched_on, model_config, numbers
+from hf_compat.engine.loggers.contents import model_config, numbers, warn_of_dropped
+from hf_compat.environment import is_switched_on
 from hf_compat.errors import require_package
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ __all__ = ["ActiveRun", "MLflowCallback"]
 _NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-\.\ :/]")
 
 
+def _mlflow() -> Any:
+    """Return the package; no object keeps it, so that each can be pickled."""
+    return require_package("mlflow", extra="mlflow", purpose="report_to='mlflow'")
+
+
 class ActiveRun(MLFlowLogger):
     """Lightning's logger of MLflow's active run, which the callback ends, not Lightning.
 
@@ -39,46 +45,45 @@ class ActiveRun(MLFlowLogger):
     """
 
     def __init__(self) -> None:
-        self._mlflow: Any = require_package("mlflow", extra="mlflow", purpose="report_to='mlflow'")
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
-        if uri and not self._mlflow.is_tracking_uri_set():
-            self._mlflow.set_tracking_uri(uri)
-        super().__init__(tracking_uri=self._mlflow.get_tracking_uri())
+        mlflow, uri = _mlflow(), os.environ.get("MLFLOW_TRACKING_URI")
+        if uri and not mlflow.is_tracking_uri_set():
+            mlflow.set_tracking_uri(uri)
+        super().__init__(tracking_uri=mlflow.get_tracking_uri())
         self.run_name: str | None = None
         self.is_own = False
 
     def start(self) -> None:
         """Start a run, unless one is active that is to be used."""
         nested = is_switched_on("MLFLOW_NESTED_RUN")
-        if self._mlflow.active_run() is None or nested or os.environ.get("MLFLOW_RUN_ID"):
+        if _mlflow().active_run() is None or nested or os.environ.get("MLFLOW_RUN_ID"):
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME")
             if experiment:
-                self._mlflow.set_experiment(experiment)
-            self._mlflow.start_run(run_name=self.run_name, nested=nested)
+                _mlflow().set_experiment(experiment)
+            _mlflow().start_run(run_name=self.run_name, nested=nested)
             self.is_own = True
 
     def end(self) -> None:
         """End the run, if it was started here."""
-        if self.is_own and self._mlflow.active_run() is not None:
-            self._mlflow.end_run()
+        if self.is_own and _mlflow().active_run() is not None:
+            _mlflow().end_run()
 
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
         """A client of the tracking server."""
-        return self._mlflow.MlflowClient()
+        return _mlflow().MlflowClient()
 
     @property
     def run_id(self) -> str | None:
         """The id of the active run, None if there is none."""
-        active = self._mlflow.active_run()
+        active = _mlflow().active_run()
         return None if active is None else str(active.info.run_id)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log ``metrics`` at the update step ``step``; without an active run MLflow starts one."""
         clean = {_NOT_IN_NAMES.sub("_", name): value for name, value in metrics.items()}
-        self._mlflow.log_metrics(clean, step=step, synchronous=False)
+        _mlflow().log_metrics(clean, step=step, synchronous=False)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any) -> None:
@@ -86,12 +91,6 @@ class ActiveRun(MLFlowLogger):
 
     def finalize(self, status: str = "success") -> None:
         """Do nothing: an evaluation, which ends here too, does not end the run."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_mlflow": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _mlflow=require_package("mlflow", extra="mlflow", purpose="report_to='mlflow'"))
 
 
 class MLflowCallback(TrainerCallback):
@@ -115,9 +114,10 @@ class MLflowCallback(TrainerCallback):
         self.logger = ActiveRun()
         self._started = False
 
-    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Set the name of a new run."""
+    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> ActiveRun:
+        """Return the logger; a new run has the name of ``args``."""
         self.logger.run_name = args.run_name
+        return self.logger
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> None:
         """Start a run, unless one is active, and log its parameters and tags."""
@@ -128,7 +128,7 @@ class MLflowCallback(TrainerCallback):
         self._log_params({**model_config(model), **args.to_dict()})
         tags = os.environ.get("MLFLOW_TAGS")
         if tags:
-            self.logger._mlflow.set_tags(json.loads(tags))
+            _mlflow().set_tags(json.loads(tags))
 
     def on_train_begin(
         self,
@@ -139,8 +139,7 @@ class MLflowCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Start the run."""
-        if not self._started:
-            self.setup(args, state, model)
+        self._is_open(args, state, model)
 
     def on_log(
         self,
@@ -152,21 +151,17 @@ class MLflowCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Log the numbers in ``logs``, under their own names."""
-        if not self._started:
-            self.setup(args, state, model)
-        if not state.is_world_process_zero:
-            return
-        logs = logs or {}
-        metrics = numbers(logs)
-        for key in logs.keys() - metrics.keys():
-            logger.warning("MLflow: %r is not logged, a %s is no number.", key, type(logs[key]).__name__)
-        self.logger.log_metrics(metrics, state.global_step)
+        if self._is_open(args, state, model):
+            logs = logs or {}
+            metrics = numbers(logs)
+            warn_of_dropped("MLflow", {key: logs[key] for key in logs.keys() - metrics.keys()})
+            self.logger.log_metrics(metrics, state.global_step)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Log the checkpoint as an artifact, with ``HF_MLFLOW_LOG_ARTIFACTS``."""
         if not (self._started and state.is_world_process_zero and is_switched_on("HF_MLFLOW_LOG_ARTIFACTS")):
             return
-        name, pyfunc = f"checkpoint-{state.global_step}", self.logger._mlflow.pyfunc
+        name, pyfunc = f"checkpoint-{state.global_step}", _mlflow().pyfunc
         path = os.path.join(args.output_dir, name)
         pyfunc.log_model(name, artifacts={"model_path": path}, python_model=pyfunc.PythonModel())
 
@@ -181,9 +176,15 @@ class MLflowCallback(TrainerCallback):
         if "logger" in vars(self):  # the package is installed
             self.logger.end()
 
+    def _is_open(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> bool:
+        """Start the run if it has not been; return whether this process logs."""
+        if not self._started:
+            self.setup(args, state, model)
+        return state.is_world_process_zero
+
     def _log_params(self, params: dict[str, Any]) -> None:
         """Log ``params`` in batches that MLflow takes; those with too long a value are left out."""
-        limits = self.logger._mlflow.utils.validation
+        limits = _mlflow().utils.validation
         if is_switched_on("MLFLOW_FLATTEN_PARAMS"):
             params = _flatten(params)
         short = {name: value for name, value in params.items() if len(str(value)) <= limits.MAX_PARAM_VAL_LENGTH}
@@ -198,7 +199,7 @@ class MLflowCallback(TrainerCallback):
         items = items[: int(most)] if most.isdigit() else items
         for start in range(0, len(items), limits.MAX_PARAMS_TAGS_PER_BATCH):
             batch = dict(items[start : start + limits.MAX_PARAMS_TAGS_PER_BATCH])
-            self.logger._mlflow.log_params(batch, synchronous=False)
+            _mlflow().log_params(batch, synchronous=False)
 
 
 def _flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerState
 
-__all__ = ["OWN_CALLBACKS", "TRANSFORMERS_CALLBACKS", "HasLogger", "build_reporters", "open_loggers"]
+__all__ = ["OWN_CALLBACKS", "TRANSFORMERS_CALLBACKS", "PreparesLogger", "build_reporters", "open_loggers"]
 
 OWN_CALLBACKS: dict[str, tuple[str, str]] = {
     "comet_ml": ("hf_compat.engine.loggers.comet", "CometCallback"),
@@ -64,22 +64,13 @@ def _build_reporter(name: str) -> Any:
 
 
 @runtime_checkable
-class HasLogger(Protocol):
+class PreparesLogger(Protocol):
     """A tracker's callback with a Lightning logger of the same run."""
 
-    @property
-    def logger(self) -> Logger:
-        """The logger."""
-
-    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Set what a run that the logger starts from now on is called; end the last trial's."""
+    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> Logger:
+        """Return the logger, which names what it starts from now on after the run; end the last trial's."""
 
 
 def open_loggers(callbacks: Iterable[object], args: TrainingArguments, state: TrainerState) -> list[Logger]:
     """Return the Lightning loggers of the trackers among ``callbacks``, which Lightning callbacks write to as well."""
-    loggers = []
-    for callback in callbacks:
-        if isinstance(callback, HasLogger):
-            callback.prepare_run(args, state)
-            loggers.append(callback.logger)
-    return loggers
+    return [callback.prepare_run(args, state) for callback in callbacks if isinstance(callback, PreparesLogger)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks import TrainerCallback
-from hf_compat.engine.loggers.contents import numbers
+from hf_compat.engine.loggers.contents import numbers, warn_of_dropped
 from hf_compat.metrics import rewrite_logs
 
 if TYPE_CHECKING:
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerControl, TrainerState
 
-logger = logging.getLogger(__name__)
-
-__all__ = ["EventFiles", "TensorBoardCallback"]
+__all__ = ["EventFiles", "TensorBoardCallback", "write_configuration", "write_texts"]
 
 
 class EventFiles(TensorBoardLogger):
@@ -92,11 +90,12 @@ class TensorBoardCallback(TrainerCallback):
         """The ``SummaryWriter``."""
         return self.logger.experiment
 
-    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Choose the folder of the event files, the first time; a trial's is inside it."""
+    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> EventFiles:
+        """Return the logger; the first time choose the folder of the event files. A trial's is inside it."""
         if self._folder is None:
             self._folder = _folder(args)
         self.logger.open_folder(os.path.join(self._folder, state.trial_name) if state.trial_name else self._folder)
+        return self.logger
 
     def on_train_begin(
         self,
@@ -107,13 +106,8 @@ class TensorBoardCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the arguments and the model's configuration."""
-        if not state.is_world_process_zero:
-            return
-        writer = self.logger.experiment
-        writer.add_text("args", args.to_json_string())
-        config = getattr(model, "config", None)
-        if config is not None and hasattr(config, "to_json_string"):
-            writer.add_text("model_config", config.to_json_string())
+        if state.is_world_process_zero:
+            write_configuration(self.logger.experiment, args, model)
 
     def on_log(
         self,
@@ -128,13 +122,10 @@ class TensorBoardCallback(TrainerCallback):
             return
         writer, renamed = self.logger.experiment, rewrite_logs(logs or {})
         scalars = numbers(renamed)
-        for key, value in renamed.items():
-            if key in scalars:
-                writer.add_scalar(key, scalars[key], state.global_step)
-            elif isinstance(value, str):
-                writer.add_text(key, value, state.global_step)
-            else:
-                logger.warning("TensorBoard: %r is not logged, a %s is no scalar.", key, type(value).__name__)
+        for key, scalar in scalars.items():
+            writer.add_scalar(key, scalar, state.global_step)
+        texts = write_texts(writer, renamed, state.global_step)
+        warn_of_dropped("TensorBoard", {key: renamed[key] for key in renamed.keys() - scalars.keys() - texts})
         writer.flush()
 
     def on_train_end(
@@ -142,6 +133,22 @@ class TensorBoardCallback(TrainerCallback):
     ) -> None:
         """Close the event file."""
         self.logger.finalize()
+
+
+def write_configuration(writer: Any, args: TrainingArguments, model: nn.Module | None) -> None:
+    """Write the texts ``args`` and ``model_config``."""
+    writer.add_text("args", args.to_json_string())
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_json_string"):
+        writer.add_text("model_config", config.to_json_string())
+
+
+def write_texts(writer: Any, logs: Mapping[str, object], step: int) -> set[str]:
+    """Write the texts in ``logs`` and return their keys."""
+    texts = {key: value for key, value in logs.items() if isinstance(value, str)}
+    for key, text in texts.items():
+        writer.add_text(key, text, step)
+    return set(texts)
 
 
 def _folder(args: TrainingArguments) -> str:

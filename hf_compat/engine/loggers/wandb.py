@@ -34,6 +34,11 @@ _LOG_MODEL = ("end", "checkpoint")
 """Values of ``WANDB_LOG_MODEL`` that upload models."""
 
 
+def _wandb() -> Any:
+    """Return the package; no object keeps it, so that each can be pickled."""
+    return require_package("wandb", extra="wandb", purpose="report_to='wandb'")
+
+
 class CurrentRun(WandbLogger):
     """Lightning's logger of the run that wandb has open, with transformers' x axis; starts one if there is none.
 
@@ -42,7 +47,7 @@ class CurrentRun(WandbLogger):
     """
 
     def __init__(self) -> None:
-        self._wandb: Any = require_package("wandb", extra="wandb", purpose="report_to='wandb'")
+        _wandb()
         super().__init__(project=os.environ.get("WANDB_PROJECT", "huggingface"))
         self.start_with: dict[str, Any] = {}
 
@@ -50,25 +55,22 @@ class CurrentRun(WandbLogger):
     @rank_zero_experiment
     def experiment(self) -> Any:
         """The run."""
-        if self._wandb.run is None:
-            self._wandb.init(project=os.environ.get("WANDB_PROJECT", "huggingface"), **self.start_with)
-        return self._wandb.run
+        if _wandb().run is None:
+            _wandb().init(project=os.environ.get("WANDB_PROJECT", "huggingface"), **self.start_with)
+        return _wandb().run
 
     def finish(self) -> None:
         """End the run, if one is open."""
-        if self._wandb.run is not None:
-            self._wandb.finish()
+        if _wandb().run is not None:
+            _wandb().finish()
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log ``metrics`` at the update step ``step``."""
         self.experiment.log({**metrics, **({} if step is None else {_STEP: step})})
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_wandb": None, "_experiment": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _wandb=require_package("wandb", extra="wandb", purpose="report_to='wandb'"))
+    def __getstate__(self) -> dict[str, Any]:  # Lightning's starts a run, for the other process to write to as well
+        return vars(self)
 
 
 class WandbCallback(TrainerCallback):
@@ -90,13 +92,14 @@ class WandbCallback(TrainerCallback):
         if self._log_model not in (*_LOG_MODEL, "false"):
             logger.warning("`WANDB_LOG_MODEL=%s`: no model is uploaded; set 'end' or 'checkpoint'.", self._log_model)
 
-    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> None:
-        """Set the names of a new run; each trial of a search has one of its own."""
+    def prepare_run(self, args: TrainingArguments, state: TrainerState) -> CurrentRun:
+        """Return the logger; a new run has the names of ``args``, each trial of a search has a run of its own."""
         self.logger.start_with = _names(args, state)
         if state.is_hyper_param_search:
             self._started = False
             if state.is_world_process_zero:
                 self.logger.finish()
+        return self.logger
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None, **kwargs: Any) -> None:
         """Start a run, unless one is open, and write its configuration."""
@@ -128,8 +131,7 @@ class WandbCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the configuration of the run."""
-        if not self._started:
-            self.setup(args, state, model, **kwargs)
+        self._is_open(args, state, model)
 
     def on_log(
         self,
@@ -141,9 +143,7 @@ class WandbCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write ``logs``; the values of the whole run go to its summary."""
-        if not self._started:
-            self.setup(args, state, model)
-        if not state.is_world_process_zero:
+        if not self._is_open(args, state, model):
             return
         logs = logs or {}
         for key in SUMMARY_KEYS & logs.keys():
@@ -161,9 +161,7 @@ class WandbCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the metrics of a prediction."""
-        if not self._started:
-            self.setup(args, state, model)
-        if state.is_world_process_zero:
+        if self._is_open(args, state, model):
             self.logger.log_metrics(rewrite_logs(metrics))
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -200,6 +198,12 @@ class WandbCallback(TrainerCallback):
             Path(folder, "model_architecture.txt").write_text(f"{model}\n", encoding="utf-8")
             self._upload(args, folder, {**details, "final_model": True}, ["final_model"])
 
+    def _is_open(self, args: TrainingArguments, state: TrainerState, model: nn.Module | None) -> bool:
+        """Start the run if it has not been; return whether this process logs."""
+        if not self._started:
+            self.setup(args, state, model)
+        return state.is_world_process_zero
+
     def _summary(self) -> dict[str, Any]:
         summary = dict(self.logger.experiment.summary)
         return {key: value for key, value in summary.items() if isinstance(value, int | float) and key[0] != "_"}
@@ -211,7 +215,7 @@ class WandbCallback(TrainerCallback):
         run = self.logger.experiment
         unnamed = args.run_name is None or args.run_name == args.output_dir
         name = f"model-{run.id if unnamed else run.name}"
-        artifact = self.logger._wandb.Artifact(name=name, type="model", metadata=details)
+        artifact = _wandb().Artifact(name=name, type="model", metadata=details)
         artifact.add_dir(folder)
         run.log_artifact(artifact, aliases=aliases)
 
