@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["HIDDEN", "naming_final_folders", "with_final_names"]
+__all__ = ["KINDS", "naming_final_folders", "with_final_names"]
 
-HIDDEN = re.compile(
-    r"(?<![^\s/\\'\"`(\[])\.(?P<final>[^/\\'\"]+?)\.(?P<kind>partial|replaced|deleted|pushed)"
-    r"-(?P<host>[^/\\\s]*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{8})"
+KINDS = ("partial", "replaced", "deleted", "pushed")
+"""What hidden folders are for; see the table in ``publish``."""
+_HIDDEN = re.compile(
+    rf"(?<![^\s/\\'\"`(\[])\.(?P<final>(?:(?!(?<=[\s`(\[])\.)[^/\\'\"])+?)\.(?P<kind>{'|'.join(KINDS)})"
+    rf"-(?P<host>[^/\\\s]{{0,255}})-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{{8}})"
 )
 """The name of a hidden folder, alone or in a path or a sentence."""
 
@@ -23,7 +25,9 @@ _open_blocks = 0
 
 def with_final_names(text: str) -> str:
     """Return ``text`` with the final names of the hidden folders in it."""
-    return HIDDEN.sub(lambda match: match["final"], text)
+    if not any(f".{kind}-" in text for kind in KINDS):  # nearly all texts
+        return text
+    return _HIDDEN.sub(lambda match: match["final"], text)
 
 
 @contextmanager

@@ -28,8 +28,9 @@ def begin(
     run_id: str | None,
     launch: Launch,
     writes: bool,
+    group: ProcessGroup | None = None,
 ) -> Path:
-    """Return on each rank a folder that becomes ``final`` when ``stack`` is closed, without communication.
+    """Return on each rank a folder that becomes ``final`` when every rank closes its ``stack``.
 
     Rank 0 creates and publishes it. On other nodes local rank 0 does too, if the node does not see rank 0's folder, or
     writes a complete checkpoint itself. ``stack`` may be closed when all ranks have written; see
@@ -42,6 +43,7 @@ def begin(
         run_id: The run that writes, for the completion marker.
         launch: Rank and world size.
         writes: Whether this rank writes the files that are equal on all ranks.
+        group: The process group of the thread that closes ``stack``. Default: the group of training.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
@@ -56,7 +58,23 @@ def begin(
         if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
             own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
     staged_by = collectives.gather_objects([own])
-    return staged_by[launch.rank - launch.local_rank] or shared
+    staged = staged_by[launch.rank - launch.local_rank] or shared
+    if launch.num_nodes > 1:
+        others_publish = launch.rank != 0 and launch.local_rank == 0 and own is None
+        stack.enter_context(_flushing(staged if others_publish else None, group))
+    return staged
+
+
+@contextmanager
+def _flushing(staged: Path | None, group: ProcessGroup | None) -> Iterator[None]:
+    """Context that every rank enters, and that flushes ``staged`` at its end, before any rank goes on.
+
+    Rank 0, which publishes a folder that all nodes write into, can flush what its own node has written only.
+    """
+    yield
+    with failing_together(group):
+        if staged is not None:
+            publish.flush(staged)
 
 
 def wait_for(saver: BackgroundSaver) -> None:
@@ -71,11 +89,11 @@ def wait_for(saver: BackgroundSaver) -> None:
         saver.wait()
     except Exception as error:
         failure = error
-    failures = collectives.gather_objects([None if failure is None else (type(failure), str(failure))])
+    failures = collectives.gather_objects([None if failure is None else _described(failure)])
     if failure is not None:
         raise failure
     for kind, text in filter(None, failures):
-        raise CheckpointWriteError(text) if kind is CheckpointWriteError else CheckpointError(text)
+        raise kind(text)
 
 
 @contextmanager

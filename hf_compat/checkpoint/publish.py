@@ -27,7 +27,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hf_compat.checkpoint.completeness import is_complete, write_marker
-from hf_compat.checkpoint.final_names import HIDDEN, naming_final_folders, with_final_names
+from hf_compat.checkpoint.final_names import KINDS, naming_final_folders
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointWriteError
 
@@ -46,8 +46,12 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-HIDDEN_FOLDERS = tuple(f".*.{kind}-*" for kind in ("partial", "replaced", "deleted", "pushed"))
+HIDDEN_FOLDERS = tuple(f".*.{kind}-*" for kind in KINDS)
 """Patterns of the names of hidden folders."""
+_HIDDEN = re.compile(
+    rf"\.(?P<final>.+)\.(?P<kind>{'|'.join(KINDS)})-(?P<host>.*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{{8}})"
+)
+"""The name of a hidden folder."""
 # In containers, runs often have the same host name and process id: only the token distinguishes them.
 _own_tokens: set[str] = set()
 
@@ -66,21 +70,20 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
     """
     target, free = Path(final), ""
     try:
-        staged = begin(target)
-        try:
-            with naming_final_folders():
+        with naming_final_folders():
+            staged = begin(target)
+            try:
                 yield staged
-            publish(staged, target, step=step, run_id=run_id)
-        except BaseException:
-            free = _free_space(staged)  # before the files written so far are deleted
-            abandon(staged)
-            raise
+                publish(staged, target, step=step, run_id=run_id)
+            except BaseException:
+                free = _free_space(staged)  # before the files written so far are deleted
+                abandon(staged)
+                raise
     except (CheckpointWriteError, OSError, RuntimeError, SafetensorError) as error:
         if not is_write_failure(error):
             raise
-        cause = with_final_names(str(error))
         raise CheckpointWriteError(
-            f"`{target}` cannot be written: {cause}{free}. Earlier checkpoints are untouched. Check the free space "
+            f"`{target}` cannot be written: {error}{free}. Earlier checkpoints are untouched. Check the free space "
             f"and the permissions of `{target.parent}`."
         ) from error
 
@@ -171,7 +174,7 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     parent = Path(folder)
     if not parent.is_dir():
         return []
-    found = ((match["kind"], path, match) for path in parent.iterdir() if (match := HIDDEN.fullmatch(path.name)))
+    found = ((match["kind"], path, match) for path in parent.iterdir() if (match := _HIDDEN.fullmatch(path.name)))
     handled = []
     # By kind: of a new (partial) and a former checkpoint under one name, the new one is kept.
     for kind, path, match in sorted(found, key=lambda item: item[:2]):

@@ -93,31 +93,36 @@ class CheckpointWriter:
         with multi_process.failing_together():  # what rank 0 tells of a failure names the folder
             with ExitStack() as stack:
                 staged = multi_process.begin(
-                    stack, folder, step=step, run_id=self._run_id, launch=launch, writes=writes_files
+                    stack,
+                    folder,
+                    step=step,
+                    run_id=self._run_id,
+                    launch=launch,
+                    writes=writes_files,
+                    group=deferred.group,
                 )
                 with multi_process.failing_together():  # the folder is published when all ranks have written
-                    self._write_parts(parts, staged, deferred if background else None, launch)
+                    self._write_parts(parts, staged, deferred if background else None)
                 publication = stack.pop_all()
             if not background:
                 with publication:
                     pass
-        self.last_step = step
         if background:
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(collectives.gather_objects([must_finish()])):
                 self.wait()
+            self.last_step = step
             return
+        self.last_step = step
         for call in then:
             call(folder)
 
-    def _write_parts(self, parts: Iterable[Part], staged: Path, deferred: Deferred | None, launch: Launch) -> None:
+    def _write_parts(self, parts: Iterable[Part], staged: Path, deferred: Deferred | None) -> None:
         """Write ``parts`` into the folder ``staged``; put off what can be if ``deferred`` is given."""
 
         def deferring(part: Part) -> AbstractContextManager[None]:
             return self.writes.deferred(deferred) if deferred is not None and part.deferrable else nullcontext()
 
-        if launch.local_rank == 0 and launch.rank != 0:  # rank 0, which publishes, can flush the files of its node only
-            parts = [*parts, Part(lambda folder: self.writes(publish.flush, folder), deferrable=True)]
         for part in parts:
             with deferring(part):
                 part.write(staged)

@@ -58,7 +58,11 @@ def new_trainer(library, folder, kind=None, **fields):
         (f"Done. Left {HIDDEN}, and {HIDDEN}", "Done. Left checkpoint-1, and checkpoint-1"),
         ("out/.my model.v2.deleted--7-00000000/x", "out/my model.v2/x"),
         ("a file .partial-x, and out/checkpoint-1", "a file .partial-x, and out/checkpoint-1"),
+        (f"saving ... {HIDDEN}/config.json", "saving ... checkpoint-1/config.json"),
+        (f"[.gitignore] and (.env) are left out of {HIDDEN}", "[.gitignore] and (.env) are left out of checkpoint-1"),
+        (" .a b.partial-x" * 5000, " .a b.partial-x" * 5000),
     ],
+    ids=str.split("path quoted sentence spaces none ellipsis dotfiles long"),
 )
 def test_hidden_folders_in_a_text(text, expected):
     """Names that ``publish`` gives are replaced wherever they stand; all else stays."""

@@ -1,5 +1,6 @@
 """The writer of checkpoints: the order of its parts, what may wait, what follows, and that it can be pickled."""
 
+import errno
 import pickle
 import threading
 import warnings
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from hf_compat import HFCompatWarning
+from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundSaver
 from hf_compat.checkpoint.completeness import read_marker
 from hf_compat.checkpoint.rotation import Ledger
@@ -76,6 +78,37 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path):
         writer.write_alone(tmp_path / "checkpoint-1", [Part(fail)], step=1)
     assert writer.last_step is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_fails_in_the_background_is_no_last_step(tmp_path):
+    """A checkpoint that somebody waits for and that cannot be written does not count as the step's."""
+    writer = CheckpointWriter()
+
+    def fail():
+        raise OSError("the disk failed")
+
+    parts = [Part(lambda folder: writer.writes(fail), deferrable=True)]
+    settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "must_finish": lambda: True}
+    with pytest.raises(CheckpointWriteError, match="the disk failed"):
+        writer.write(tmp_path / "checkpoint-1", parts, **settings)
+    assert writer.last_step is None
+
+
+def test_no_error_names_a_hidden_folder(monkeypatch, tmp_path):
+    """An error while the folder is published names the checkpoint, as do the errors that led to it."""
+
+    def fail(staged, **_):
+        raise OSError(errno.ENOSPC, "", str(staged))
+
+    monkeypatch.setattr(publish, "write_marker", fail)
+    with pytest.raises(CheckpointWriteError) as caught:
+        CheckpointWriter().write_alone(tmp_path / "checkpoint-1", [], step=1)
+    texts, error = [], caught.value
+    while error is not None:
+        texts.append(str(error))
+        error = error.__cause__ or error.__context__
+    assert len(texts) > 1
+    assert not [text for text in texts if "partial-" in text]
 
 
 def test_writing_alone(tmp_path):

@@ -95,6 +95,7 @@ def finished(tmp_path_factory):
     own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
+    own += ["ours:nodes_with_a_shared_disk", "ours:unknown_error_in_the_background"]
     own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
@@ -197,6 +198,21 @@ def test_nodes_without_a_shared_disk(finished):
         for answer, steps in (("raise", [2]), ("warn", [2, 6, 7])):
             assert [item.step for item in list_checkpoints(output / str(rank) / "fails" / answer)] == steps
     assert not [*output.rglob(".*")]
+
+
+def test_nodes_with_a_shared_disk(finished):
+    """Both nodes write one folder, and each flushes it when all is written."""
+    output = finished / "nodes_with_a_shared_disk" / "ours" / "output"
+    assert_same_checkpoints(*(output / when for when in ("later", "at once")))
+    for rank in (0, 1):
+        (kept,) = outcome(finished, "nodes_with_a_shared_disk", "ours", rank).results
+        assert kept["value"] == [True] * 4
+
+
+def test_an_error_that_cannot_be_pickled(finished):
+    """The process where it happened raises it, the other one tells of it."""
+    texts = [outcome(finished, "unknown_error_in_the_background", "ours", rank).results[0]["value"] for rank in (0, 1)]
+    assert texts == ["_OwnError: of my own", "CheckpointError: Rank 0 could not save: _OwnError: of my own"]
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,10 @@ from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hf_compat.checkpoint.writer import CheckpointWriter
+from hf_compat.checkpoint import multi_process, publish
+from hf_compat.checkpoint.background import BackgroundSaver
 from hf_compat.errors import CheckpointWriteError
-from tests.scripts.sharded_common import held
+from tests.scripts.sharded_common import UnwatchedWriter, held
 from tests.support import helpers, scenarios
 from tests.support.parity import SCENARIOS, Kit
 from tests.support.scenarios.common import accuracy, classifier, language_model, plain
@@ -126,13 +127,6 @@ def resume_two_processes(kit: Kit) -> None:
     resume(kit, lambda each: language_model(each, rows=27, fields=fields), 4)
 
 
-class UnwatchedWriter(CheckpointWriter):
-    """Takes nobody to be looking at its folders."""
-
-    def write(self, *args: Any, **kwargs: Any) -> None:
-        super().write(*args, **{**kwargs, "must_finish": lambda: False})
-
-
 def _unwatched(kit: Kit) -> Any:
     """Return a Trainer that waits for no save, though the kit's callback is told of them."""
 
@@ -195,6 +189,50 @@ def nodes_without_a_shared_disk(kit: Kit) -> None:
             fields = {"save_strategy": "steps", "save_steps": 2, "save_on_each_node": each_saves, "save_async": later}
             held(language_model(kit, rows=28, fields={**fields, "output_dir": f"{by}/{when}"})).train()
     _train_on_a_failing_disk(kit, 1, save_on_each_node=True, output_dir="fails")
+
+
+@shared
+def nodes_with_a_shared_disk(kit: Kit) -> None:
+    """Each process takes itself for a node; keep whether all was written whenever one flushes what it sees."""
+    os.environ.update(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
+    flush, seen = publish.flush, []
+
+    def watched(folder: Path) -> None:
+        seen.append((folder / "trainer_state.json").is_file())
+        flush(folder)
+
+    publish.flush = watched
+    try:
+        for when, later in (("at once", False), ("later", True)):
+            torch.manual_seed(0)
+            fields = {"save_strategy": "steps", "save_steps": 2, "save_async": later}
+            held(language_model(kit, rows=28, fields={**fields, "output_dir": f"{kit.output_dir}/{when}"})).train()
+    finally:
+        publish.flush = flush
+    kit.keep("all was there", seen)
+
+
+class _OwnError(Exception):
+    """Of no use to another process: ``pickle`` does not find it by its name."""
+
+
+_OwnError.__qualname__ = "somewhere.<locals>._OwnError"
+
+
+@shared
+def unknown_error_in_the_background(kit: Kit) -> None:
+    """What follows a save fails on the first process, with an exception that cannot be pickled."""
+
+    def fail() -> None:
+        raise _OwnError("of my own")
+
+    language_model(kit)  # the processes find each other
+    saver = BackgroundSaver()
+    saver.start(fail if torch.distributed.get_rank() == 0 else lambda: None)
+    try:
+        multi_process.wait_for(saver)
+    except Exception as error:
+        kit.keep("error", f"{type(error).__name__}: {error}")
 
 
 def one_global_batch(kit: Kit, *, size: int) -> None:

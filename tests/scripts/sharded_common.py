@@ -85,18 +85,19 @@ class CountsReductions(TrainerCallback):
         self.counted.append(self.mode.count)
 
 
-class HeldWriter(CheckpointWriter):
-    """Writes nothing of a checkpoint in the background before the update step after it has changed the weights.
+class UnwatchedWriter(CheckpointWriter):
+    """Takes nobody to be looking at its folders, so that callbacks may be told of a save."""
 
-    Takes nobody to be looking at its folders, so that callbacks may be told of a save.
-    """
+    def write(self, *args: Any, **kwargs: Any) -> None:
+        super().write(*args, **{**kwargs, "must_finish": lambda: False})
+
+
+class HeldWriter(UnwatchedWriter):
+    """Writes nothing of a checkpoint in the background before the update step after it has changed the weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_trained: defaultdict[int, threading.Event] = defaultdict(threading.Event)
-
-    def write(self, *args: Any, **kwargs: Any) -> None:
-        super().write(*args, **{**kwargs, "must_finish": lambda: False})
 
     def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
         assert self.is_trained[int(folder.name.split("-")[1])].wait(60)
