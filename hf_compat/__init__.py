@@ -10,6 +10,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.logger_levels import follow_transformers
 from hf_compat.shared_names import ModuleWithDefaults
 from hf_compat.upstream_names import hand_on, is_handed_on
 from hf_compat.version import __version__
@@ -271,3 +272,4 @@ def __dir__() -> list[str]:
 
 
 sys.modules[__name__].__class__ = ModuleWithDefaults
+follow_transformers()  # here, so that it holds in each process, whichever module logs first

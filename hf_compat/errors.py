@@ -179,7 +179,7 @@ class MissingPackageError(HFCompatError, ImportError, ValueError):
 
 
 def is_installed(package: str) -> bool:
-    """Return whether the package or module is installed, without importing it; of a module, its package is."""
+    """Return whether the package or module is installed, importing no more than the packages above it."""
     try:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # of the parent package

@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
-from hf_compat.logger_levels import follow_transformers
 
 __all__ = ["ENVIRONMENT_VARIABLE", "write_log_file"]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_LOG_DIR"
 """The folder for ``rank_<rank>.log``; if it is not set, no log files are written."""
 
-_LOGGERS = ("hf_compat", "transformers", "lightning.pytorch", "lightning.fabric")
+_LOGGERS = ("transformers", "lightning.pytorch", "lightning.fabric")
+"""Those above all that is written; hf_compat's stands below transformers'."""
 _WARNINGS = "py.warnings"
 """The logger of Python's warnings under ``logging.captureWarnings``."""
 
@@ -46,15 +46,12 @@ def write_log_file(rank: int, level: int) -> None:
     logging.captureWarnings(True)
     if warned.handlers == []:
         warned.addHandler(logging.StreamHandler())
-    follows = follow_transformers()
     for name in (*_LOGGERS, _WARNINGS):
         logger = logging.getLogger(name)
         for other in [each for each in logger.handlers if isinstance(each, _RankFile) and each is not handler]:
             logger.removeHandler(other)  # inherited from the process that forked this one
             other.close()
-        if follows and name == "hf_compat":
-            logger.removeHandler(handler)  # its records reach transformers' logger
-        elif handler not in logger.handlers:
+        if handler not in logger.handlers:
             logger.addHandler(handler)
 
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import logging
-import sys
 
-__all__ = ["follow_transformers", "set_level"]
-
-_PARENT = "transformers.trainer"
+__all__ = ["follow_transformers", "library_logger", "set_level"]
 
 
-def follow_transformers() -> bool:
-    """Put hf_compat's logger below that of transformers' Trainer if transformers is loaded; return whether it is.
+def library_logger() -> logging.Logger:
+    """Return transformers' logger, whose level users set; it inherits the root logger's without transformers."""
+    return logging.getLogger("transformers")
+
+
+def follow_transformers() -> None:
+    """Put hf_compat's logger below that of transformers' Trainer, whether transformers is loaded or not.
 
     ``transformers.utils.logging.set_verbosity_info()``, its handlers and formats, and levels of the loggers
-    ``transformers`` and ``transformers.trainer`` then apply to what hf_compat logs. Without transformers it logs as any
-    package does.
+    ``transformers`` and ``transformers.trainer`` then apply to what hf_compat logs. Without transformers its records
+    reach the root logger, as any package's.
     """
-    if sys.modules.get("transformers") is None:
-        return False
-    own, parent = logging.getLogger("hf_compat"), logging.getLogger(_PARENT)
-    if own.parent is not parent:
-        own.parent = parent
-        own.setLevel(own.level)  # forgets what loggers remember of the former parent's level
-    return True
+    logging.getLogger("hf_compat").parent = logging.getLogger("transformers.trainer")
 
 
 def set_level(level: int) -> None:
-    """Set the level of transformers' loggers, and hf_compat's with them."""
-    logging.getLogger("transformers").setLevel(level)
-    if not follow_transformers():
-        logging.getLogger("hf_compat").setLevel(level)
+    """Set the level of transformers' loggers, hf_compat's among them."""
+    library_logger().setLevel(level)

@@ -7,10 +7,9 @@ its models, tokenizers and configurations, is transformers' own object, imported
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from typing import Any
 
-from hf_compat.errors import MissingPackageError
+from hf_compat.errors import MissingPackageError, is_installed
 
 __all__ = ["HANDED_ON", "find_upstream", "hand_on", "is_handed_on"]
 
@@ -83,7 +82,10 @@ _NAMES: dict[str, str] = {
 }
 """A module of transformers to what it offers beside the Trainer, in any release since 4.57."""
 
-HANDED_ON = frozenset(name for names in _NAMES.values() for name in names.split())
+_HOMES = {name: f"transformers.{module}" for module, names in _NAMES.items() for name in names.split()}
+"""Name to the module where it is looked for first."""
+
+HANDED_ON = frozenset(_HOMES)
 """Names beside the Trainer that are transformers' own; some are of one release alone."""
 
 _MODULES = (
@@ -98,7 +100,7 @@ _MODULES = (
     "transformers.training_args_seq2seq",
     "transformers.trainer",
 )
-"""Where these names are looked for."""
+"""Where these names are looked for next: some moved between releases."""
 
 
 def is_handed_on(name: str) -> bool:
@@ -113,10 +115,10 @@ def find_upstream(name: str, *modules: str) -> Any:
         name: The name.
         *modules: Where to look, in that order. Default: where the Trainer's names are, for others in ``transformers``.
     """
-    if importlib.util.find_spec("transformers") is None:
+    if not is_installed("transformers"):
         return None
-    places = modules or (_MODULES if name in HANDED_ON else ("transformers",))
-    for place in places:
+    own_places = (_HOMES[name], *_MODULES) if name in _HOMES else ("transformers",)
+    for place in modules or own_places:
         found = getattr(importlib.import_module(place), name, None)
         if found is not None:
             return found
@@ -133,7 +135,7 @@ def hand_on(name: str) -> Any:
     found = find_upstream(name)
     if found is not None:
         return found
-    if importlib.util.find_spec("transformers") is not None:
+    if is_installed("transformers"):
         raise AttributeError(f"Neither hf_compat nor the installed transformers has {name!r}.")
     if name in HANDED_ON or name.startswith("Auto"):
         raise MissingPackageError(

@@ -15,6 +15,7 @@ import pytest
 import hf_compat
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.arguments import FIELD_RULES
+from hf_compat.arguments.releases.fields import OWN_FIELDS, may_be_lacking
 from hf_compat.engine.callbacks import HOOKS, RunCallback
 from hf_compat.run.assembly import Members
 from hf_compat.run.host import RunHost
@@ -258,6 +259,25 @@ def test_a_field_is_read_where_its_rule_says(rule):
     """The files that a rule names are those that read the field off the arguments, all of them and no others."""
     assert rule.read_in == tuple(sorted(READERS[rule.field]))
     assert rule.also_in == tuple(sorted({*rule.also_in} - {rule.target}))
+
+
+BEHIND_A_FLAG = {
+    ("loss.py", "_uses_cpu_amp", "half_precision_backend"),  # called with what ``for_run`` returns
+    ("eval_results.py", "hyperparameters", "warmup_ratio"),
+    ("tokens.py", "count_train_tokens", "include_tokens_per_second"),
+    ("trainer.py", "Trainer.__init__", "use_cache"),
+}
+"""Functions that read a field in releases alone that have it."""
+
+
+def test_a_field_that_may_be_the_scripts_is_read_as_the_run_has_it():
+    """Who reads a field that some release lacks, and so may be a script's own, asks ``for_run`` for its value."""
+    found = set()
+    for module, tree in TREES.items():
+        for name, function in functions_of(tree) if module.parts[0] != "arguments" else ():
+            if not any(isinstance(node, ast.Name) and node.id == "for_run" for node in ast.walk(function)):
+                found |= {(module.name, name, field) for field in fields_read(function) if may_be_lacking(field)}
+    assert {row for row in found if row[2] not in OWN_FIELDS} == BEHIND_A_FLAG
 
 
 @pytest.mark.parametrize("rule", [rule for rule in FIELD_RULES if rule.fate == "plan"], ids=lambda rule: rule.field)

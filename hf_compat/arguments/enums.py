@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from hf_compat.arguments.releases.versions import has_sigopt
+from hf_compat.arguments.releases.semantics import installed_release
+from hf_compat.arguments.releases.versions import SINCE
 
 __all__ = [
     "DebugOption",
@@ -186,6 +187,6 @@ class HPSearchBackend(ExplicitEnum):
 
     OPTUNA = "optuna"
     RAY = "ray"
-    if has_sigopt():
+    if installed_release() < SINCE["drops_sigopt"]:
         SIGOPT = "sigopt"
     WANDB = "wandb"

@@ -13,6 +13,7 @@ from hf_compat.distributed import accelerate_state, processes
 from hf_compat.distributed.devices import cuda_is_available, gpu_index, mps_is_available, wants_cpu
 from hf_compat.distributed.launch import BY_TRAINER, Launch, read_launch
 from hf_compat.errors import TrainerSetupError
+from hf_compat.logger_levels import library_logger
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,6 @@ __all__ = [
     "distributed_state",
     "find_launch",
     "join_processes",
-    "library_logger",
     "main_process_first",
     "process_log_level",
     "set_up_device",
@@ -35,11 +35,6 @@ __all__ = [
 
 
 logger = logging.getLogger(__name__)
-
-
-def library_logger() -> logging.Logger:
-    """Return transformers' logger, whose level users set; it inherits the root logger's without transformers."""
-    return logging.getLogger("transformers")
 
 
 def set_up_device(args: TrainingArguments) -> torch.device:
@@ -77,7 +72,8 @@ def distributed_state(args: TrainingArguments) -> Any:
 def _process_state(args: TrainingArguments, device: torch.device) -> ProcessState:
     from hf_compat.distributed.process_state import ProcessState
 
-    return ProcessState(device, args.launch, getattr(args, "deepspeed_plugin", None))
+    plugin = None if device.type == "cpu" else args.deepspeed_plugin  # as upstream's; a Trainer's state has it
+    return ProcessState(device, args.launch, plugin)
 
 
 def uses_configured_state(args: TrainingArguments) -> bool:

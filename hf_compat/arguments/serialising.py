@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import Field, asdict, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.checking.resolving import semantics_of
 from hf_compat.arguments.fields.aliases import ALIASES
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.redeclared import fields_of_the_script
 from hf_compat.arguments.releases.fields import OWN_FIELDS, is_field_of
-from hf_compat.arguments.releases.semantics import resolve_semantics
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["as_subclass_text", "as_text", "plain_fields", "sanitized_fields"]
+__all__ = ["as_text", "plain_fields", "repr_of", "sanitized_fields"]
 
 _PLAIN_TYPES = (bool, int, float, str)
 _FOLLOWING = ("_n_gpu", "activation_checkpointing", "activation_checkpointing_kwargs")
@@ -68,7 +69,7 @@ def _is_set(args: TrainingArguments, name: str) -> bool:
 
 def _shown_fields(args: TrainingArguments) -> list[Field[Any]]:
     """Return the fields of the release that is followed, ours, those of a subclass, and others that are set."""
-    release = resolve_semantics(args.semantics).release
+    release = semantics_of(args)[0].release  # of unknown semantics too: an error may show its arguments
     always = OWN_FIELDS | fields_of_the_script(type(args), release)
     return [
         item
@@ -100,9 +101,17 @@ def as_text(args: TrainingArguments) -> str:
     return f"{type(args).__name__}(\n{lines})"
 
 
-def as_subclass_text(args: TrainingArguments) -> str:
-    """Return the same or, for a dataclass of its own, one line as ``dataclass`` makes it; tokens are left out."""
-    if "__dataclass_params__" not in vars(type(args)):
-        return as_text(args)
-    shown = ", ".join(f"{item.name}={getattr(args, item.name)!r}" for item in _shown_fields(args) if item.repr)
-    return f"{type(args).__qualname__}({shown})"
+def repr_of(kind: type[TrainingArguments]) -> Callable[[TrainingArguments], str]:
+    """Return the ``__repr__`` of ``kind``, which defines none: what it inherits or, of a dataclass, one line.
+
+    The line is that of ``dataclass``, without the fields of other releases; tokens are left out.
+    """
+
+    def shown(args: TrainingArguments) -> str:
+        parameters = vars(kind).get("__dataclass_params__")  # set after the class is made
+        if parameters is None or not parameters.repr:
+            return super(kind, args).__repr__()
+        values = ", ".join(f"{item.name}={getattr(args, item.name)!r}" for item in _shown_fields(args) if item.repr)
+        return f"{type(args).__qualname__}({values})"
+
+    return shown

@@ -17,7 +17,7 @@ from hf_compat.arguments import process_facts, serialising
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import raise_all
 from hf_compat.arguments.checking.resolving import resolve, semantics_of
-from hf_compat.arguments.deepspeed.asked import use_deepspeed
+from hf_compat.arguments.deepspeed.asked import partition_from_now_on, use_deepspeed
 from hf_compat.arguments.enums import (
     DebugOption,
     HubStrategy,
@@ -55,7 +55,6 @@ from hf_compat.arguments.setters import (
 )
 from hf_compat.arguments.warmup import warmup_update_steps
 from hf_compat.distributed.launch import Launch
-from hf_compat.logger_levels import follow_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -303,13 +302,13 @@ class TrainingArguments:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        follow_transformers()
         semantics, problems = semantics_of(self)
         with script_values_aside(self, semantics.release):
             raise_all([*problems, *resolve(self, semantics), *find_problems(self, semantics)])
             self.mixed_precision = mixed_precision(self)
             allow_tf32(self)
             self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
+            partition_from_now_on(self)
             prepare_loading(self)
         process_facts.share_early(self)
 
@@ -451,7 +450,7 @@ class TrainingArguments:
         """Give a subclass the ``repr`` that ``dataclass`` would, without the fields of other releases."""
         super().__init_subclass__(**kwargs)
         if "__repr__" not in vars(cls):
-            type.__setattr__(cls, "__repr__", serialising.as_subclass_text)
+            type.__setattr__(cls, "__repr__", serialising.repr_of(cls))
 
     # ---- the fields of one topic ----
     #

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from packaging.version import Version
 from torch import nn
 
-from hf_compat.errors import MissingPackageError, require_package
+from hf_compat.errors import MissingPackageError, is_installed, require_package
 from hf_compat.optim.optim_args import convert_options, parse_flag, parse_literal
 from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest
 
@@ -153,7 +152,7 @@ def grokadamw(request: OptimizerRequest) -> ClassAndKwargs:
 def has_triton_without_gpu() -> bool:
     """Return whether Triton is installed, as with torch's builds for GPUs, on a machine that has none."""
     has_gpu = torch.cuda.is_available() or torch.xpu.is_available()
-    return importlib.util.find_spec("triton") is not None and not has_gpu
+    return is_installed("triton") and not has_gpu
 
 
 def stable_adamw(request: OptimizerRequest) -> ClassAndKwargs:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_compat.distributed.collectives import broadcast_object, get_world_size
+from hf_compat.distributed.collectives import broadcast_object, get_rank, get_world_size
 from hf_compat.nested import map_nested
 
 if TYPE_CHECKING:
@@ -60,4 +60,4 @@ def _from_main(value: object, device: torch.device) -> Any:
             return leaf
         return leaf.tensor.to(device) if leaf.on_device else leaf.tensor
 
-    return map_nested(receive, broadcast_object(map_nested(send, value)))
+    return map_nested(receive, broadcast_object(map_nested(send, value) if get_rank() == 0 else None))

@@ -41,6 +41,8 @@ class SchedulerRule:
     """The first transformers release that uses ``lr_scheduler_kwargs``; None if all ignore them."""
     kwargs_of: Callable[..., Any] | None = None
     """The class whose parameters the ``lr_scheduler_kwargs`` are. Default: the keywords of ``build``."""
+    needs: tuple[str, ...] = ("num_warmup_steps", "num_training_steps")
+    """The numbers of update steps that :func:`get_scheduler` has to be given."""
 
     def takes_kwargs(self, release: Version) -> bool:
         """Return whether ``release`` uses ``lr_scheduler_kwargs``."""
@@ -190,19 +192,21 @@ def _greedy(optimizer: Optimizer, warmup: int, total: int, **kwargs: Any) -> Gre
     return schedule
 
 
+_WARMUP = ("num_warmup_steps",)
+
 SCHEDULERS: dict[str, SchedulerRule] = {
     "linear": SchedulerRule(_linear),
     "cosine": SchedulerRule(_cosine),
     "cosine_with_restarts": SchedulerRule(_cosine_with_restarts),
     "polynomial": SchedulerRule(_polynomial),
-    "constant": SchedulerRule(_constant, kwargs_since=None),
-    "constant_with_warmup": SchedulerRule(_constant_with_warmup, kwargs_since=None),
-    "inverse_sqrt": SchedulerRule(_inverse_sqrt, kwargs_since=Version("5.4")),
-    "reduce_lr_on_plateau": SchedulerRule(_reduce_lr_on_plateau, kwargs_of=ReduceLROnPlateau),
+    "constant": SchedulerRule(_constant, kwargs_since=None, needs=()),
+    "constant_with_warmup": SchedulerRule(_constant_with_warmup, kwargs_since=None, needs=_WARMUP),
+    "inverse_sqrt": SchedulerRule(_inverse_sqrt, kwargs_since=Version("5.4"), needs=_WARMUP),
+    "reduce_lr_on_plateau": SchedulerRule(_reduce_lr_on_plateau, kwargs_of=ReduceLROnPlateau, needs=()),
     "cosine_with_min_lr": SchedulerRule(_cosine_with_min_lr),
     "cosine_warmup_with_min_lr": SchedulerRule(_cosine_warmup_with_min_lr),
-    "warmup_stable_decay": SchedulerRule(_warmup_stable_decay),
-    "greedy": SchedulerRule(_greedy, kwargs_of=GreedyLR),
+    "warmup_stable_decay": SchedulerRule(_warmup_stable_decay, needs=_WARMUP),
+    "greedy": SchedulerRule(_greedy, kwargs_of=GreedyLR, needs=()),
 }
 """``lr_scheduler_type`` to the rule that builds it."""
 
@@ -269,10 +273,6 @@ def build_scheduler(
     return rule.build(optimizer, num_warmup_steps, num_training_steps, **options)
 
 
-_TAKES_NO_STEPS = ("constant", "reduce_lr_on_plateau", "greedy")
-_TAKES_WARMUP_ALONE = ("constant_with_warmup", "inverse_sqrt", "warmup_stable_decay")
-
-
 def get_scheduler(
     name: str,
     optimizer: Optimizer,
@@ -293,14 +293,11 @@ def get_scheduler(
         ArgumentsError: If the schedule is unknown, or needs a number of update steps that is not given.
     """
     plain = plain_name(name)
-    needed = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    if plain in _TAKES_NO_STEPS:
-        needed = {}
-    elif plain in _TAKES_WARMUP_ALONE:
-        needed.pop("num_training_steps")
-    missing = [name for name, value in needed.items() if value is None]
-    if missing and plain in SCHEDULERS:
-        raise ArgumentsError([f"`{plain}` requires `{name}`: pass it to `get_scheduler`." for name in missing])
+    given = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+    needed = SCHEDULERS[plain].needs if plain in SCHEDULERS else ()
+    missing = [number for number in needed if given[number] is None]
+    if missing:
+        raise ArgumentsError([f"`{plain}` requires `{number}`: pass it to `get_scheduler`." for number in missing])
     return build_scheduler(
         name,
         optimizer,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
+from hf_compat.arguments.fields.redeclared import for_run
+
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
@@ -30,7 +32,7 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
 
 
 def _setup(trainer: Trainer) -> Iterator[str]:
-    args = trainer.args
+    args = for_run(trainer.args)
     if args.max_steps > 0 and args.num_train_epochs > 0:
         yield (
             f"max_steps is given ({args.max_steps}), it will override any value given in num_train_epochs "

@@ -22,7 +22,7 @@ from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError
 from hf_compat.log_files import write_log_file
-from hf_compat.logger_levels import follow_transformers, set_level
+from hf_compat.logger_levels import set_level
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_arguments, shifts_labels, unwrap_peft
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import is_ours
@@ -58,7 +58,6 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
 
 def set_log_level(args: TrainingArguments) -> None:
     """Set the level of hf_compat's and transformers' loggers on this rank, and open its log file."""
-    follow_transformers()
     level = args.log_level if args.should_log else args.log_level_replica
     if level != "passive":
         set_level(args.get_process_log_level())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.engine.precision import precision_problems
 from hf_compat.errors import ArgumentsError, DataError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
@@ -88,7 +89,7 @@ def _empty_data(trainer: Trainer) -> list[str]:
 
 
 def _data_problems(trainer: Trainer) -> list[str]:
-    args, problems = trainer.args, []
+    args, problems = for_run(trainer.args), []
     if args.eval_strategy != "no" and trainer.eval_dataset is None:
         problems.append(
             f"`eval_strategy={plain_name(args.eval_strategy)!r}`: an evaluation is set, but you didn't pass an "

@@ -52,11 +52,11 @@ def test_without_transformers_the_newest_is_followed(monkeypatch):
         raise semantics.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(semantics.metadata, "version", missing)
-    semantics._installed_release.cache_clear()
+    semantics.installed_release.cache_clear()
     try:
         assert resolve_semantics() == resolve_semantics(RELEASE_5)
     finally:
-        semantics._installed_release.cache_clear()
+        semantics.installed_release.cache_clear()
 
 
 def test_a_wish_that_is_no_release():

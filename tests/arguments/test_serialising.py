@@ -55,6 +55,52 @@ def test_upstreams_fields_are_shown(theirs, ours):
     assert repr(right).count("\n") == repr(left).count("\n") + (len(OWN_FIELDS) if "\n" in repr(left) else 0)
 
 
+def inheriting(base, case):
+    """Return a script's class of ``case`` on top of ``base``."""
+
+    @dataclass
+    class Plain(base):
+        temperature: float = 1.0
+
+    @dataclass(repr=False)
+    class Silent(base):
+        temperature: float = 1.0
+
+    class Narrowed(Plain):
+        pass
+
+    @dataclass
+    class Named(base):
+        def __repr__(self):
+            return "the script's own"
+
+    class OfNamed(Named):
+        pass
+
+    @dataclass
+    class AnewOfNamed(Named):
+        temperature: float = 1.0
+
+    return {kind.__name__: kind for kind in (Plain, Silent, Narrowed, Named, OfNamed, AnewOfNamed)}[case]
+
+
+@pytest.mark.parametrize("case", ["Plain", "Silent", "Narrowed", "Named", "OfNamed", "AnewOfNamed"])
+def test_a_subclass_inherits_its_repr(case):
+    """A class whose ``dataclass`` makes no ``__repr__`` has its base's, as upstream."""
+    theirs, ours = (repr(inheriting(base, case)("out")) for base in BOTH["arguments"])
+    assert ours.count("\n") == theirs.count("\n") + (len(OWN_FIELDS) if "\n" in theirs else 0)
+    assert ours.partition("(")[0] == theirs.partition("(")[0]
+    assert ("temperature=1.0" in ours) == ("temperature=1.0" in theirs)
+
+
+def test_arguments_of_an_unknown_release_are_shown(monkeypatch):
+    """An unknown release is an error that may show its arguments: text and dict hold the installed one's fields."""
+    args = TrainingArguments("out")
+    wanted = args.to_dict().keys(), lines(str(args))
+    monkeypatch.setenv("HF_COMPAT_SEMANTICS", "bogus")
+    assert (args.to_dict().keys(), lines(repr(args))) == wanted
+
+
 SET = {
     "evaluation_strategy": "epoch",
     "past_index": 2,

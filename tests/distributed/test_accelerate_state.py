@@ -38,9 +38,9 @@ def no_state_is_left(monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def told_by(command, folder, *words, processes=2):
+def told_by(command, folder, *words, processes=2, script="accelerate_state.py"):
     """Return what each process of a run tells."""
-    ended = finish([start([*command, SCRIPTS / "accelerate_state.py", *words])], timeout=240)[0]
+    ended = finish([start([*command, SCRIPTS / script, *words])], timeout=240)[0]
     assert ended.code == 0, ended.output
     return [json.loads((folder / f"{words[0]}-{rank}.json").read_text()) for rank in range(processes)]
 
@@ -53,6 +53,30 @@ def test_the_state_is_upstreams(tmp_path, launch):
         command = [*command, f"--main_process_port={free_port()}"]
     theirs, ours = (told_by(command, tmp_path, which, tmp_path, processes=processes) for which in ("upstream", "ours"))
     assert ours == theirs
+
+
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_the_state_under_deepspeed(tmp_path, stage):
+    """Arguments with DeepSpeed leave the state that upstream's leave on a CPU, whatever the stage."""
+    pytest.importorskip("deepspeed")
+    command, _ = LAUNCHES["torchrun"]
+    theirs, ours = (
+        told_by(command, tmp_path, which, tmp_path, stage, script="deepspeed_state.py")
+        for which in ("upstream", "ours")
+    )
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_state_configured_without_deepspeed(tmp_path, stage):
+    """A state that the script has set up for another kind of run is a ``RuntimeError`` of upstream, and of ours."""
+    pytest.importorskip("deepspeed")
+    given = {"deepspeed": {"zero_optimization": {"stage": stage}}, "accelerator_config": CONFIGURED}
+    for library in (transformers, hf_compat):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        PartialState(cpu=True)
+        with pytest.raises(RuntimeError, match=r"[Dd]eep[Ss]peed"):
+            arguments(library, tmp_path, **given)
 
 
 @pytest.mark.parametrize("word", ["devices", "spawn"])

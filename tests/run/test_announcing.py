@@ -226,6 +226,22 @@ def test_a_replica_has_its_own_level(lines, tmp_path):
         assert ("***** Running training *****" in lines) == is_told
 
 
+LATE = """
+import logging
+from hf_compat.logger_levels import set_level
+set_level(logging.ERROR)
+from transformers.utils import logging as library_logging
+library_logging.set_verbosity_info()
+print(*(logging.getLogger(name).getEffectiveLevel() for name in ("transformers.trainer", "hf_compat.run")))
+"""
+
+
+def test_a_level_set_before_transformers_is_loaded_does_not_stick():
+    """Settings of transformers decide once it is loaded, also if arguments set a level before."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["20", "20"]
+
+
 ALONE = """
 import logging, sys
 logging.basicConfig(format="%(name)s|%(message)s", stream=sys.stdout)

@@ -66,6 +66,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "on_save_error": ("raise", "warn"),
     "train_sampling_strategy": SAMPLING_STRATEGIES,
 }
+_BEFORE_BALANCING = {
+    "train_sampling_strategy": tuple(each for each in SAMPLING_STRATEGIES if each != "batch_rebalance")
+}
 
 NUMBERS = (
     *BOUNDS,
@@ -110,11 +113,9 @@ def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
-    balances = semantics.release >= SINCE["balances_batches"]
-    for name, allowed in CHOICES.items():
+    older = {} if semantics.release >= SINCE["balances_batches"] else _BEFORE_BALANCING
+    for name, allowed in (CHOICES | older).items():
         value = getattr(args, name)
-        if name == "train_sampling_strategy" and not balances:
-            allowed = tuple(strategy for strategy in allowed if strategy != "batch_rebalance")
         if value not in allowed:
             yield Problem(name, value, f"choose one of {', '.join(map(repr, allowed))}.")
     if "tpu_metrics_debug" in args.debug:
@@ -232,7 +233,7 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("fp16", True, "is not supported on MPS; use `bf16=True`.", unsupported=True)
     for name in ("bf16", "bf16_full_eval"):
         if getattr(args, name) and not wants_cpu(args.use_cpu):
-            yield from _lacks_bf16(name)
+            yield from _bf16_problems(name)
     if args.tf32 and gpu_lacks_tf32():
         yield Problem("tf32", True, "--tf32 requires Ampere or a newer GPU; remove it.")
     if args.use_mps_device and not mps_is_available():
@@ -243,8 +244,8 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("bf16", args.bf16, text, unsupported=True)
 
 
-def _lacks_bf16(name: str) -> Problems:
-    """Yield a problem if the device is a GPU without bfloat16, or the CPU that nobody asked for."""
+def _bf16_problems(name: str) -> Problems:
+    """Yield a problem of the field ``name`` on a GPU without bfloat16, and without a GPU unless `use_cpu` is set."""
     phrase = "Your setup doesn't support bf16/gpu"
     if gpu_lacks_bf16():
         yield Problem(name, True, f"{phrase}, as this GPU has no bfloat16; use `fp16=True`.")

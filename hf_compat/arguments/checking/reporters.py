@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from hf_compat.arguments.checking.problems import Problem
@@ -30,29 +31,31 @@ TRACKERS: dict[str, str] = {
 }
 """Name in ``report_to`` → the module that it needs, in the order of ``"all"``; none for Kubeflow's own server."""
 
-_SWITCHED_OFF_BY = {"mlflow": "DISABLE_MLFLOW_INTEGRATION", "wandb": "WANDB_DISABLED"}
-"""Environment variables that take a tracker out of ``"all"``."""
+
+def _has_comet_key() -> bool:
+    return "COMET_API_KEY" in os.environ or Path.home().joinpath(".comet.config").exists()
+
+
+_USABLE: dict[str, Callable[[], bool]] = {
+    "azure_ml": lambda: not is_installed("mlflow"),  # which writes there too
+    "comet_ml": _has_comet_key,
+    "flyte": lambda: False,  # works in a Flyte task alone
+    "kubeflow": lambda: "KUBEFLOW_TRAINER_SERVER_URL" in os.environ,
+    "mlflow": lambda: not is_switched_on("DISABLE_MLFLOW_INTEGRATION"),
+    "wandb": lambda: not is_switched_on("WANDB_DISABLED"),
+}
+"""Name in ``report_to`` → whether ``"all"`` contains it where it is installed; the others always."""
 
 
 def _is_in_all(name: str, module: str) -> bool:
     """Return whether ``"all"`` contains the tracker: as in transformers, if it is installed and can be used."""
-    if name in _SWITCHED_OFF_BY and is_switched_on(_SWITCHED_OFF_BY[name]):
-        return False
-    if name == "kubeflow":
-        return "KUBEFLOW_TRAINER_SERVER_URL" in os.environ
-    if name == "flyte":  # works in a Flyte task alone
-        return False
-    if name == "azure_ml" and is_installed("mlflow"):  # which writes there too
-        return False
-    if name == "comet_ml" and "COMET_API_KEY" not in os.environ and not Path.home().joinpath(".comet.config").exists():
-        return False
-    return is_installed(module)
+    return (name not in _USABLE or _USABLE[name]()) and (not module or is_installed(module))
 
 
 def tracker_names(
     report_to: str | list[str] | tuple[str, ...] | None, semantics: Semantics
 ) -> tuple[list[str], list[Problem]]:
-    """Return the trackers to report to, and a problem for each name that there is not.
+    """Return the trackers to report to, and a problem for each unknown name.
 
     Args:
         report_to: A name, a list of names, ``"all"``, ``"none"`` or None, which means all or none by release.

@@ -33,11 +33,11 @@ from hf_compat.arguments.fields.aliases import (
     apply_warmup_ratio,
 )
 from hf_compat.arguments.fsdp.fields import resolve_fsdp
-from hf_compat.arguments.process_facts import library_logger
 from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.devices import mps_is_available
 from hf_compat.errors import ArgumentsError
+from hf_compat.logger_levels import library_logger
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments

@@ -19,7 +19,7 @@ from hf_compat.errors import ArgumentsError, require_package
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["deepspeed_problems", "use_deepspeed"]
+__all__ = ["deepspeed_problems", "partition_from_now_on", "use_deepspeed"]
 
 _SECTIONS = ("amp", "bf16", "checkpoint", "fp16", "optimizer", "scheduler", "zero_optimization")
 
@@ -65,8 +65,6 @@ def _duplicate_settings(given: object) -> Iterator[Problem]:
 def use_deepspeed(args: TrainingArguments) -> tuple[HfTrainerDeepSpeedConfig | None, DeepSpeedPlugin | None]:
     """Return the DeepSpeed config, filled in from the arguments, and its plugin.
 
-    Under ZeRO-3 this initializes the process group, and models are partitioned from then on while they are built.
-
     Raises:
         MissingPackageError: If DeepSpeed is not installed.
     """
@@ -82,7 +80,14 @@ def use_deepspeed(args: TrainingArguments) -> tuple[HfTrainerDeepSpeedConfig | N
     config.complete(args)
     plugin = DeepSpeedPlugin(config)
     plugin.set_deepspeed_weakref()
-    if config.is_zero3():  # partitioning is collective, and may come before there is a Trainer
+    return config, plugin
+
+
+def partition_from_now_on(args: TrainingArguments) -> None:
+    """Under ZeRO-3 initialize the process group: models are partitioned from then on while they are built.
+
+    Partitioning is collective, and may come before there is a Trainer.
+    """
+    if args.hf_deepspeed_config is not None and args.hf_deepspeed_config.is_zero3():
         import_deepspeed(args.device)
         prepare_process(args.launch, args.device)
-    return config, plugin

@@ -145,7 +145,9 @@ ACCOUNTS: dict[str, str] = {
     "include_inputs_for_metrics": "Sets `include_for_metrics=['inputs']`.",
     "fsdp_min_num_params": "Old name of `min_num_params` in `fsdp_config`.",
     "fsdp_transformer_layer_cls_to_wrap": "Old name of `transformer_layer_cls_to_wrap` in `fsdp_config`.",
-    "half_precision_backend": "With 4.57, whether bf16 on the CPU covers the loss too; 'apex' is not supported.",
+    "half_precision_backend": (
+        "With 4.57, whether mixed precision on the CPU covers the loss too; 'apex' is not supported."
+    ),
     "fp16_backend": "Old name of `half_precision_backend`.",
     "push_to_hub_model_id": "Old name of `hub_model_id`.",
     "push_to_hub_organization": "Old name of the organization in `hub_model_id`.",
@@ -154,7 +156,10 @@ ACCOUNTS: dict[str, str] = {
     "torchdynamo": "Old name of `torch_compile_backend`.",
     "ray_scope": "Which result of a trial Ray Tune uses to compare trials.",
     "dispatch_batches": "Sets `accelerator_config={'dispatch_batches': ...}`.",
-    "include_tokens_per_second": "Sets `include_num_input_tokens_seen='all'`; before 5.0 counts tokens ahead.",
+    "include_tokens_per_second": (
+        "From 5.0 sets `include_num_input_tokens_seen='all'`; before, counts the train loader's tokens ahead of "
+        "training, for `train_tokens_per_second`."
+    ),
     "split_batches": "Sets `accelerator_config={'split_batches': ...}`.",
     "semantics": "The transformers release whose numbers are reproduced, or `corrected`.",
     "sortish_sampler": "No effect, as in every release of transformers.",

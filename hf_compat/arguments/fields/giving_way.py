@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
-from hf_compat.arguments.releases.fields import is_field_of
+from hf_compat.arguments.releases.fields import is_field_of, may_be_lacking
 from hf_compat.arguments.releases.semantics import resolve_semantics
 
 __all__ = ["LibraryField", "gives_way", "init_fields"]
@@ -31,7 +31,7 @@ class LibraryField(dataclasses.Field):  # type: ignore[type-arg]
     @property
     def init(self) -> bool:
         """Whether it is an argument of the constructor and, to a parser, of the command line."""
-        return bool(_INIT.__get__(self)) and not gives_way(self, _kinds_of_the_parser(sys._getframe(1)))
+        return _is_declared(self) and not gives_way(self, _kinds_of_the_parser(sys._getframe(1)))
 
     @init.setter
     def init(self, value: bool) -> None:
@@ -51,7 +51,7 @@ def _kinds_of_the_parser(frame: FrameType | None) -> list[type[Any]]:
 
 def gives_way(field: dataclasses.Field[Any], kinds: Iterable[type[Any]]) -> bool:
     """Return whether ``field`` is the library's, the release lacks it, and another of the dataclasses has its name."""
-    if not isinstance(field, LibraryField):
+    if not isinstance(field, LibraryField) or not may_be_lacking(field.name):
         return False
     is_taken = any(field.name in _names_of_options(other) for kind in kinds for other in dataclasses.fields(kind))
     return is_taken and not is_field_of(field.name, resolve_semantics().release)
@@ -60,13 +60,18 @@ def gives_way(field: dataclasses.Field[Any], kinds: Iterable[type[Any]]) -> bool
 def init_fields(kind: type[Any], kinds: Iterable[type[Any]]) -> Iterator[dataclasses.Field[Any]]:
     """Yield the fields of ``kind`` that a parser of ``kinds`` reads."""
     for field in dataclasses.fields(kind):
-        if field.init and not gives_way(field, kinds):
+        if _is_declared(field) and not gives_way(field, kinds):
             yield field
+
+
+def _is_declared(field: dataclasses.Field[Any]) -> bool:
+    """Return whether ``field`` is declared as an argument of the constructor, whoever asks."""
+    return bool(_INIT.__get__(field))
 
 
 def _names_of_options(field: dataclasses.Field[Any]) -> set[str]:
     """Return the names of a field's options, with underscores; none of a field of the library."""
-    if isinstance(field, LibraryField) or not field.init:
+    if isinstance(field, LibraryField) or not _is_declared(field):
         return set()
     aliases = field.metadata.get("aliases", ())
     names = [aliases] if isinstance(aliases, str) else aliases

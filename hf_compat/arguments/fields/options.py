@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.enums import FSDPOption
@@ -46,6 +45,6 @@ def listing(text: str) -> Any:
 
 def _of_the_library(**given: Any) -> Any:
     """Return the field that ``dataclasses.field`` makes of ``given``, of the library's own class."""
-    made = field(**given)
-    properties = {name: getattr(made, name) for name in signature(LibraryField).parameters}
-    return LibraryField(**properties)
+    made: Any = field(**given)
+    made.__class__ = LibraryField
+    return made

@@ -38,7 +38,10 @@ def fields_of_the_script(kind: type[TrainingArguments], release: Version) -> fro
 
 @contextmanager
 def script_values_aside(args: TrainingArguments, release: Version) -> Iterator[None]:
-    """Give ``args`` the run's values of the fields that are the script's, in the block; keep what it makes of them."""
+    """In the block ``args`` have the run's values of the fields that are the script's.
+
+    Afterwards the script's values are back, and the run's are kept for :func:`for_run`.
+    """
     names = fields_of_the_script(type(args), release) | vars(args).get(_STORE, {}).keys()
     if not names:
         yield

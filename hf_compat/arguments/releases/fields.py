@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-__all__ = ["ADDED", "DROPPED", "OWN_FIELDS", "is_field_of"]
+__all__ = ["ADDED", "DROPPED", "OWN_FIELDS", "is_field_of", "may_be_lacking"]
 
 OWN_FIELDS = frozenset({"on_save_error", "save_async", "semantics"})
 """Fields that no release has."""
@@ -63,6 +63,11 @@ DROPPED: dict[str, tuple[str, ...]] = {
 
 _SINCE = {name: Version(release) for release, names in ADDED.items() for name in names}
 _UNTIL = {name: Version(release) for release, names in DROPPED.items() for name in names}
+
+
+def may_be_lacking(name: str) -> bool:
+    """Return whether some release lacks the field ``name`` of our ``TrainingArguments``."""
+    return name in OWN_FIELDS or name in _SINCE or name in _UNTIL
 
 
 def is_field_of(name: str, release: Version) -> bool:

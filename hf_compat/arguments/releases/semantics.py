@@ -18,7 +18,14 @@ from packaging.version import InvalidVersion, Version
 
 from hf_compat.errors import ArgumentsError
 
-__all__ = ["ENVIRONMENT_VARIABLE", "NEWEST_RELEASE", "OLDEST_RELEASE", "Semantics", "resolve_semantics"]
+__all__ = [
+    "ENVIRONMENT_VARIABLE",
+    "NEWEST_RELEASE",
+    "OLDEST_RELEASE",
+    "Semantics",
+    "installed_release",
+    "resolve_semantics",
+]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_SEMANTICS"
 NEWEST_RELEASE = Version("5.23.0")
@@ -146,7 +153,8 @@ def _is_on(row: Mapping[str, Any], release: Version, corrected: bool) -> bool:
 
 
 @cache
-def _installed_release() -> Version:
+def installed_release() -> Version:
+    """Return the installed transformers release; without transformers the newest known one."""
     try:
         return Version(metadata.version("transformers"))
     except metadata.PackageNotFoundError:
@@ -166,7 +174,7 @@ def resolve_semantics(requested: str | None = None) -> Semantics:
     chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE) or None
     corrected = chosen == "corrected"
     if chosen is None or corrected:
-        release = _installed_release()
+        release = installed_release()
     else:
         try:
             release = Version(chosen)

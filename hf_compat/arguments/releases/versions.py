@@ -6,7 +6,7 @@ from importlib import metadata
 
 from packaging.version import Version
 
-__all__ = ["SINCE", "default_optimizer", "has_sigopt"]
+__all__ = ["SINCE", "default_optimizer"]
 
 _FUSED_ADAMW_IS_DEFAULT = (2, 8)
 
@@ -21,14 +21,6 @@ SINCE: dict[str, Version] = {
     "renames_gradient_checkpointing": Version("5.23"),
 }
 """Changes of ``TrainingArguments`` and enums that do not affect numbers, and the transformers release of each."""
-
-
-def has_sigopt() -> bool:
-    """Return whether the installed transformers searches hyperparameters with SigOpt."""
-    try:
-        return Version(metadata.version("transformers")) < SINCE["drops_sigopt"]
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def default_optimizer() -> str:
