@@ -93,8 +93,9 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
     apply_cluster_environment(args, keywords)
     strategy = keywords.get("strategy", "auto")
     choice = choose_strategy(args, strategy)
-    _check_accelerate_variables()
-    _check_accelerator(args, keywords.get("accelerator", "auto"))
+    environment = _environment_problems(args, keywords)
+    if environment:
+        raise TrainerSetupError("\n  ".join(environment))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
     wanted = _device_count(keywords.get("devices", "auto"), args, launch)
@@ -119,20 +120,21 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
         return Placement(
             launch, "tensor parallel", choice.fsdp, tensor_parallel=sizes.tensor, data_parallel_group=group
         )
-    return Placement(launch, _strategy_name(args, choice.fsdp, launch), choice.fsdp, choice.settings, choice.hooks)
+    name = _strategy_name(args, choice.fsdp, launch)
+    if choice.fsdp is not None and name != "deepspeed" and launch.world_size == 1:
+        raise TrainerSetupError(
+            "`fsdp` shards a model over several processes, but the world size is only 1. Start more with `torchrun` or "
+            "`lightning={'devices': ...}`, or do not set `fsdp`."
+        )
+    return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks)
 
 
 def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: Launch) -> str:
     if args.hf_deepspeed_config is not None:
         return "deepspeed"
-    if fsdp is None:
-        return "one device" if launch.world_size == 1 else "ddp"
-    if launch.world_size == 1:
-        raise TrainerSetupError(
-            "`fsdp` shards a model over several processes, but the world size is only 1. Start more with `torchrun` or "
-            "`lightning={'devices': ...}`, or do not set `fsdp`."
-        )
-    return f"fsdp{fsdp.version}"
+    if fsdp is not None:
+        return f"fsdp{fsdp.version}"
+    return "one device" if launch.world_size == 1 else "ddp"
 
 
 def presume_placement(args: TrainingArguments, keywords: Mapping[str, Any]) -> tuple[Placement, list[str]]:
@@ -144,17 +146,13 @@ def presume_placement(args: TrainingArguments, keywords: Mapping[str, Any]) -> t
         args: The training arguments.
         keywords: The user's keywords of ``lightning.Trainer``, some of which are refused.
     """
-    launch = args.launch
+    launch, problems = args.launch, _environment_problems(args, keywords)
     try:
         choice = choose_strategy(args, keywords.get("strategy", "auto"))
     except TrainerSetupError as error:
-        return Placement(launch, "one device"), [str(error)]
-    strategy = "one device" if launch.world_size == 1 else "ddp"
-    if args.hf_deepspeed_config is not None:
-        strategy = "deepspeed"
-    elif choice.fsdp is not None:
-        strategy = f"fsdp{choice.fsdp.version}"
-    return Placement(launch, strategy, choice.fsdp, choice.settings, choice.hooks), []
+        return Placement(launch, "one device"), [str(error), *problems]
+    name = _strategy_name(args, choice.fsdp, launch)
+    return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks), problems
 
 
 def place_started(args: TrainingArguments, placement: Placement) -> Placement:
@@ -183,22 +181,22 @@ def _check_process_start(
         )
 
 
-def _check_accelerate_variables() -> None:
+def _environment_problems(args: TrainingArguments, keywords: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong about the variables of ``accelerate launch`` and the user's ``accelerator``."""
+    problems = []
     found = [name for name in _UNSUPPORTED_ACCELERATE_VARIABLES if os.environ.get(name, "").lower() in ("1", "true")]
     if found:
-        raise TrainerSetupError(
+        problems.append(
             f"{', '.join(found)} is set, probably by `accelerate launch`, but is not supported. Launch with "
             "`--multi_gpu` or `--use_fsdp`, or with `torchrun`."
         )
-
-
-def _check_accelerator(args: TrainingArguments, accelerator: object) -> None:
-    kinds = {"auto": args.device.type, "gpu": "cuda"}
+    accelerator, kinds = keywords.get("accelerator", "auto"), {"auto": args.device.type, "gpu": "cuda"}
     if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != args.device.type:
-        raise TrainerSetupError(
+        problems.append(
             f"`lightning={{'accelerator': {accelerator!r}}}`: the run is on {args.device.type}, by `use_cpu="
             f"{args.use_cpu}` and the devices of this machine. Do not pass it, or set `use_cpu`."
         )
+    return problems
 
 
 def _device_count(devices: object, args: TrainingArguments, launch: Launch) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from hf_compat.run.host import RunHost
 
-__all__ = ["RunOptimization", "drop_optimizer"]
+__all__ = ["RunOptimization"]
 
 
 class RunOptimization:
@@ -30,7 +31,7 @@ class RunOptimization:
 
     def create_optimizer(self) -> Optimizer:
         """Create and return a new optimizer; that of an earlier run belongs to its engine."""
-        drop_optimizer(self._host)
+        self._host.optimizer = self._host.lr_scheduler = None
         self._host.create_optimizer()
         return self._host.optimizer  # type: ignore[no-any-return]
 
@@ -56,14 +57,8 @@ def _show_inner(optimizer: Any) -> None:
     """Let scripts read ``trainer.optimizer.optimizer``, which is upstream's way from its wrapper to the optimizer.
 
     Here there is no wrapper, so that it is the optimizer itself; one that wraps another keeps what it shows. None of
-    torch's state dicts, copies and pickles contains the attribute.
+    torch's state dicts, copies and pickles contains the attribute. It is a weak reference, so that the states of an
+    optimizer that nothing else refers to are freed at once.
     """
     if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "optimizer"):
-        optimizer.optimizer = optimizer  # type: ignore[attr-defined]
-
-
-def drop_optimizer(host: RunHost) -> None:
-    """Set optimizer and schedule of ``host`` to None, so that the state of the optimizer is freed at once."""
-    if host.optimizer is not None and vars(host.optimizer).get("optimizer") is host.optimizer:
-        del host.optimizer.optimizer
-    host.optimizer = host.lr_scheduler = None
+        optimizer.optimizer = weakref.proxy(optimizer)  # type: ignore[attr-defined]

@@ -10,7 +10,6 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.model_facts import ignores_item_count, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
-from hf_compat.run.optimization import drop_optimizer
 from hf_compat.seeding import enable_full_determinism, set_seed
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
     if host.model_init is not None:
         (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
         host.model = host.model_wrapped = host.call_model_init(trial)
-        drop_optimizer(host)
+        host.optimizer = host.lr_scheduler = None
         host._signature_columns = None
         if host.place_model_on_device:
             host._move_model_to_device(host.model, args.device)

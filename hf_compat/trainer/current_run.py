@@ -35,7 +35,9 @@ def current_run(trainer: Trainer) -> TrainingRun:
 
 def prepare_strategy(trainer: Trainer) -> None:
     """Let the strategy wrap the model if it needs a wrapper to be evaluated or saved."""
-    loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
-    wrapped = trainer._lightning_runtime.prepare_evaluation(trainer.args, trainer.model, loggers)
+    runtime, callbacks = trainer._lightning_runtime, trainer.callback_handler.callbacks
+    # Opening them begins a new run of each tracker in a search: only where a Lightning trainer is about to be built.
+    loggers = open_loggers(callbacks, trainer.args, trainer.state) if runtime.trainer is None else ()
+    wrapped = runtime.prepare_evaluation(trainer.args, trainer.model, loggers)
     if wrapped is not None:
         current_run(trainer).take_wrapper(wrapped)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.checkpoint import publish
 from hf_compat.errors import SearchError
 from hf_compat.run.batch_size import free_memory
-from hf_compat.run.optimization import drop_optimizer
 from hf_compat.tuning.backends import BACKENDS, choose_backend, run_id
 from hf_compat.tuning.spaces import BestRun, default_compute_objective
 from hf_compat.tuning.values import apply_values
@@ -107,8 +106,7 @@ def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, 
 
 def release_model(trainer: Trainer) -> None:
     """Drop the model and its run, to free the memory for the next trial."""
-    drop_optimizer(trainer)
-    trainer.model = trainer.model_wrapped = None
+    trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
     trainer._training_run = trainer.deepspeed = None
     trainer._lightning_runtime.release()
     handler = trainer.callback_handler

@@ -101,6 +101,33 @@ def test_a_trainer_goes_once_nobody_holds_it(tmp_path):
     assert gone() is None
 
 
+# The optimizer
+
+
+def test_the_optimizer_shows_itself_and_goes_with_its_last_reference(tmp_path):
+    """``trainer.optimizer.optimizer``, upstream's way to the wrapped optimizer, keeps no optimizer alive."""
+    trainer = new_trainer(tmp_path)
+    trainer.train()
+    assert trainer.optimizer.optimizer.param_groups is trainer.optimizer.param_groups
+    alone = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.create_optimizer = lambda: setattr(trainer, "optimizer", alone)
+    trainer.train()
+    assert alone.optimizer.state is alone.state
+    assert copy.deepcopy(alone).defaults == pickle.loads(pickle.dumps(alone)).defaults == alone.defaults
+    gone = weakref.ref(alone)
+    gc.collect()
+    gc.disable()
+    try:
+        del alone, trainer.create_optimizer
+        trainer._training_run = trainer.lr_scheduler = None
+        trainer.callback_handler.optimizer = trainer.callback_handler.lr_scheduler = None
+        trainer._lightning_runtime.release()
+        trainer.optimizer = None
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
 # Attributes
 
 READ_ONLY = {"tokenizer": "another name of `processing_class`, which is assigned as well"}

@@ -10,6 +10,7 @@ import optuna
 import pytest
 import torch
 import transformers
+from lightning.pytorch.loggers import CSVLogger
 from transformers import trainer_utils
 
 import hf_compat
@@ -110,6 +111,27 @@ def test_refusals(tmp_path, given, error, text):
         trainer.hyperparameter_search(hp_space=rates, n_trials=1, **given)
     assert trainer.hp_search_backend is None
     assert trainer.train().global_step == 2
+
+
+class CountedRuns(hf_compat.TrainerCallback):
+    """A tracker that counts the runs that it is asked to prepare."""
+
+    def __init__(self, folder):
+        self.folder, self.trials = folder, []
+
+    def prepare_run(self, args, state):
+        """Return a logger of the trial's run."""
+        self.trials.append(state.trial_name)
+        return CSVLogger(self.folder)
+
+
+def test_a_trial_is_one_run_of_a_tracker(tmp_path):
+    """The evaluations of a trial go to the run that was prepared as it began: they prepare none."""
+    trainer = trainer_of(hf_compat, tmp_path, eval_strategy="steps", eval_steps=1)
+    callback = CountedRuns(tmp_path)
+    trainer.add_callback(callback)
+    trainer.hyperparameter_search(hp_space=rates, hp_name=lambda trial: f"trial {trial.number}", n_trials=2)
+    assert callback.trials == ["trial 0", "trial 1"]
 
 
 def test_a_search_needs_model_init(tmp_path):
