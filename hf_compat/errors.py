@@ -11,13 +11,16 @@
     ├── ParserError (ValueError)               a command line or file that cannot be parsed
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
+    │   └── DataCollatorError (TypeError)      a collator that cannot be called
     ├── ModelError (ValueError)                a model that cannot be trained
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
+    ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     │   └── CheckpointWriteError               one that the file system fails to write
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
     ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
-    ├── TrainerSetupError (RuntimeError)       a Trainer or environment that cannot be set up
+    ├── TrainerSetupError (RuntimeError, ValueError)  a Trainer or environment that cannot be set up
+    │   └── ModelInitError (TypeError)         a `model_init` that is missing or cannot be used
     ├── LaunchError (RuntimeError)             a process, started by a Trainer, that exited without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
     ├── BatchSizeError (RuntimeError)          no batch size that fits into memory
@@ -42,14 +45,17 @@ __all__ = [
     "BatchSizeError",
     "CheckpointError",
     "CheckpointWriteError",
+    "DataCollatorError",
     "DataError",
     "EarlyStoppingError",
     "HFCompatError",
     "HFCompatWarning",
     "HubError",
     "LaunchError",
+    "MetricNameError",
     "MissingPackageError",
     "ModelError",
+    "ModelInitError",
     "ModelOutputError",
     "NoOptimizerError",
     "NotSupportedError",
@@ -124,12 +130,22 @@ class DataError(HFCompatError, ValueError):
     """A dataset or data loader that cannot be used for training or evaluation."""
 
 
+class DataCollatorError(DataError, TypeError):
+    """A ``data_collator`` that cannot be called."""
+
+
 class ModelError(HFCompatError, ValueError):
     """A model that cannot be trained."""
 
 
 class ModelOutputError(ModelError, IndexError, KeyError):
     """A model whose outputs lack what a field of ``TrainingArguments`` names."""
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+
+class MetricNameError(HFCompatError, KeyError):
+    """An evaluation without the metric that ``metric_for_best_model`` names."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
@@ -150,8 +166,15 @@ class NoOptimizerError(HFCompatError, AttributeError, ValueError):
     """A method that needs the optimizer or the learning-rate schedule was called before there is one."""
 
 
-class TrainerSetupError(HFCompatError, RuntimeError):
-    """Constructor arguments of the ``Trainer``, or an environment, that cannot be used together."""
+class TrainerSetupError(HFCompatError, RuntimeError, ValueError):
+    """Constructor arguments of the ``Trainer``, or an environment, that cannot be used together.
+
+    Upstream raises a RuntimeError for some of them, a ValueError for others.
+    """
+
+
+class ModelInitError(TrainerSetupError, TypeError):
+    """A ``model_init`` that is missing, takes more than the trial or returns no model."""
 
 
 class LaunchError(HFCompatError, RuntimeError):

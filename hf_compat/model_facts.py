@@ -141,9 +141,16 @@ def is_bare_model(model: nn.Module) -> bool:
     return type(model).__name__ in bare and not takes_labels
 
 
-def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Return the number of ``model``'s parameters, or of its trainable parameters."""
-    return sum(item.numel() for item in model.parameters() if item.requires_grad or not trainable_only)
+def count_parameters(model: nn.Module, *, trainable_only: bool = False, whole: bool = False) -> int:
+    """Return the number of ``model``'s parameters, or of its trainable parameters.
+
+    Args:
+        model: The model.
+        trainable_only: Leave out parameters that do not require gradients.
+        whole: Count all of a parameter that ZeRO-3 has partitioned, not what this rank holds of it.
+    """
+    counted = [item for item in model.parameters() if item.requires_grad or not trainable_only]
+    return sum(int(getattr(item, "ds_numel", item.numel())) if whole else item.numel() for item in counted)
 
 
 def number_of_arguments(func: Callable[..., Any]) -> int:

@@ -1,6 +1,7 @@
 """The closed sets of names that fields of ``TrainingArguments`` take.
 
-Members are strings: they equal their value, and the member of transformers' own enum that has the same value.
+Members equal the member of transformers' own enum that has the same value; all but those of ``ParallelMode`` are
+strings, and equal their value.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ class DebugOption(ExplicitEnum):
     TPU_METRICS_DEBUG = "tpu_metrics_debug"
 
 
-class ParallelMode(ExplicitEnum):
-    """How a run uses several devices."""
+class ParallelMode(Enum):
+    """How a run uses several devices; its members are no strings, as transformers' are not."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"
@@ -158,6 +159,16 @@ class ParallelMode(ExplicitEnum):
     SAGEMAKER_MODEL_PARALLEL = "sagemaker_model_parallel"
     SAGEMAKER_DATA_PARALLEL = "sagemaker_data_parallel"
     TPU = "tpu"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ParallelMode | None:
+        return next((member for member in cls if member == value), None)  # transformers' member
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether ``other`` is the member of that name here or in transformers, which libraries compare with."""
+        return isinstance(other, Enum) and (type(other).__name__, other.value) == (type(self).__name__, self.value)
+
+    __hash__ = Enum.__hash__  # by the name
 
 
 class FSDPOption(ExplicitEnum):

@@ -119,6 +119,9 @@ class EvaluationSession:
 
     Attributes:
         batches: The loader, to be iterated over once.
+        batch_size: Samples of a rank's batch, by which its loss is weighted; None until the first batch if the
+            arguments do not tell.
+        examples: Samples in the dataset of the loader; None if it has no length.
         output: The return value of the Trainer's ``evaluation_loop``, set by :meth:`finish`.
 
     References:

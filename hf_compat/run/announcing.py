@@ -1,4 +1,4 @@
-"""What a run tells the log as it begins, resumes and ends: the facts that transformers tells, at level info."""
+"""What a run tells the log as it begins and resumes: the facts that transformers tells, at level info."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from torch import nn
-
 from hf_compat.engine.callbacks import RunCallback
+from hf_compat.model_facts import count_parameters
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from hf_compat.plan import RunPlan
     from hf_compat.run.host import RunHost
 
-__all__ = ["Announcements", "announce_end"]
+__all__ = ["Announcements"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +71,5 @@ def _numbers(host: RunHost, plan: RunPlan) -> Iterator[str]:
     yield f"Total train batch size (w. parallel, distributed & accumulation) = {total:,}"
     yield f"Gradient Accumulation steps = {plan.accumulate}"
     yield f"Total optimization steps = {plan.max_steps:,}"
-    yield f"Number of trainable parameters = {_count_trainable(host.model):,}"
-
-
-def _count_trainable(model: nn.Module) -> int:
-    """Return the number of trainable parameters; of one that ZeRO-3 has partitioned, of the whole."""
-    return sum(int(getattr(item, "ds_numel", item.numel())) for item in model.parameters() if item.requires_grad)
-
-
-def announce_end(global_step: int) -> None:
-    """Log that the last of the run's update steps is made."""
-    logger.info("Training completed after %s update steps.", f"{global_step:,}")
+    trainable = count_parameters(host.model, trainable_only=True, whole=True)
+    yield f"Number of trainable parameters = {trainable:,}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_compat.checkpoint import names
+from hf_compat.errors import MetricNameError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -26,12 +27,12 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     """Return the value of ``metric_for_best_model``.
 
     Raises:
-        KeyError: If the evaluation did not return it.
+        MetricNameError: If the evaluation did not return it.
     """
     name = args.metric_for_best_model or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
-        raise KeyError(
+        raise MetricNameError(
             f"`metric_for_best_model={args.metric_for_best_model!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, only {', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
         )

@@ -48,9 +48,12 @@ def _latest_states(name: str, saved: Any, count: int) -> list[Any]:
     transformers appends to the list at every save, so that the first ones in its checkpoints are those before training.
     """
     states = saved if isinstance(saved, list) else [saved]
-    if count and (len(states) % count or len(states) > count == 1):
+    if count and (len(states) % count or (count == 1 and len(states) > 1)):
         logger.warning(
-            "The checkpoint has %s states of %s, the Trainer has %s such callbacks.", len(states), name, count
+            "The checkpoint has %s states of %s, the Trainer has %s such callbacks: the last %s states go to the first "
+            "%s of them, the others start anew.",
+            *(len(states), name, count),
+            *[min(len(states), count)] * 2,
         )
     return states[-count:] if count else []
 

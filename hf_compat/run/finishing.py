@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks.firing import fire
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
-from hf_compat.run.announcing import announce_end
 
 if TYPE_CHECKING:
     from hf_compat.run.host import RunHost
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from hf_compat.run.saving import CheckpointSaving
 
 __all__ = ["finalize_training"]
+
+logger = logging.getLogger(__name__)
 
 
 def finalize_training(
@@ -25,11 +27,12 @@ def finalize_training(
     Args:
         host: The Trainer.
         counts: The run's counts, with its total loss.
-        saving: Waits for a checkpoint that is being saved in the background, and deletes what a finished run needs not.
+        saving: Waits for a checkpoint that is being saved in the background, and deletes the checkpoints that a
+            finished run no longer needs.
         num_train_samples: Samples of the run.
         start_time: When the run started, in seconds of ``time.time``.
     """
-    announce_end(host.state.global_step)
+    logger.info("Training completed after %s update steps.", f"{host.state.global_step:,}")
     if counts.tr_loss is not None:  # else nothing was trained
         counts.total_loss_scalar += counts.tr_loss.item()
     saving.finish()

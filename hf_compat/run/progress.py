@@ -122,8 +122,9 @@ class Progress(RunCallback):
 
     def position_to_resume(self) -> DataPosition | None:
         """Return where a resumed run goes on: with the next epoch, if a callback has ended this one early."""
-        ended = self.position is not None and self._host.control.should_epoch_stop
-        return self.position.at_next_epoch() if ended and self.position is not None else self.position
+        if self.position is None or not self._host.control.should_epoch_stop:
+            return self.position
+        return self.position.at_next_epoch()
 
 
 def store_flos(host: RunHost, counts: Counts) -> None:

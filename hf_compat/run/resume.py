@@ -260,15 +260,14 @@ def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once
 def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> None:
     """Warn if the checkpoint's batch size, or its logging, evaluation and save steps, which are used, differ."""
     pairs = [
-        (name, getattr(args, name), getattr(state, name)) for name in ("logging_steps", "eval_steps", "save_steps")
+        *((name, getattr(args, name), getattr(state, name)) for name in ("logging_steps", "eval_steps", "save_steps")),
+        ("per_device_train_batch_size", args.train_batch_size, state.train_batch_size),
     ]
-    if state.train_batch_size != args.train_batch_size:
-        pairs.append(("per_device_train_batch_size", args.per_device_train_batch_size, state.train_batch_size))
     differing = [pair for pair in pairs if None not in pair and pair[1] != pair[2]]
     if differing:
         texts = [f"{name}: {given} (from args) != {kept} (from trainer_state.json)" for name, given, kept in differing]
         logger.warning(
-            "These arguments do not match the ones in the `trainer_state.json` of the checkpoint, whose steps are "
-            "used: %s.",
+            "These arguments do not match the ones in the `trainer_state.json` of the checkpoint: %s. The checkpoint's "
+            "`logging_steps`, `eval_steps` and `save_steps` are used.",
             ", ".join(texts),
         )

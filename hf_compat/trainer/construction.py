@@ -20,7 +20,7 @@ from hf_compat.engine.keywords import split_callbacks
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
-from hf_compat.errors import ModelError
+from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.log_files import write_log_file
 from hf_compat.logger_levels import set_level
 from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_arguments, shifts_labels, unwrap_peft
@@ -51,7 +51,7 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
     if tokenizer is None:
         return processing_class
     if processing_class is not None:
-        raise ValueError("`tokenizer` and `processing_class` were both passed: pass only `processing_class`.")
+        raise TrainerSetupError("`tokenizer` and `processing_class` were both passed: pass only `processing_class`.")
     warnings.warn("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning, stacklevel=3)
     return tokenizer
 
@@ -88,11 +88,13 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
 
     Raises:
         ModelError: If it cannot be trained: it has no loss, or a ``device_map`` with several devices.
-        ValueError: If both were passed.
+        TrainerSetupError: If both were passed.
     """
     if trainer.model_init is not None:
         if model is not None and trainer.semantics.refuses_model_and_model_init:
-            raise ValueError("`Trainer` requires either a `model` or `model_init` argument, but not both: choose one.")
+            raise TrainerSetupError(
+                "`Trainer` requires either a `model` or `model_init` argument, but not both: choose one."
+            )
         if model is not None:
             warnings.warn("`model_init` replaces `model`: pass only one.", FutureWarning, stacklevel=3)
         model = trainer.call_model_init()
@@ -130,13 +132,13 @@ def _uses_model_loss(trainer: Trainer) -> bool:
 def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
     """Return a new model; see the Trainer's ``call_model_init``."""
     if trainer.model_init is None:
-        raise TypeError("`model_init=None`: pass a function that returns a model to the Trainer.")
+        raise ModelInitError("`model_init=None`: pass a function that returns a model to the Trainer.")
     arguments = number_of_arguments(trainer.model_init)
     if arguments > 1:
-        raise RuntimeError(f"model_init should have 0 or 1 argument, the trial, but it has {arguments}.")
+        raise ModelInitError(f"model_init should have 0 or 1 argument, the trial, but it has {arguments}.")
     model = trainer.model_init(trial) if arguments else trainer.model_init()
     if model is None:
-        raise RuntimeError("model_init should not return None: return the model.")
+        raise ModelInitError("model_init should not return None: return the model.")
     return model
 
 

@@ -81,7 +81,7 @@ def build_loader(
     if isinstance(dataset, IterableDataset):
         settings["batch_size"] = batch_size
         if is_training:
-            _warn_of_unused_lengths(args.train_sampling_strategy)
+            _warn_of_own_order(args.train_sampling_strategy)
     else:
         named = ("train_dataset" if is_training else "eval_dataset", dataset)
         sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
@@ -105,11 +105,11 @@ def _batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool)
     return {"batch_size": batch_size, "drop_last": drop_last, **sampled}
 
 
-def _warn_of_unused_lengths(strategy: str) -> None:
+def _warn_of_own_order(strategy: str) -> None:
     if strategy in ("group_by_length", "batch_rebalance"):
         logger.warning(
-            "`train_sampling_strategy=%r` is ignored because the training dataset has no length: its samples come in "
-            "its own order. Pass a dataset with `__len__`, or remove it.",
+            "`train_sampling_strategy=%r` is ignored: the order of samples can only be chosen for a dataset with "
+            "`__len__` and `__getitem__`. Pass such a dataset, or remove the field.",
             strategy,
         )
 
@@ -119,7 +119,7 @@ def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] |
     args = for_run(trainer.args)
     dataset = trainer.train_dataset if train_dataset is None else train_dataset
     if dataset is not None and not has_length(dataset):
-        _warn_of_unused_lengths(args.train_sampling_strategy)
+        _warn_of_own_order(args.train_sampling_strategy)
         return None
     if args.train_sampling_strategy == "batch_rebalance":
         return balanced_sampler(

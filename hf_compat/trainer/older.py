@@ -12,7 +12,7 @@ from typing import Any
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
-from hf_compat.errors import NotSupportedError
+from hf_compat.errors import CheckpointError, NotSupportedError, UnknownArgumentError
 
 __all__ = ["count_tokens", "resume_argument", "save_on_tpu", "sorted_checkpoints"]
 
@@ -25,7 +25,7 @@ def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool |
         warnings.warn("`model_path` is deprecated: pass `resume_from_checkpoint`.", FutureWarning, stacklevel=3)
         resume_from_checkpoint = kwargs.pop("model_path")
     if kwargs:
-        raise TypeError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
+        raise UnknownArgumentError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
     return resume_from_checkpoint
 
 
@@ -69,10 +69,12 @@ def sorted_checkpoints(
         use_mtime: Sort by modification time instead of update step.
 
     Raises:
-        ValueError: If ``checkpoint_prefix`` is not supported.
+        CheckpointError: If ``checkpoint_prefix`` is not supported.
     """
     if checkpoint_prefix != PREFIX_CHECKPOINT_DIR:
-        raise ValueError(f"`checkpoint_prefix={checkpoint_prefix!r}` is not supported. Use {PREFIX_CHECKPOINT_DIR!r}.")
+        raise CheckpointError(
+            f"`checkpoint_prefix={checkpoint_prefix!r}` is not supported. Use {PREFIX_CHECKPOINT_DIR!r}."
+        )
     found = list_checkpoints(folder)
     paths = by_age(found) if use_mtime else [item.path for item in found]
     if best is not None and Path(best) in paths[:-1]:

@@ -30,7 +30,7 @@ from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
 from hf_compat.engine.runtime import Runtime, move_model
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
 from hf_compat.evaluation.session import EvaluationSession
@@ -360,7 +360,7 @@ class Trainer:
     def _deactivate_neftune(self, model: nn.Module) -> None:
         """Undo :meth:`_activate_neftune`."""
         if self.neftune_hook_handle is None:
-            raise ValueError("NEFTune is not active: call `_activate_neftune` first.")
+            raise ModelError("NEFTune is not active: call `_activate_neftune` first.")
         neftune.deactivate_neftune(model, self.neftune_hook_handle)
         self.neftune_hook_handle = None
 

@@ -10,7 +10,7 @@ import torch
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.engine.precision import precision_problems
-from hf_compat.errors import ArgumentsError, DataError, TrainerSetupError
+from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.metrics import has_length
 from hf_compat.optim.optim_args import parse_optim_args
@@ -32,22 +32,18 @@ def validate(trainer: Trainer) -> None:
         TrainerSetupError: If constructor arguments are not; it lists all other problems too.
         ArgumentsError: If training arguments are not.
         DataError: If the training dataset is empty.
-        TypeError: If the collator is an object with ``collate_batch`` that cannot be called.
+        DataCollatorError: If the collator cannot be called.
     """
-    setup, empty = _setup_problems(trainer), _empty_data(trainer)
+    setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
     problems = [*_data_problems(trainer), *_optimization_problems(trainer)]
     if setup:
-        raise TrainerSetupError("\n  ".join([*setup, *problems, *empty]))
+        raise TrainerSetupError("\n  ".join([*setup, *problems, *collator, *empty]))
     if problems:
-        raise ArgumentsError([*problems, *empty])
+        raise ArgumentsError([*problems, *collator, *empty])
+    if collator:
+        raise DataCollatorError("\n  ".join([*collator, *empty]))
     if empty:
         raise DataError(*empty)
-    collator = trainer.data_collator
-    if not callable(collator) and callable(getattr(collator, "collate_batch", None)):
-        raise TypeError(
-            f"`data_collator`: {type(collator).__name__} cannot be called, but it should be a simple callable. Rename "
-            "its `collate_batch` to `__call__`."
-        )
 
 
 def _setup_problems(trainer: Trainer) -> list[str]:
@@ -86,6 +82,17 @@ def _empty_data(trainer: Trainer) -> list[str]:
     if isinstance(dataset, torch.utils.data.IterableDataset) or not has_length(dataset) or len(dataset):
         return []
     return ["`train_dataset` is empty. Pass at least one sample."]
+
+
+def _collator_problems(trainer: Trainer) -> list[str]:
+    collator = trainer.data_collator
+    if callable(collator):
+        return []
+    has_old_name = callable(getattr(collator, "collate_batch", None))
+    remedy = "Rename its `collate_batch` to `__call__`." if has_old_name else "Pass a function of a list of samples."
+    return [
+        f"`data_collator`: {type(collator).__name__} cannot be called, but it should be a simple callable. {remedy}"
+    ]
 
 
 def _data_problems(trainer: Trainer) -> list[str]:

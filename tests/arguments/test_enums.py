@@ -41,7 +41,7 @@ def test_log_levels():
     assert FACTS["log_levels"] == LOG_LEVELS
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, str)], ids=lambda kind: kind.__name__)
 def test_equal_to_strings(kind):
     """A member equals its value, is found where the value is, and survives pickling."""
     for member in kind:
@@ -61,9 +61,14 @@ def test_equal_to_upstream(kind):
         ours = kind(other)
         assert ours.value == other.value
         assert (str(ours), f"{ours}") == (str(other), f"{other}")
-        if isinstance(other, str):
-            assert ours == other
-            assert other == ours
+        assert issubclass(kind, str) == isinstance(other, str)
+        assert ours == other
+        assert other == ours
+        if not isinstance(other, str):  # of strings, the hash is that of the value, which transformers' members' is not
+            assert ours in {other}
+            assert ours != other.value
+            assert pickle.loads(pickle.dumps(ours)) is ours
+        assert all((ours == each) == (each is other) for each in theirs)
 
 
 @pytest.mark.parametrize("wrong", ["step", 3, None, ["steps"]], ids=repr)

@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from hf_compat import TrainingArguments
 from hf_compat.arguments.process_facts import choose_device
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.placement import Placement, ProcessStart, place_run
+from hf_compat.engine.placement import Placement, ProcessStart, place_run, presume_placement
 from hf_compat.engine.strategies.ddp import ddp_settings
 from hf_compat.engine.strategies.kinds import STRATEGIES
 from hf_compat.errors import TrainerSetupError
@@ -163,3 +163,20 @@ def test_processes_that_never_come(monkeypatch):
         monkeypatch.setenv(name, value)
     with pytest.raises(TrainerSetupError, match=rf"Rank 1 of 2 \(torchrun\).*127.0.0.1:{port}.*gloo"):
         _ = arguments(ddp_timeout=1).device
+
+
+def test_what_is_wrong_beside_the_keywords_is_told_too(monkeypatch):
+    """Without processes the same strategy is found as with them, and all that ``place_run`` refuses is told."""
+    monkeypatch.setenv("ACCELERATE_USE_MEGATRON_LM", "true")
+    keywords = {"accelerator": "tpu", "strategy": "no_such"}
+    placement, problems = presume_placement(arguments(), keywords)
+    assert placement.strategy == "one device"
+    assert [told in problem for told, problem in zip(("no_such", "MEGATRON", "'tpu'"), problems, strict=True)] == [
+        True
+    ] * 3
+    with pytest.raises(TrainerSetupError, match=r"(?s)MEGATRON.*'accelerator': 'tpu'"):
+        place_run(arguments(), {"accelerator": "tpu"})
+    monkeypatch.delenv("ACCELERATE_USE_MEGATRON_LM")
+    assert presume_placement(arguments(fsdp="full_shard"), {})[0].strategy.startswith("fsdp")
+    with pytest.raises(TrainerSetupError, match=r"`fsdp` shards .* the world size is only 1"):
+        place_run(arguments(fsdp="full_shard"), {})

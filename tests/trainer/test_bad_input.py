@@ -8,9 +8,12 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import (
     ArgumentsError,
     CheckpointError,
+    DataCollatorError,
     DataError,
     HFCompatError,
+    MetricNameError,
     ModelError,
+    ModelInitError,
     TrainerSetupError,
     UnknownArgumentError,
 )
@@ -47,6 +50,76 @@ def test_iterable_without_max_steps(tmp_path):
     """A data set without length needs ``max_steps``."""
     with pytest.raises(ArgumentsError, match="`max_steps=-1`"):
         trainer_of(tmp_path, train=Stream(vector_rows(4)))
+
+
+class Collator:
+    """A collator of the oldest releases."""
+
+    def collate_batch(self, rows):
+        raise AssertionError("not called")
+
+
+@pytest.mark.parametrize(
+    ("collator", "remedy"),
+    [
+        pytest.param(Collator(), "Rename its `collate_batch` to `__call__`.", id="the old name"),
+        pytest.param({"features": 1}, "Pass a function of a list of samples.", id="no function"),
+    ],
+)
+def test_collator_that_cannot_be_called(tmp_path, collator, remedy):
+    """It is told alone, or with all other problems."""
+    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET)
+    with pytest.raises(DataCollatorError, match=f"^`data_collator`: {type(collator).__name__} .*{remedy}$") as caught:
+        Trainer(PlainModel(), args, train_dataset=rows, data_collator=collator)
+    assert isinstance(caught.value, TypeError)
+    with pytest.raises(ArgumentsError, match=r"(?s)`max_steps=-1`.*`data_collator`"):
+        Trainer(PlainModel(), args, train_dataset=Stream(vector_rows(4)), data_collator=collator)
+
+
+@pytest.mark.parametrize(
+    ("model_init", "kind", "told"),
+    [
+        pytest.param(lambda one, two: None, RuntimeError, "0 or 1 argument", id="two arguments"),
+        pytest.param(lambda: None, RuntimeError, "should not return None", id="no model"),
+        pytest.param(None, TypeError, "`model_init=None`", id="none"),
+    ],
+)
+def test_model_init_that_makes_no_model(tmp_path, model_init, kind, told):
+    """Each is one of our errors and of upstream's type."""
+    args = TrainingArguments(str(tmp_path), **QUIET)
+    model = PlainModel() if model_init is None else None
+    with pytest.raises(ModelInitError, match=told) as caught:
+        Trainer(model, args, model_init=model_init).call_model_init()
+    assert isinstance(caught.value, kind)
+
+
+def test_metric_that_no_evaluation_returns(tmp_path):
+    """The message is shown as it is, not in quotes as a KeyError's; it names the metrics that there are."""
+    rows = ListDataset(vector_rows(4))
+    settings = {"metric_for_best_model": "f1", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1}
+    args = TrainingArguments(str(tmp_path), **QUIET, **settings)
+    with pytest.raises(MetricNameError, match=r"^`metric_for_best_model='f1'`.*only eval_loss") as caught:
+        Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows).train()
+    assert isinstance(caught.value, KeyError)
+
+
+class SizedStream(Stream):
+    """A stream that knows its length."""
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("kind", [Stream, SizedStream])
+def test_an_order_that_a_stream_cannot_have(kind, tmp_path, caplog):
+    """A stream, with a length or without, has an order of its own: the field is ignored with a warning that is true."""
+    fields = {"train_sampling_strategy": "group_by_length", "max_steps": 1}
+    with caplog.at_level("WARNING", "hf_compat"):
+        trainer_of(tmp_path, train=kind(vector_rows(4)), **fields).get_train_dataloader()
+    told = (
+        "`train_sampling_strategy='group_by_length'` is ignored: the order of samples can only be chosen for a dataset"
+    )
+    assert caplog.text.count(told) == 1
 
 
 class NoLoss(nn.Module):
