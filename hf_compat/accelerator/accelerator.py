@@ -144,6 +144,8 @@ class Accelerator(ProcessState):
         self._optimizers: list[PreparedOptimizer] = []
 
     def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # the error of a property's own
+            return object.__getattribute__(self, name)
         raise refused_member(name)
 
     # ---- facts ----
@@ -389,7 +391,7 @@ class Accelerator(ProcessState):
     def check_trigger(self) -> bool:
         """Return whether any rank has set its flag, and clear all flags; every rank has to call it."""
         flag = torch.tensor(0, device=self.device) if self.flag_tensor is None else self.flag_tensor
-        found = bool(self.reduce(flag) >= 1)
+        found = bool(collectives.reduce(flag, "sum") >= 1)  # over all ranks, not the data-parallel ones alone
         self.flag_tensor = torch.tensor(0, device=self.device)
         return found
 
@@ -506,8 +508,15 @@ class Accelerator(ProcessState):
         return preparing.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return ``model``'s full state dict."""
-        return self.strategy.full_state_dict(self.unwrap_model(model)) if unwrap else model.state_dict()
+        """Return ``model``'s full state dict.
+
+        Args:
+            model: The model, wrapped or not; of a sharded one every rank has to call it.
+            unwrap: Whether names are those of the model without its wrappers; of a sharded model they always are.
+        """
+        if not unwrap and not self._runtime.facts.shards_model:
+            return model.state_dict()
+        return self.strategy.full_state_dict(self.unwrap_model(model))
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Return as many Nones as ``objects``; forget what was prepared, and free unused memory."""

@@ -108,7 +108,9 @@ class PreparedOptimizer(Optimizer):
 
 
 class PreparedSchedule:
-    """A learning-rate schedule that steps only where an update step ends, once for each data-parallel rank.
+    """A learning-rate schedule that steps only where an update step ends.
+
+    It then steps once for each rank, or once with ``split_batches``.
 
     Args:
         schedule: The schedule.
@@ -135,7 +137,8 @@ class PreparedSchedule:
         if not accelerator.sync_gradients or any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
         for _ in range(1 if accelerator.split_batches else accelerator.num_processes):
-            if self.scheduler._step_count <= getattr(self.scheduler, "total_steps", float("inf")):
+            total = getattr(self.scheduler, "total_steps", None)
+            if total is None or self.scheduler._step_count <= total:
                 self.scheduler.step(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 VALUES = (
@@ -220,23 +221,49 @@ def _dispatching(accelerator: Any, folder: Path) -> Any:
     return sizes
 
 
-def _trained(accelerator: Any, folder: Path) -> Any:
-    """Return weights and rates of two updates in four batches, by an own model, optimizer and schedule."""
-    model = linear()
+def _together(accelerator: Any, *objects: Any) -> Any:
+    return accelerator.prepare(*objects)
+
+
+def _one_by_one(accelerator: Any, model: Any, optimizer: Any, schedule: Any) -> Any:
+    model, optimizer = accelerator.prepare_model(model), accelerator.prepare_optimizer(optimizer)
+    return model, optimizer, accelerator.prepare_scheduler(schedule)
+
+
+SCHEDULES: dict[str, tuple[Callable[[Any], Any], tuple[float, ...]]] = {
+    "by a function": (lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)), ()),
+    "by a metric": (lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0), (1.0,)),
+    "past its end": (lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=3), ()),
+}
+"""A schedule of an optimizer, and what its ``step`` is given."""
+
+
+def _trained(prepare: Callable[..., Any]) -> Callable[[Any, Path], Any]:
+    """Return what each of ``SCHEDULES`` gives with an own model and optimizer, prepared by ``prepare``."""
+
+    def run(accelerator: Any, folder: Path) -> Any:
+        return {name: _trained_by(name, prepare, accelerator) for name in SCHEDULES}
+
+    return run
+
+
+def _trained_by(kind: str, prepare: Callable[..., Any], accelerator: Any) -> Any:
+    """Return weights and rates of four updates in eight batches."""
+    model, (build, given) = linear(), SCHEDULES[kind]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
-    for index in range(4):
+    model, optimizer, schedule = prepare(accelerator, model, optimizer, build(optimizer))
+    rates = []
+    for index in range(8):
         accelerator.gradient_state._set_sync_gradients(index % 2 == 1)
         with nullcontext() if index % 2 else accelerator.no_sync(model):
             accelerator.backward(model(batch_of(accelerator)).pow(2).mean())
         optimizer.step()
-        schedule.step()
+        schedule.step(*given)
         optimizer.zero_grad()
-    rates = [schedule.get_last_lr(), optimizer.param_groups[0]["lr"], type(optimizer.optimizer).__name__]
+        rates.append([schedule.get_last_lr(), optimizer.param_groups[0]["lr"]])
     weights = list(accelerator.unwrap_model(model).state_dict().values())
     accelerator.free_memory()
-    return [rates, weights]
+    return [rates, type(optimizer.optimizer).__name__, weights]
 
 
 def _evaluated(accelerator: Any, folder: Path) -> Any:
@@ -315,11 +342,11 @@ CALLS: dict[str, Callable[[Any, Path], Any]] = {
     "pad_across_processes": lambda accelerator, _: accelerator.pad_across_processes(
         torch.ones(2, 2 + accelerator.process_index), dim=1, pad_index=-1
     ),
-    "prepare": _trained,
+    "prepare": _trained(_together),
     "prepare_data_loader": _loaded,
     "prepare_model": _evaluated,
-    "prepare_optimizer": _trained,
-    "prepare_scheduler": _trained,
+    "prepare_optimizer": _trained(_one_by_one),
+    "prepare_scheduler": _trained(_one_by_one),
     "print": _printed,
     "profile": _profiled,
     "reduce": lambda accelerator, _: accelerator.reduce(batch_of(accelerator), "mean"),
