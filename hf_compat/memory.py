@@ -1,6 +1,7 @@
-"""Memory used by each stage of a run, which ``skip_memory_metrics=False`` adds to the metrics.
+"""Freeing memory, and the memory used by each stage of a run, which ``skip_memory_metrics=False`` adds to the metrics.
 
-Names, their order and what they measure are those of transformers ``trainer_utils.py`` ``TrainerMemoryTracker``.
+Names and order of the metrics, and what they measure, are those of transformers ``trainer_utils.py``
+``TrainerMemoryTracker``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from hf_compat.errors import require_package
 
-__all__ = ["STAGES", "TrainerMemoryTracker"]
+__all__ = ["STAGES", "TrainerMemoryTracker", "free_memory"]
 
 STAGES: dict[str, str] = {
     "__init__": "init",
@@ -30,6 +31,13 @@ STAGES: dict[str, str] = {
 """Method of the Trainer to its stage, the prefix of the metrics."""
 
 _SAMPLING_SECONDS = 0.001
+
+
+def free_memory() -> None:
+    """Collect garbage and empty the device's memory cache."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 class TrainerMemoryTracker:

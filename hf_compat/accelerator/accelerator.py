@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,21 +18,20 @@ from torch.utils.data import DataLoader
 from hf_compat.accelerator import files, preparing
 from hf_compat.accelerator.gradients import GradientState
 from hf_compat.accelerator.optimizers import PreparedOptimizer, PreparedSchedule
-from hf_compat.accelerator.refused import NoHandler, refused_member
-from hf_compat.accelerator.settings import LoaderSettings, ProjectSettings
+from hf_compat.accelerator.refused import FixedSetting, refused_member
+from hf_compat.accelerator.settings import LoaderSettings, ProjectSettings, SettingsObject
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.preparing import DataParallelLayout, prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState
-from hf_compat.distributed.run_state import Compilation, RunState
-from hf_compat.engine.precision import ForwardMixedPrecision, forward_precision
+from hf_compat.distributed.run_state import RunState
+from hf_compat.engine.precision import ForwardMixedPrecision
 from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from hf_compat.errors import NotSupportedError
+from hf_compat.memory import free_memory
 from hf_compat.nested import Nested
 
 if TYPE_CHECKING:
@@ -66,15 +64,11 @@ class Accelerator(ProcessState):
     (``hf_compat.accelerator.refused``).
 
     Args:
-        device: Device of the model.
         launch: Rank and world size.
+        state: Device, ranks, precision and plugins.
         config: How loaders are sharded over the ranks; its settings are attributes too.
+        runtime: The Trainer's runtime.
         data_seed: Seed of the order of samples. Default: torch's initial seed.
-        deepspeed_plugin: The DeepSpeed plugin; None without DeepSpeed.
-        fsdp_plugin: accelerate's FSDP plugin, or what stands for it; None without FSDP.
-        parallelism_config: accelerate's ``ParallelismConfig``; None without one.
-        compilation: How ``prepare_model`` compiles models; None: not at all.
-        runtime: The Trainer's runtime. Default: a single device, or DDP.
 
     Attributes:
         data_parallel_size: Number of ranks that see different batches.
@@ -85,19 +79,23 @@ class Accelerator(ProcessState):
         trackers: Trackers of accelerate's that ``log`` and ``end_training`` call; empty, a script may add its own.
     """
 
-    device_placement = True
-    step_scheduler_with_optimizer = True
-    fp8_enabled = False
-    has_fp8_handler = False
-    delayed_fp8_autocast = False
-    fp8_backend = "NO"
-    ao_recipe_handler = NoHandler()
-    ddp_handler = NoHandler()
-    fp8_recipe_handler = NoHandler()
-    init_handler = NoHandler()
-    msamp_recipe_handler = NoHandler()
-    scaler_handler = NoHandler()
-    te_recipe_handler = NoHandler()
+    ao_recipe_handler = FixedSetting()
+    ddp_handler = FixedSetting()
+    delayed_fp8_autocast = FixedSetting()
+    device_placement = FixedSetting()
+    fp8_backend = FixedSetting()
+    fp8_enabled = FixedSetting()
+    fp8_recipe_handler = FixedSetting()
+    has_fp8_handler = FixedSetting()
+    init_handler = FixedSetting()
+    log_with = FixedSetting()
+    msamp_recipe_handler = FixedSetting()
+    rng_types = FixedSetting()
+    scaler_handler = FixedSetting()
+    step_scheduler_with_optimizer = FixedSetting()
+    te_recipe_handler = FixedSetting()
+    dataloader_config = SettingsObject(LoaderSettings)
+    project_configuration = SettingsObject(ProjectSettings)
     autocast_handler: Any = None
     """accelerate's ``AutocastKwargs`` for :meth:`autocast` and :meth:`prepare_model`; None for its defaults."""
     profile_handler: Any = None
@@ -105,39 +103,21 @@ class Accelerator(ProcessState):
 
     def __init__(
         self,
-        device: torch.device,
         launch: Launch,
+        state: RunState,
         config: AcceleratorConfig,
+        runtime: Runtime,
         data_seed: int | None = None,
-        *,
-        deepspeed_plugin: DeepSpeedPlugin | None = None,
-        fsdp_plugin: Any = None,
-        parallelism_config: Any = None,
-        compilation: Compilation | None = None,
-        runtime: Runtime | None = None,
     ) -> None:
-        super().__init__(device, launch, deepspeed_plugin, fsdp_plugin is not None)
-        self.state = RunState(
-            device,
-            launch,
-            "no" if runtime is None else forward_precision(runtime.precision),
-            deepspeed_plugin=deepspeed_plugin,
-            fsdp_plugin=fsdp_plugin,
-            parallelism_config=parallelism_config,
-            compilation=compilation,
-        )
-        placement = None if runtime is None else runtime.placement
-        self.data_parallel_size = launch.world_size if placement is None else placement.data_parallel_size
-        self.data_parallel_rank = launch.rank if placement is None else placement.data_parallel_rank
-        self._data_parallel_group = None if placement is None else placement.data_parallel_group
+        super().__init__(state.device, launch, state.deepspeed_plugin, state.fsdp_plugin is not None)
+        self.state = state
+        self.data_parallel_size = runtime.placement.data_parallel_size
+        self.data_parallel_rank = runtime.placement.data_parallel_rank
+        self._data_parallel_group = runtime.placement.data_parallel_group
         self.dataloader_config = LoaderSettings.of(config, data_seed)
         self.project_configuration = ProjectSettings()
         self._runtime = runtime
-        self._plain_strategy: ModelStrategy = OneDeviceStrategy(device)
-        settings = config.gradient_accumulation_kwargs or {}
-        self.gradient_state = GradientState(runtime, self._plain_strategy, settings)
-        self.rng_types = ["generator"]
-        self.log_with: list[Any] = []
+        self.gradient_state = GradientState(runtime, config.gradient_accumulation_kwargs or {})
         self.trackers: list[Any] = []
         self.step = 0
         self.flag_tensor: Tensor | None = None
@@ -213,25 +193,25 @@ class Accelerator(ProcessState):
 
     @property
     def project_dir(self) -> str | None:
-        """None: the Trainer writes to ``output_dir``."""
+        """Folder of the project; None unless a script sets it in ``project_configuration``."""
         return self.project_configuration.project_dir
 
     @property
     def logging_dir(self) -> str | None:
-        """None: the Trainer's loggers have a folder of their own."""
+        """Folder of the project's logs; None unless a script sets it in ``project_configuration``."""
         return self.project_configuration.logging_dir
 
     @property
     def save_iteration(self) -> int:
         """0: the Trainer numbers its checkpoints by the update step."""
-        return self.project_configuration.iteration
+        return int(self.project_configuration.iteration)
 
     # ---- the current run ----
 
     @property
     def strategy(self) -> ModelStrategy:
         """The strategy of the current or last run."""
-        return self._plain_strategy if self._runtime is None else self._runtime.strategy
+        return self._runtime.strategy
 
     @property
     def sync_gradients(self) -> bool:
@@ -255,12 +235,12 @@ class Accelerator(ProcessState):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
         own = any(optimizer.step_was_skipped for optimizer in self._optimizers)
-        return own or (self._runtime is not None and self._runtime.step_was_skipped)
+        return own or self._runtime.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:
         """The gradient scaler of the current run, None without fp16."""
-        return None if self._runtime is None else self._runtime.scaler
+        return self._runtime.scaler
 
     @property
     def has_lomo_optimizer(self) -> bool:
@@ -270,7 +250,7 @@ class Accelerator(ProcessState):
     @property
     def _module(self) -> HFModule | None:
         """The module of the current fit, None outside one."""
-        return self._runtime.module if self._runtime is not None and self._runtime.trains else None
+        return self._runtime.module if self._runtime.trains else None
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run the backward pass of ``loss``, scaled with fp16.
@@ -355,9 +335,8 @@ class Accelerator(ProcessState):
         by_object = use_gather_object or not collectives.has_only_tensors(input_data)
         gather = collectives.gather_objects if by_object else collectives.gather
         data = gather(input_data, self._data_parallel_group)
-        loader = None if self._runtime is None else self._runtime.loaders.current
-        remainder = getattr(loader, "remainder", -1)
-        if not getattr(loader, "end_of_dataloader", False) or remainder <= 0:
+        remainder = self.gradient_state.remainder
+        if not self.gradient_state.end_of_dataloader or remainder <= 0:
             return data
         try:
             if by_object:
@@ -397,7 +376,7 @@ class Accelerator(ProcessState):
 
     # ---- models, loaders, optimizers ----
 
-    def prepare(self, *objects: Any, device_placement: Iterable[bool | None] | None = None, **_: Any) -> Any:
+    def prepare(self, *objects: Any, device_placement: Iterable[bool | None] | None = None) -> Any:
         """Return ``objects`` prepared for the run.
 
         Loaders yield this rank's batches; models are moved, run under autocast and are wrapped; optimizers and
@@ -481,19 +460,26 @@ class Accelerator(ProcessState):
 
         Raises:
             ModelError: If its ``device_map`` has several devices and there are several ranks.
+            NotSupportedError: If it is to be trained beside a model that is sharded.
         """
-        ddp = {"process_group": self._data_parallel_group}
+        is_new = not getattr(model, "_is_accelerate_prepared", False)
+        if self._runtime.facts.shards_model and is_new and not evaluation_mode and preparing.is_trainable(model):
+            raise NotSupportedError(
+                "`accelerator.prepare_model`: a second trainable model is not supported with FSDP, DeepSpeed or tensor "
+                "parallelism. Freeze it, or pass `evaluation_mode=True`."
+            )
         return preparing.prepare_model(
             model,
             self.state,
             autocast=self._autocast_of_forward,
             moves=device_placement,
-            ddp=ddp if self.data_parallel_size > 1 and not evaluation_mode else None,
+            wraps=self.data_parallel_size > 1 and not evaluation_mode,
+            group=self._data_parallel_group,
         )
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Return whether a ``device_map`` has spread ``model`` over several devices."""
-        return preparing.is_spread(model)
+        """Return whether ``model`` has a ``device_map`` of several entries."""
+        return preparing.has_device_map(model)
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
@@ -521,9 +507,7 @@ class Accelerator(ProcessState):
     def free_memory(self, *objects: Any) -> list[Any]:
         """Return as many Nones as ``objects``; forget what was prepared, and free unused memory."""
         self._optimizers, self.step = [], 0
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
         return [None for _ in objects]
 
     clear = free_memory
@@ -538,7 +522,7 @@ class Accelerator(ProcessState):
     @property
     def _autocast_of_forward(self) -> Callable[[], AbstractContextManager[Any]] | None:
         """The autocast of the run's forward passes, with ``autocast_handler``; None without mixed precision."""
-        precision = None if self._runtime is None else self._runtime.precision
+        precision = self._runtime.precision
         if not isinstance(precision, ForwardMixedPrecision):
             return None
         return functools.partial(preparing.autocast_with, self.autocast_handler, precision.autocast_context_manager)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors.torch import save_file
-from torch import Tensor
+
+from hf_compat.checkpoint.weights import save_safetensors
 
 __all__ = ["save_object", "save_shards"]
 
 
 def save_object(value: object, path: str | os.PathLike[str], *, safe_serialization: bool) -> None:
-    """Save ``value`` by ``torch.save``; with ``safe_serialization`` a dict of tensors as safetensors."""
-    if safe_serialization and isinstance(value, Mapping):
-        tensors = {name: tensor.contiguous() for name, tensor in value.items() if isinstance(tensor, Tensor)}
-        save_file(tensors, path, metadata={"format": "pt"})
+    """Save ``value`` by ``torch.save``; with ``safe_serialization`` a dict of tensors as safetensors.
+
+    Raises:
+        CheckpointError: If safetensors cannot hold ``value``.
+    """
+    if safe_serialization:
+        save_safetensors(value, path, of="`accelerator.save(obj, ..., safe_serialization=True)`: `obj`")
     else:
         torch.save(value, path)
 

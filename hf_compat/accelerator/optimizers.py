@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from hf_compat.engine.precision import scaled_step
+
 if TYPE_CHECKING:
     from hf_compat.accelerator.accelerator import Accelerator
 
@@ -81,20 +83,11 @@ class PreparedOptimizer(Optimizer):
         """Update the parameters if the update step has ended."""
         if not self._accelerator.sync_gradients:
             return
-        scaler = self._accelerator.scaler
+        scaler, given = self._accelerator.scaler, () if closure is None else (closure,)
         if scaler is None:
-            self.optimizer.step() if closure is None else self.optimizer.step(closure)
-            return
-        self.step_was_skipped = True
-        made = self.optimizer.register_step_post_hook(self._note_step)
-        try:
-            scaler.step(self.optimizer)
-        finally:
-            made.remove()
-        scaler.update()
-
-    def _note_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
+            self.optimizer.step(*given)
+        else:
+            _, self.step_was_skipped = scaled_step(scaler, self.optimizer, *given)
 
     def train(self) -> None:
         """Switch an optimizer without a schedule to training."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE
 from hf_compat.arguments.parallelism import read_parallelism
+from hf_compat.distributed.accelerate_state import accelerate_module
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +30,6 @@ class FsdpVersion:
     """1 or 2."""
 
 
-def _accelerate(module: str) -> Any | None:
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        return None
-
-
 def fsdp_plugin(settings: FsdpSettings | None, mixed_precision: str, device: torch.device) -> Any:
     """Return accelerate's FSDP plugin with ``settings``; None without FSDP.
 
@@ -47,15 +40,17 @@ def fsdp_plugin(settings: FsdpSettings | None, mixed_precision: str, device: tor
     """
     if settings is None:
         return None
-    module = _accelerate("accelerate.utils")
+    module = accelerate_module("accelerate.utils")
     if module is None:
         return FsdpVersion(settings.version)
     before = os.environ.get(LOADING_VARIABLE)
-    plugin = module.FullyShardedDataParallelPlugin(**_keywords(settings, on_cpu=device.type == "cpu"))
-    if before is None:  # the plugin sets it, though it is the arguments' to set
-        os.environ.pop(LOADING_VARIABLE, None)
-    else:
-        os.environ[LOADING_VARIABLE] = before
+    try:
+        plugin = module.FullyShardedDataParallelPlugin(**_keywords(settings, on_cpu=device.type == "cpu"))
+    finally:  # the plugin sets it, though it is the arguments' to set
+        if before is None:
+            os.environ.pop(LOADING_VARIABLE, None)
+        else:
+            os.environ[LOADING_VARIABLE] = before
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
     return plugin
@@ -95,5 +90,5 @@ def parallelism_config(args: TrainingArguments) -> Any:
     sizes = read_parallelism(args)
     if sizes is None:
         return None
-    module = _accelerate("accelerate.parallelism_config")
+    module = accelerate_module("accelerate.parallelism_config")
     return sizes if module is None else module.ParallelismConfig(tp_size=sizes.tensor, dp_shard_size=sizes.data)

@@ -12,14 +12,16 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.engine.precision import autocast_forward, without_autocast
-from hf_compat.engine.runtime import move_model
+from hf_compat.engine.runtime import devices_of, move_model
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_compiled, unwrap_model
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from hf_compat.distributed.run_state import RunState
 
-__all__ = ["autocast_with", "is_spread", "prepare_model", "unwrap"]
+__all__ = ["autocast_with", "has_device_map", "is_trainable", "prepare_model", "unwrap"]
 
 
 def autocast_with(handler: Any, context: Callable[[], Any]) -> Any:
@@ -32,9 +34,14 @@ def autocast_with(handler: Any, context: Callable[[], Any]) -> Any:
     )
 
 
-def is_spread(model: nn.Module) -> bool:
-    """Return whether a ``device_map`` has spread ``model``, or a module of it, over several devices."""
+def has_device_map(model: nn.Module) -> bool:
+    """Return whether ``model``, or a module of it, has a ``device_map`` of several entries, as accelerate counts."""
     return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+
+
+def is_trainable(model: nn.Module) -> bool:
+    """Return whether ``model`` has trainable parameters."""
+    return any(weight.requires_grad for weight in model.parameters())
 
 
 def prepare_model(
@@ -43,7 +50,8 @@ def prepare_model(
     *,
     autocast: Callable[[], AbstractContextManager[Any]] | None,
     moves: bool | None,
-    ddp: dict[str, Any] | None,
+    wraps: bool,
+    group: ProcessGroup | None,
 ) -> nn.Module:
     """Return ``model`` on its device, under autocast, in DDP and compiled, each if the run is.
 
@@ -52,7 +60,8 @@ def prepare_model(
         state: Device, ranks and compilation.
         autocast: Returns the autocast of a forward pass, whose outputs are then cast to float32; None without.
         moves: Whether the model is moved to the device. Default: unless FSDP or DTensors place it.
-        ddp: Keywords of DDP, for a model with trainable parameters; None without DDP.
+        wraps: Whether a trainable model is wrapped in DDP.
+        group: The data-parallel ranks. Default: all.
 
     Raises:
         ModelError: If the model is spread over several devices and there are several ranks.
@@ -62,7 +71,7 @@ def prepare_model(
     """
     if getattr(model, "_is_accelerate_prepared", False):
         return model
-    spread = is_spread(model)
+    spread = any(len(devices_of(module)) > 1 for module in model.modules())
     if spread and state.use_distributed:
         raise ModelError(
             "`accelerator.prepare_model`: the model's `device_map` has several devices, but each of "
@@ -73,10 +82,9 @@ def prepare_model(
     places_itself = state.fsdp_plugin is not None or any(isinstance(weight, DTensor) for weight in model.parameters())
     if not spread and (not places_itself if moves is None else moves):
         move_model(model, state.device)
-    trains = any(weight.requires_grad for weight in model.parameters())
-    if ddp is not None and trains and not isinstance(model, DistributedDataParallel):
+    if wraps and is_trainable(model) and not isinstance(model, DistributedDataParallel):
         devices = None if state.device.type == "cpu" else [state.device]
-        model = DistributedDataParallel(model, device_ids=devices, **ddp)
+        model = DistributedDataParallel(model, device_ids=devices, process_group=group)
     if state.compilation is not None and not is_compiled(model):
         chosen = state.compilation
         model = torch.compile(model, backend=chosen.backend, mode=chosen.mode)  # type: ignore[assignment]

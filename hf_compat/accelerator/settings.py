@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Generic, TypeVar, overload
 
+from hf_compat.accelerator.refused import FixedSetting
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 
-__all__ = ["LoaderSettings", "ProjectSettings"]
+__all__ = ["LoaderSettings", "ProjectSettings", "SettingsObject"]
+
+Kind = TypeVar("Kind")
 
 
-@dataclass(slots=True)
+@dataclass
 class LoaderSettings:
     """How loaders are prepared, by the names of accelerate's ``DataLoaderConfiguration``."""
 
@@ -25,7 +29,7 @@ class LoaderSettings:
     """Seed of that order; None for torch's initial seed."""
     non_blocking: bool = False
     """Whether batches are copied to the device asynchronously."""
-    use_stateful_dataloader: bool = False
+    use_stateful_dataloader: FixedSetting = FixedSetting("dataloader_config")
     """Whether torchdata's stateful loaders are used; the Trainer restores positions itself."""
 
     @classmethod
@@ -41,7 +45,7 @@ class LoaderSettings:
         )
 
 
-@dataclass(slots=True)
+@dataclass
 class ProjectSettings:
     """Folders of a project, by the names of accelerate's ``ProjectConfiguration``; the Trainer uses ``output_dir``."""
 
@@ -49,11 +53,37 @@ class ProjectSettings:
     """Folder of the project."""
     logging_dir: str | None = None
     """Folder of its logs."""
-    automatic_checkpoint_naming: bool = False
+    automatic_checkpoint_naming: FixedSetting = FixedSetting("project_configuration")
     """Whether accelerate numbers the checkpoints that it saves."""
-    total_limit: int | None = None
+    total_limit: FixedSetting = FixedSetting("project_configuration")
     """How many of them are kept."""
-    iteration: int = 0
+    iteration: FixedSetting = FixedSetting("project_configuration")
     """Number of the next one."""
-    save_on_each_node: bool = False
+    save_on_each_node: FixedSetting = FixedSetting("project_configuration")
     """Whether each node saves."""
+
+
+class SettingsObject(Generic[Kind]):
+    """Settings of ``kind`` as an attribute; accelerate's own object may be assigned, whose values are taken over."""
+
+    def __init__(self, kind: type[Kind]) -> None:
+        self._kind = kind
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, holder: None, owner: type) -> SettingsObject[Kind]: ...
+
+    @overload
+    def __get__(self, holder: object, owner: type) -> Kind: ...
+
+    def __get__(self, holder: object, owner: type) -> SettingsObject[Kind] | Kind:
+        if holder is None:
+            return self
+        value: Kind = vars(holder)[self._name]
+        return value
+
+    def __set__(self, holder: object, value: Any) -> None:
+        names = (field.name for field in fields(self._kind))  # type: ignore[arg-type]
+        vars(holder)[self._name] = self._kind(**{name: getattr(value, name) for name in names})

@@ -23,7 +23,7 @@ from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, wei
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model, is_pretrained_model
 
-__all__ = ["load_weights", "save_configuration", "save_weights"]
+__all__ = ["load_weights", "save_configuration", "save_safetensors", "save_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,33 @@ def save_weights(
     if not safe_serialization:
         torch.save(state, Path(folder, names.WEIGHTS_NAME))
         return
-    opaque = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    save_safetensors(state, Path(folder, names.SAFE_WEIGHTS_NAME), of=f"{type(model).__name__}.state_dict()")
+
+
+def save_safetensors(state: object, path: str | os.PathLike[str], *, of: str) -> None:
+    """Save a state dict to the safetensors file ``path``; tied weights are saved once, by their first name.
+
+    Args:
+        state: Names and tensors.
+        path: The file.
+        of: What ``state`` is, for the error.
+
+    Raises:
+        CheckpointError: If ``state`` is no mapping, or has an entry that safetensors cannot hold.
+    """
+    file = Path(path).name
+    if not isinstance(state, Mapping):
+        raise CheckpointError(
+            f"{of} is a {type(state).__name__}, but `{file}` can only contain a dict of tensors. Pass one, or save it "
+            "without safetensors."
+        )
+    opaque = [str(name) for name, value in state.items() if not isinstance(value, Tensor)]
     if opaque:
         raise CheckpointError(
-            f"{type(model).__name__}.state_dict() has entries that are not tensors, which `{names.SAFE_WEIGHTS_NAME}` "
-            f"cannot contain: {', '.join(opaque)}. Convert them to tensors (`register_buffer`), or remove them."
+            f"{of} has entries that are not tensors, which `{file}` cannot contain: {', '.join(opaque)}. Convert them "
+            "to tensors (`register_buffer`), or remove them."
         )
-    save_file(_without_aliases(state), Path(folder, names.SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
+    save_file(_without_aliases(state), path, metadata={"format": "pt"})
 
 
 def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:

@@ -134,6 +134,7 @@ def balanced_sampler(
     """
     if is_arrow_dataset(dataset) and length_column_name in dataset.column_names:
         column = dataset[length_column_name]
+        # A list of tensors without dimensions stays one: their costs are float32, as upstream's, and may be equal.
         lengths = column.tolist() if isinstance(column, torch.Tensor) else list(column)
     else:
         lengths = measure_lengths(dataset, model_input_name or "input_ids")

@@ -116,8 +116,8 @@ def measure_lengths(dataset: Any, input_name: str) -> list[int]:
     first = dataset[0]
     if not isinstance(first, Mapping) or input_name not in first:
         raise DataError(
-            f"Samples have no {input_name!r} to group by length: add a column of lengths and set `length_column_name` "
-            "to its name, or turn length grouping off."
+            f"Samples have no {input_name!r} to measure their length by: add a column of lengths and set "
+            "`length_column_name` to its name, or set `train_sampling_strategy='random'`."
         )
     return [len(sample[input_name]) for sample in dataset]
 

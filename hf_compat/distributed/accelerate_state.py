@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_compat.distributed.process_state import ProcessState
     from hf_compat.distributed.run_state import RunState
 
-__all__ = ["configured_state", "is_imported", "partial_state", "share_process", "share_run"]
+__all__ = ["accelerate_module", "configured_state", "is_imported", "partial_state", "share_process", "share_run"]
 
 
 def is_imported() -> bool:
@@ -25,10 +25,10 @@ def is_imported() -> bool:
     return "accelerate.state" in sys.modules
 
 
-def _accelerate() -> Any | None:
-    """Return accelerate's module of the state; None if accelerate is not installed."""
+def accelerate_module(name: str) -> Any | None:
+    """Return the module ``name`` of accelerate; None if accelerate is not installed."""
     try:
-        return importlib.import_module("accelerate.state")
+        return importlib.import_module(name)
     except ImportError:
         return None
 
@@ -41,7 +41,7 @@ def configured_state() -> Any | None:
 
 def partial_state(process: ProcessState) -> Any:
     """Return accelerate's ``PartialState``, set up for ``process`` if it is empty; ``process`` without accelerate."""
-    module = _accelerate()
+    module = accelerate_module("accelerate.state")
     if module is None:
         return process
     if not module.PartialState._shared_state:
@@ -54,7 +54,7 @@ def share_process(process: ProcessState) -> None:
 
     The process group is not touched. Before this process has joined one, barriers of accelerate have no effect.
     """
-    module = _accelerate()
+    module = accelerate_module("accelerate.state")
     if module is None:
         return
     module.AcceleratorState._reset_state(reset_partial_state=True)
@@ -72,7 +72,7 @@ def share_run(run: RunState, *, configured: bool = False) -> None:
     Raises:
         TrainerSetupError: If the script has set up another precision than that of the run.
     """
-    module = _accelerate()
+    module = accelerate_module("accelerate.state")
     if module is None:
         return
     if not configured:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-from hf_compat.distributed.votes import vote
+from hf_compat.distributed.votes import gloo_group, vote
 from hf_compat.nested import map_nested
 
 __all__ = [
@@ -36,10 +36,6 @@ __all__ = [
 Nested = TypeVar("Nested")
 """A tensor, or lists, tuples and dicts of them."""
 Item = TypeVar("Item")
-
-
-_background: tuple[ProcessGroup, ProcessGroup] | None = None
-"""The default process group, and the one that ``background_group`` made beside it."""
 
 
 def _in_use() -> bool:
@@ -107,14 +103,10 @@ def background_group(timeout: timedelta) -> ProcessGroup | None:
     Returns:
         The group; None with a world size of 1.
     """
-    global _background
     if get_world_size() == 1:
         return None
-    default = distributed.group.WORLD
-    assert default is not None, "the world size is above 1"
-    if _background is None or _background[0] is not default:
-        _background = (default, distributed.new_group(backend="gloo", timeout=timeout))
-    return _background[1]
+    vote()
+    return gloo_group("background", timeout)
 
 
 def gather(tensors: Nested, group: ProcessGroup | None = None) -> Nested:

@@ -21,7 +21,7 @@ from torch import distributed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Attempt", "GivenUpError", "attempt", "give_up", "is_attempting", "max_over_ranks", "vote"]
+__all__ = ["Attempt", "GivenUpError", "attempt", "give_up", "gloo_group", "is_attempting", "max_over_ranks", "vote"]
 
 
 def max_over_ranks(number: int, timeout: timedelta | None = None) -> int:
@@ -39,21 +39,28 @@ def max_over_ranks(number: int, timeout: timedelta | None = None) -> int:
     if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
         return number
     ballot = torch.tensor([number], dtype=torch.int32)
-    distributed.all_reduce(ballot, op=distributed.ReduceOp.MAX, group=_cpu_group(distributed.group.WORLD, timeout))
+    over_cpus = None if distributed.get_backend() == "gloo" else gloo_group("votes", timeout)
+    distributed.all_reduce(ballot, op=distributed.ReduceOp.MAX, group=over_cpus)
     return int(ballot.item())
 
 
-_cpu_groups: WeakKeyDictionary[ProcessGroup | None, ProcessGroup] = WeakKeyDictionary()
-"""The default process group → a gloo group of the same ranks; an entry lives as long as its key."""
+_gloo_groups: WeakKeyDictionary[ProcessGroup, dict[str, ProcessGroup]] = WeakKeyDictionary()
+"""The default process group → the groups made beside it, by their purpose; they live as long as their key."""
 
 
-def _cpu_group(world: ProcessGroup | None, timeout: timedelta | None) -> ProcessGroup | None:
-    """Return a gloo group of the ranks of ``world``."""
-    if distributed.get_backend(world) == "gloo":
-        return world
-    if world not in _cpu_groups:
-        _cpu_groups[world] = distributed.new_group(backend="gloo", timeout=timeout)
-    return _cpu_groups[world]
+def gloo_group(purpose: str, timeout: timedelta | None) -> ProcessGroup:
+    """Return the gloo group of all ranks for ``purpose``, made at the first call; every rank calls it.
+
+    Args:
+        purpose: What it is for; groups of different purposes can be used at the same time.
+        timeout: The timeout of its operations. Default: torch's for gloo.
+    """
+    world = distributed.group.WORLD
+    assert world is not None, "there is a default group"
+    groups = _gloo_groups.setdefault(world, {})
+    if purpose not in groups:
+        groups[purpose] = distributed.new_group(backend="gloo", timeout=timeout)
+    return groups[purpose]
 
 
 class GivenUpError(RuntimeError):
@@ -88,7 +95,9 @@ class Attempt:
         if not self.is_given_up:
             self.is_given_up = bool(max_over_ranks(int(failed), self._timeout))
         if self.is_given_up:
-            raise GivenUpError("Another rank has failed; this attempt is given up.")
+            raise GivenUpError(
+                "Another rank ran out of memory; this rank stops too, to begin again with a smaller batch size."
+            )
 
     def ends_by(self, error: BaseException) -> bool:
         """Return whether ``error`` ends the attempt for all ranks; the others learn of it in their next vote."""

@@ -17,6 +17,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
@@ -30,6 +31,7 @@ __all__ = [
     "forward_precision",
     "precision_plugin",
     "precision_problems",
+    "scaled_step",
     "without_autocast",
 ]
 
@@ -78,17 +80,29 @@ class ForwardMixedPrecision(MixedPrecision):
             return optimizer.step(**kwargs)
         self.scaler.unscale_(optimizer)
         self._after_closure(model, optimizer)
-        self.step_was_skipped = True
-        made = optimizer.register_step_post_hook(self._record_step)
-        try:
-            output = self.scaler.step(optimizer, **kwargs)
-        finally:
-            made.remove()
-        self.scaler.update()
+        output, self.step_was_skipped = scaled_step(self.scaler, optimizer, **kwargs)
         return output
 
-    def _record_step(self, *_: Any) -> None:
-        self.step_was_skipped = False
+
+def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    """Step ``optimizer`` by ``scaler``, whose scale is updated.
+
+    Returns:
+        What the step returned, and whether it was skipped, because of an infinite gradient.
+    """
+    skipped = True
+
+    def note_step(*_: Any) -> None:
+        nonlocal skipped
+        skipped = False
+
+    made = optimizer.register_step_post_hook(note_step)
+    try:
+        output = scaler.step(optimizer, *args, **kwargs)
+    finally:
+        made.remove()
+    scaler.update()
+    return output, skipped
 
 
 def precision_plugin(

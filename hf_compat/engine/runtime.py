@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["EVALUATION_LIMITS", "Loaders", "Runtime", "move_model"]
+__all__ = ["EVALUATION_LIMITS", "Loaders", "Runtime", "devices_of", "move_model"]
 
 EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 """Limits of a ``lightning.Trainer`` that only evaluates."""
@@ -333,17 +333,22 @@ class Runtime:
         restore_callback_states(self.trainer, states)
 
 
+def devices_of(model: nn.Module) -> set[Any]:
+    """Return the devices that the ``device_map`` of ``model`` places it on; none without one."""
+    return set((getattr(model, "hf_device_map", None) or {}).values())
+
+
 def move_model(model: nn.Module, device: torch.device) -> None:
     """Move ``model`` to ``device``, unless it is quantized or was loaded with a ``device_map``.
 
     Raises:
         ModelError: If its ``device_map`` has several devices.
     """
-    spread = set((getattr(model, "hf_device_map", None) or {}).values())
-    if len(spread) > 1:
+    devices = devices_of(model)
+    if len(devices) > 1:
         raise ModelError(
-            f"`model`: its `device_map` places it on {sorted(map(str, spread))}, but each rank trains on one device. "
+            f"`model`: its `device_map` places it on {sorted(map(str, devices))}, but each rank trains on one device. "
             "Load it without `device_map`."
         )
-    if not spread and getattr(model, "quantization_method", None) is None:
+    if not devices and getattr(model, "quantization_method", None) is None:
         model.to(device)

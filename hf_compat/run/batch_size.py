@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-import torch
 from torch import nn
 
 from hf_compat.distributed.votes import attempt
 from hf_compat.engine.placement import Placement
 from hf_compat.errors import BatchSizeError
+from hf_compat.memory import free_memory
 
-__all__ = ["batch_size_problems", "free_memory", "is_out_of_memory", "with_smaller_batches"]
+__all__ = ["batch_size_problems", "is_out_of_memory", "with_smaller_batches"]
 
 T = TypeVar("T")
 
@@ -123,10 +122,3 @@ def _without_frames(error: BaseException) -> BaseException:
         linked.__traceback__ = None
         linked = linked.__context__
     return error
-
-
-def free_memory() -> None:
-    """Collect garbage and empty the device's memory cache."""
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()

@@ -15,7 +15,7 @@ from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
-from hf_compat.distributed.run_state import Compilation
+from hf_compat.distributed.run_state import Compilation, RunState
 from hf_compat.engine.keywords import split_callbacks
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.precision import forward_precision
@@ -68,19 +68,17 @@ def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
     """Return the Trainer's ``accelerator``, which reads ``runtime``; accelerate's own state becomes the same."""
     precision = forward_precision(runtime.precision)
     backend = args.torch_compile_backend or "inductor"
-    accelerator = Accelerator(
+    state = RunState(
         args.device,
         args.launch,
-        args.accelerator_config,
-        args.data_seed,
+        precision,
         deepspeed_plugin=args.deepspeed_plugin,
         fsdp_plugin=fsdp_plugin(runtime.placement.fsdp, precision, args.device),
         parallelism_config=parallelism_config(args),
         compilation=Compilation(backend, args.torch_compile_mode) if args.torch_compile else None,
-        runtime=runtime,
     )
-    share_run(accelerator.state, configured=uses_configured_state(args))
-    return accelerator
+    share_run(state, configured=uses_configured_state(args))
+    return Accelerator(args.launch, state, args.accelerator_config, runtime, args.data_seed)
 
 
 def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import publish
 from hf_compat.errors import SearchError
-from hf_compat.run.batch_size import free_memory
+from hf_compat.memory import free_memory
 from hf_compat.tuning.backends import BACKENDS, choose_backend, run_id
 from hf_compat.tuning.spaces import BestRun, default_compute_objective
 from hf_compat.tuning.values import apply_values

@@ -10,6 +10,7 @@ from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.run_state import RunState
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 
@@ -101,19 +102,16 @@ DISTRIBUTED_TYPES = {
 
 
 @pytest.mark.parametrize("case", DISTRIBUTED_TYPES)
-def test_kinds_of_processes_have_accelerates_names(case):
+def test_kinds_of_processes_have_accelerates_names(tmp_path, case):
     """``distributed_type`` equals accelerate's member, and ``state.deepspeed_plugin`` answers for DeepSpeed."""
     size, device, asked, name = DISTRIBUTED_TYPES[case]
     stage = asked.get("deepspeed")
     config = {"zero_optimization": {"stage": stage}}
     plugin = None if stage is None else DeepSpeedPlugin(HfTrainerDeepSpeedConfig(config))
-    accelerator = Accelerator(
-        torch.device(device),
-        Launch(world_size=size, local_world_size=size),
-        AcceleratorConfig(),
-        deepspeed_plugin=plugin,
-        fsdp_plugin=FsdpVersion(asked["fsdp"]) if "fsdp" in asked else None,
-    )
+    launch = Launch(world_size=size, local_world_size=size)
+    fsdp = FsdpVersion(asked["fsdp"]) if "fsdp" in asked else None
+    state = RunState(torch.device(device), launch, deepspeed_plugin=plugin, fsdp_plugin=fsdp)
+    accelerator = Accelerator(launch, state, AcceleratorConfig(), trainer_of(tmp_path)._lightning_runtime)
     theirs = pytest.importorskip("accelerate").DistributedType[name]
     assert accelerator.distributed_type == accelerator.state.distributed_type == theirs
     assert accelerator.state.deepspeed_plugin is accelerator.deepspeed_plugin is plugin

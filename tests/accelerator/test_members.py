@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.accelerator.refused import HANDLERS, REFUSED
-from hf_compat.errors import NotSupportedError
-from tests.support.accelerator_members import CALLS, VALUES, answers, linear
+from hf_compat.accelerator.refused import FIXED, REFUSED
+from hf_compat.errors import CheckpointError, ModelError, NotSupportedError
+from tests.support.accelerator_members import CALLS, OF_GRADIENTS, VALUES, answers, linear, plain
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
@@ -22,7 +23,7 @@ OTHERWISE = {
     "data_parallel_shard_rank": "the same",
     "tensor_parallel_rank": "the same",
     "ddp_handler": "None; the settings of DDP are fields of the arguments",
-    "end_training": "leaves the process group: test_end_of_training",
+    "end_training": "leaves the process group: test_end_of_training, and at the end of the script on two processes",
     "lomo_backward": "needs an optimizer that updates in the backward pass: test_lomo_backward",
 }
 """Members that are not compared one by one, and why."""
@@ -84,13 +85,47 @@ def test_a_refused_member_says_what_to_use(tmp_path, ours, name):
     assert getattr(accelerator, name, None) is None
 
 
-@pytest.mark.parametrize("name", HANDLERS)
-def test_a_handler_is_not_ignored(tmp_path, ours, name):
-    """A handler that would have no effect cannot be assigned."""
+@pytest.mark.parametrize("path", FIXED)
+def test_a_setting_is_not_ignored(tmp_path, ours, path):
+    """A setting that would have no effect keeps its value: no other can be assigned, and a list is not changed."""
+    holder = trainer_of(ours, tmp_path).accelerator
+    *within, name = path.split(".")
+    for part in within:
+        holder = getattr(holder, part)
+    setattr(holder, name, getattr(holder, name))
+    if isinstance(getattr(holder, name), list):
+        getattr(holder, name).append("other")
+    assert getattr(holder, name) == FIXED[path][0]
+    with pytest.raises(NotSupportedError, match=f"`accelerator.{path}='other'` cannot be set: .+"):
+        setattr(holder, name, "other")
+
+
+def test_settings_of_accelerate_are_taken_over(tmp_path, ours):
+    """Accelerate's own objects may be assigned, if all that they set has its effect."""
     accelerator = trainer_of(ours, tmp_path).accelerator
-    assert getattr(accelerator, name) is None
-    with pytest.raises(NotSupportedError, match=f"`accelerator.{name}` cannot be set: .+"):
-        setattr(accelerator, name, object())
+    accelerator.project_configuration = accelerate.utils.ProjectConfiguration("there")
+    assert (accelerator.project_dir, accelerator.logging_dir) == ("there", "there")
+    accelerator.dataloader_config = accelerate.DataLoaderConfiguration(split_batches=True)
+    assert accelerator.split_batches
+    with pytest.raises(NotSupportedError, match=r"total_limit=3` .*`save_total_limit`"):
+        accelerator.project_configuration = accelerate.utils.ProjectConfiguration(total_limit=3)
+    with pytest.raises(NotSupportedError, match=r"`accelerator\.dataloader_config\.use_stateful_dataloader=True`"):
+        accelerator.use_stateful_dataloader = True
+
+
+def test_arguments_of_prepare_are_accelerates(tmp_path, ours):
+    """What accelerate's ``prepare`` does not take is an error, as there."""
+    for library in (transformers, ours):
+        with pytest.raises(TypeError, match="device_placements"):
+            trainer_of(library, tmp_path).accelerator.prepare(linear(), device_placements=[False])
+
+
+def test_an_error_of_a_property_is_its_own(tmp_path, ours):
+    """An ``AttributeError`` inside a member names what is missing, not the member."""
+    accelerator = trainer_of(ours, tmp_path).accelerator
+    del accelerator.state
+    with pytest.raises(AttributeError, match="'state'"):
+        _ = accelerator.mixed_precision
 
 
 def test_handlers_that_work(tmp_path, ours):
@@ -132,6 +167,144 @@ def test_lomo_backward(tmp_path, ours):
     model = linear()
     trainer_of(ours, tmp_path).accelerator.lomo_backward(model(torch.ones(1, 3)).sum(), learning_rate=0.1)
     assert model.weight.grad.tolist() == [[1.0] * 3] * 2
+
+
+class Fused(torch.optim.SGD):
+    """Updates parameters in the backward pass, as LOMO does."""
+
+    def fused_backward(self, loss, learning_rate):
+        self.told = (loss, learning_rate)
+
+
+def test_lomo_backward_with_lomo(tmp_path, ours):
+    """In a fit the optimizer runs the backward pass, with the rate that is given."""
+    seen = []
+
+    class Updates(Trainer):
+        def training_step(self, model, inputs, num_items_in_batch=None):
+            loss = self.compute_loss(model, inputs)
+            self.accelerator.lomo_backward(loss, learning_rate=0.25)
+            seen.append((self.optimizer.told == (loss, 0.25), self.accelerator.has_lomo_optimizer))
+            return loss.detach()
+
+    model = PlainModel()
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=1)
+    rows = ListDataset(vector_rows(8))
+    trainer = Updates(model, args, train_dataset=rows, optimizers=(Fused(model.parameters(), lr=0.1), None))
+    trainer.train()
+    assert seen == [(True, True)]
+    assert not trainer.accelerator.has_lomo_optimizer
+
+
+@pytest.mark.parametrize("rows", [8, 7])
+def test_gradient_state_of_each_batch(tmp_path, ours, rows):
+    """Within a pass it tells what upstream's tells: the loader, its end, and whether an update step ends."""
+
+    def seen_by(library):
+        seen = []
+
+        class Watches(library.Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+                state = self.accelerator.gradient_state
+                loader = state.active_dataloader
+                values = {name: plain(getattr(state, name)) for name in OF_GRADIENTS if name != "active_dataloader"}
+                seen.append((model.training, loader is not None, values))
+                return super().compute_loss(model, inputs, return_outputs)
+
+        fields = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "per_device_eval_batch_size": 3}
+        settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "num_train_epochs": 1} | fields
+        args = library.TrainingArguments(output_dir=str(tmp_path), eval_strategy="epoch", **settings)
+        data = {"train_dataset": ListDataset(vector_rows(rows)), "eval_dataset": ListDataset(vector_rows(7))}
+        Watches(PlainModel(), args, **data).train()
+        return seen
+
+    theirs = seen_by(transformers)
+    assert len(theirs) == 4 + 3
+    assert seen_by(ours) == theirs
+
+
+class Scaled(Trainer):
+    """Runs ``in_fit(accelerator)`` in its first batch, where there is a gradient scaler."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        if not hasattr(self, "seen"):
+            self.seen = self.in_fit(self.accelerator)
+        return super().compute_loss(model, inputs, return_outputs)
+
+
+def scaled_steps(prepared, unscale, backward):
+    """Return what four steps leave, of which the second has an infinite gradient and the last a closure."""
+    model, optimizer, schedule = prepared
+    seen, calls = [], []
+    for factor, given in ((1.0, ()), (float("inf"), ()), (2.0, ()), (1.0, (lambda: calls.append(True),))):
+        backward(model(torch.ones(1, 3)).sum() * factor)
+        unscale(optimizer)
+        gradient = model.weight.grad.tolist()
+        optimizer.step(*given)
+        schedule.step()
+        seen.append((gradient, optimizer.step_was_skipped, model.weight.tolist(), schedule.get_last_lr()))
+        optimizer.zero_grad()
+    return seen, calls
+
+
+def test_steps_by_the_scaler(tmp_path):
+    """With fp16 gradients are unscaled, a step with an infinite one is skipped, and so is the schedule's, as theirs."""
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    def own():
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    def in_fit(accelerator):
+        model, optimizer, schedule = own()
+        model, optimizer, schedule = model, accelerator.prepare_optimizer(optimizer), accelerator.prepare(schedule)
+        found = scaled_steps((model, optimizer, schedule), accelerator.unscale_gradients, accelerator.backward)
+        return found, accelerator.scaler.get_scale(), accelerator.optimizer_step_was_skipped
+
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=1)
+    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    trainer = Scaled(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)), lightning={"plugins": [plugin]})
+    trainer.in_fit = in_fit
+    trainer.train()
+    accelerate.Accelerator(cpu=True)
+    scaler = torch.amp.GradScaler("cpu")
+    model, optimizer, schedule = own()
+    optimizer = AcceleratedOptimizer(optimizer, scaler=scaler)
+    theirs = scaled_steps(
+        (model, optimizer, AcceleratedScheduler(schedule, optimizer)),
+        lambda optimizer: scaler.unscale_(optimizer.optimizer),
+        lambda loss: scaler.scale(loss).backward(),
+    )
+    assert [skipped for _, skipped, *_ in theirs[0]] == [False, True, False, False]
+    assert trainer.seen == (theirs, scaler.get_scale(), False)
+
+
+def test_safetensors_hold_a_state_dict(tmp_path, ours):
+    """Tied weights are saved once; what a file cannot hold is an error, and no file."""
+    accelerator = trainer_of(ours, tmp_path).accelerator
+    weight = torch.ones(2, 2)
+    accelerator.save({"a": weight, "b": weight, "c": weight.T}, tmp_path / "tied", safe_serialization=True)
+    loaded = load_file(tmp_path / "tied")
+    assert {name: item.tolist() for name, item in loaded.items()} == {"a": weight.tolist(), "c": weight.tolist()}
+    for value, reason in (({"a": weight, "step": 3}, "not tensors.* cannot contain: step"), ([weight], "is a list")):
+        with pytest.raises(CheckpointError, match=f"`accelerator.save.*`obj` .*{reason}"):
+            accelerator.save(value, tmp_path / "none", safe_serialization=True)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_device_map_of_one_device(tmp_path, ours):
+    """A model with a map of several entries, all on one device, is prepared on several ranks, as it is not spread."""
+    accelerator, model = trainer_of(ours, tmp_path).accelerator, linear()
+    accelerator.state.num_processes = 2
+    model.hf_device_map = {"first": "cpu", "second": "cpu"}
+    assert accelerator.verify_device_map(model)
+    assert accelerator.prepare_model(model) is model
+    model.hf_device_map = {"first": "cpu", "second": "meta"}
+    with pytest.raises(ModelError, match="several devices"):
+        accelerator.prepare_model(model)
 
 
 def compiled(model):

@@ -76,6 +76,17 @@ def test_both_see_the_same_batches(together, alone):
     assert found["logits"] == pytest.approx(expected["logits"], rel=1e-4, abs=1e-5)
 
 
+def test_members_of_the_accelerator(together):
+    """A trigger reaches ranks with the same batches, the state dict is always whole, a second model is not trained."""
+    for rank in range(2):
+        found = seen(together, "everything", rank=rank)
+        assert found["triggered"] == [True, False]
+        assert "a second trainable model is not supported" in found["refused"]
+        assert found["gathered"].keys() == found["weights"].keys()
+    for name, weight in seen(together, "everything")["weights"].items():
+        assert torch.equal(seen(together, "everything")["gathered"][name], weight), name
+
+
 def test_saved_model_is_read_by_from_pretrained(together):
     """What ``save_model`` writes is a whole model of the class that was trained."""
     from transformers import AutoModelForCausalLM

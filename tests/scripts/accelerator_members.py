@@ -19,3 +19,5 @@ args = library.TrainingArguments(
 trainer = library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
 found = answers(trainer.accelerator, Path(folder, which))
 Path(folder, f"{which}-{args.process_index}.json").write_text(json.dumps(found))
+trainer.accelerator.end_training()
+assert not torch.distributed.is_initialized()

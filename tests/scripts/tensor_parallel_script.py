@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.errors import NotSupportedError
 from tests.scripts import sharded_common
 from tests.scripts.sharded_common import GLOBAL_BATCH, SETTINGS, Seen, held, run_scenario, set_up_process, world
 from tests.support import helpers
@@ -137,7 +138,24 @@ def everything(folder: Path) -> Seen:
     facts = (trainer.is_tp_enabled, trainer.get_tp_size(), trainer.get_total_train_batch_size(trainer.args))
     seen |= {"before": before["eval_loss"], "rows": len(predicted.predictions), "logits": predicted.predictions}
     seen |= {"after": seen["logs"][-2]["eval_loss"], "again": again["eval_loss"]}
-    return seen | {"facts": facts}
+    accelerator = trainer.accelerator
+    if accelerator.is_last_process:  # a rank with the same batches as the first
+        accelerator.set_trigger()
+    seen["triggered"] = [accelerator.check_trigger(), accelerator.check_trigger()]
+    gathered = accelerator.get_state_dict(trainer.model_wrapped, unwrap=False)
+    seen["gathered"] = {name: item.clone() for name, item in gathered.items()}
+    return seen | {"facts": facts, "refused": refused(accelerator)}
+
+
+def refused(accelerator: Any) -> str:
+    """Return the error of preparing a second model that is trained; one that is not is returned as it is."""
+    second = nn.Linear(2, 2)
+    assert accelerator.prepare_model(second, evaluation_mode=True) is second
+    try:
+        accelerator.prepare(second)
+    except NotSupportedError as error:
+        return str(error)
+    return ""
 
 
 def norms_of_heads(folder: Path) -> Seen:

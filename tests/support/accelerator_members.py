@@ -88,7 +88,7 @@ _OF_STATE = (
     "process_index",
     "use_distributed",
 )
-_OF_GRADIENTS = (
+OF_GRADIENTS = (
     "active_dataloader",
     "adjust_scheduler",
     "end_of_dataloader",
@@ -122,7 +122,7 @@ def value_of(accelerator: Any, name: str) -> Any:
     if name == "state":
         return {item: plain(getattr(value, item)) for item in _OF_STATE}
     if name == "gradient_state":
-        return {item: plain(getattr(value, item)) for item in _OF_GRADIENTS}
+        return {item: plain(getattr(value, item)) for item in OF_GRADIENTS}
     if name in ("dataloader_config", "project_configuration"):
         return plain(dataclasses.asdict(value))
     return plain(value)
@@ -172,7 +172,7 @@ def _on(name: str, **where: int) -> Callable[[Any, Path], Any]:
 
     def run(accelerator: Any, folder: Path) -> Any:
         decorate = getattr(accelerator, name)
-        return decorate(lambda: "called", **where)() if not where else decorate(**where)(lambda: "called")()
+        return decorate(lambda: "called")() if not where else decorate(**where)(lambda: "called")()
 
     return run
 
