@@ -54,7 +54,7 @@ def test_batches_of_two_ranks():
 def test_lengths_that_nobody_knows():
     """Data with neither a column of lengths nor the model's input is refused; so are more batches than samples."""
     options = {"length_column_name": "length", "model_input_name": None, "ranks": (0, 2), "drop_last": True}
-    with pytest.raises(DataError, match="'input_ids'.*`length_column_name`.*`train_sampling_strategy='random'`"):
+    with pytest.raises(DataError, match=r"'input_ids'.*`length_column_name`.*`train_sampling_strategy='random'`"):
         balanced_sampler(ListDataset([{"features": [1.0]}]), 2, 1, **options)
     with pytest.raises(DataError, match="`effective_batch_size=2`"):
         BatchRebalanceSampler([1, 2], 2, dp_size=2, grad_accum=2)
