@@ -123,8 +123,8 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
     name = _strategy_name(args, choice.fsdp, launch)
     if choice.fsdp is not None and name != "deepspeed" and launch.world_size == 1:
         raise TrainerSetupError(
-            "`fsdp` shards a model over several processes, but the world size is only 1. Start more with `torchrun` or "
-            "`lightning={'devices': ...}`, or do not set `fsdp`."
+            "`fsdp` shards a model over several processes, but the world size is only 1: Using fsdp only works in "
+            "distributed training. Start more with `torchrun` or `lightning={'devices': ...}`, or do not set `fsdp`."
         )
     return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks)
 
