@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fuzz.allowed import ALLOWED, reason_to_allow
-from tests.fuzz.cases import FIELDS, OVERRIDES, Case, draw_case
+from tests.fuzz.cases import DATA, FIELDS, MODELS, OVERRIDES, SEQUENCES, Case, draw_case
 from tests.fuzz.running import METHODS, case_differences, ending_differences, run_case
 from tests.fuzz.shrinking import as_script, shrink
 from tests.support.paths import ROOT
@@ -64,7 +64,9 @@ def test_the_cases_cover_the_tables():
     cases = [draw_case(seed) for seed in range(THOROUGH)]
     assert {name for case in cases for name in case.fields} == set(FIELDS)
     assert {name for case in cases for name in case.overrides} == set(OVERRIDES) == set(METHODS)
-    assert len({case.steps for case in cases}) >= 12
+    assert {case.model for case in cases} == set(MODELS)
+    assert {case.data for case in cases} == set(DATA)
+    assert set(SEQUENCES) <= {case.steps for case in cases}
 
 
 @pytest.mark.parametrize("entry", ALLOWED, ids=lambda entry: entry.applies.__name__)
