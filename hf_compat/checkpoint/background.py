@@ -108,14 +108,14 @@ def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
         made[id(module)] = shell
         vars(shell).update(vars(module))
         parts = {name: None if part is None else _shell_of(part, made) for name, part in module._modules.items()}
-        vars(shell).update(
-            _modules=parts, _parameters=dict(module._parameters.items()), _buffers=dict(module._buffers.items())
-        )
+        # By `items`: where DeepSpeed watches a module, reading a name in its forward gathers the parameter.
+        parameters = dict(module._parameters.items())
+        vars(shell).update(_modules=parts, _parameters=parameters, _buffers=dict(module._buffers))
     return made[id(module)]
 
 
 class Deferred:
-    """The calls that write a checkpoint, put off.
+    """Deferred calls that write one checkpoint.
 
     Args:
         group: The process group of the thread that makes them; None with a world size of 1.
@@ -147,11 +147,27 @@ class Writes:
 
     def __init__(self) -> None:
         self._deferred: Deferred | None = None
+        self._written: set[str] | None = None
 
-    @property
-    def are_deferred(self) -> bool:
-        """Whether calls are deferred."""
-        return self._deferred is not None
+    @contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Context in which one checkpoint is written."""
+        before, self._written = self._written, set()
+        try:
+            yield
+        finally:
+            self._written = before
+
+    def once(self, name: str) -> bool:
+        """Return whether what two parts of a checkpoint share, here ``name``, is still to be written.
+
+        Outside ``checkpoint`` always: a user may save again what has changed.
+        """
+        if self._written is None:
+            return True
+        is_new = name not in self._written
+        self._written.add(name)
+        return is_new
 
     def __call__(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Call ``write`` with the arguments, or defer the call."""

@@ -183,7 +183,10 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
         final = parent / match["final"]
         if not os.path.lexists(final) and (kind == "replaced" or (kind == "partial" and _is_marked(path))):
             path.rename(final)
-            logger.warning("Recovered %s: a killed process had written it, but not renamed it yet.", final)
+            if kind == "replaced":
+                logger.warning("Restored %s: a killed process was replacing it.", final)
+            else:
+                logger.warning("Recovered %s: a killed process had written it, but not renamed it yet.", final)
         else:
             _remove(path)
             logger.info("Deleted a hidden folder of %s, left behind by a killed process.", final)

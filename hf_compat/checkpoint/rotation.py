@@ -163,6 +163,6 @@ def _delete(path: Path) -> bool:
     try:
         delete_folder(path)
     except OSError as error:
-        logger.warning("%s, beyond save_total_limit, cannot be deleted: %s", path, error)
+        logger.warning("`save_total_limit`: %s cannot be deleted: %s", path, error)
         return False
     return True

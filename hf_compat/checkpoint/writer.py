@@ -123,9 +123,10 @@ class CheckpointWriter:
         def deferring(part: Part) -> AbstractContextManager[None]:
             return self.writes.deferred(deferred) if deferred is not None and part.deferrable else nullcontext()
 
-        for part in parts:
-            with deferring(part):
-                part.write(staged)
+        with self.writes.checkpoint():
+            for part in parts:
+                with deferring(part):
+                    part.write(staged)
 
     def _publish(
         self, publication: ExitStack, deferred: Deferred, folder: Path, then: Sequence[Callable[[Path], object]]
@@ -148,7 +149,7 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: If it cannot be written; earlier checkpoints are untouched.
         """
-        with publish.staging(folder, step=step, run_id=self._run_id) as staged:
+        with publish.staging(folder, step=step, run_id=self._run_id) as staged, self.writes.checkpoint():
             for part in parts:
                 part.write(staged)
 

@@ -255,11 +255,9 @@ def test_writes_and_saver():
 
     writes(made.append, 1)
     writes.together(together, 2)
-    assert not writes.are_deferred
     with writes.deferred(later):
         writes(made.append, 3)
         writes.together(together, 4)
-        assert writes.are_deferred
     writes(made.append, 5)
     assert made == [1, (2, None), 5]
     saver = BackgroundSaver()
@@ -270,6 +268,16 @@ def test_writes_and_saver():
     with pytest.raises(ValueError, match="not in list"):
         saver.wait()
     saver.wait()
+
+
+def test_what_parts_of_a_checkpoint_share_is_written_once():
+    """The first of them is told to, for each checkpoint anew; outside one everybody is."""
+    writes = Writes()
+    assert [writes.once("a"), writes.once("a")] == [True, True]
+    for _ in range(2):
+        with writes.checkpoint():
+            assert [writes.once("a"), writes.once("b"), writes.once("a")] == [True, True, False]
+    assert writes.once("a")
 
 
 def test_shell_of_a_model():

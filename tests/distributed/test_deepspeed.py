@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from safetensors.torch import load_file
 
 from hf_compat import Trainer, TrainingArguments
@@ -39,6 +41,9 @@ THOROUGH = (
 IN_BACKGROUND = ("zero_2_in_the_background", "zero_3_in_the_background", "parts_in_the_background")
 """Run under ours, the first with the quick ones."""
 
+UPSTREAM_TRAINS_LORA = Version(transformers.__version__) >= Version("5")
+"""Before, its schedule has a learning rate for the group that DeepSpeed drops."""
+
 REFUSALS = {
     "processes": "was written by DeepSpeed with world size 3, but this run has world size 2. Start 3 processes",
     "code": "_optim_states.pt` is refused: it contains more than tensors and plain values",
@@ -62,7 +67,12 @@ SETUPS = {
     "files written later": (
         {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON", "decoupled": True}})},
         {},
-        "`checkpoint.writer.decoupled` in the DeepSpeed config is not supported: files are still written",
+        "`checkpoint.writer.decoupled` in the DeepSpeed config is not supported: DeepSpeed would still be writing",
+    ),
+    "files written later by DataStates": (
+        {"deepspeed": config(2, datastates_ckpt={"host_cache_size": 1})},
+        {},
+        "`datastates_ckpt` in the DeepSpeed config is not supported: DeepSpeed would still be writing",
     ),
     "saving in the background by a writer": (
         {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON"}}), "save_async": True},
@@ -103,6 +113,9 @@ def finished(tmp_path_factory):
             "ours:half_a_global_batch_of_zero_3",
             f"ours:{IN_BACKGROUND[0]}",
             "ours:refused_checkpoints",
+            "ours:parts_are_written_once",
+            "ours:lora_under_zero_3",
+            *(["upstream:lora_under_zero_3"] if UPSTREAM_TRAINS_LORA else []),
         ],
     )
     return folder
@@ -154,6 +167,20 @@ def check_in_background(folder, name):
 def test_saved_in_the_background(finished):
     """Written by threads while both processes train on, DeepSpeed's files are byte for byte those saved at once."""
     check_in_background(finished, IN_BACKGROUND[0])
+
+
+def test_parts_are_written_once(finished):
+    """Weights and optimizer state of a checkpoint are in the same files; a user's second save writes again."""
+    for rank in (0, 1):
+        (kept,) = outcome(finished, "parts_are_written_once", "ours", rank).results
+        assert kept["value"] == ["checkpoint", "mine", "mine"]
+
+
+def test_lora(finished):
+    """Under ZeRO-3 LoRA trains with the numbers of upstream, whose 4.57 cannot."""
+    if UPSTREAM_TRAINS_LORA:
+        check(finished, "lora_under_zero_3")
+    assert len(losses(outcome(finished, "lora_under_zero_3", "ours", 0))) > 4
 
 
 def test_one_process_with_the_same_global_batch(finished, tmp_path):

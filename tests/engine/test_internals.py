@@ -6,9 +6,17 @@ from functools import partial
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.fabric.strategies.launchers import subprocess_script
 from lightning.pytorch.loops import _EvaluationLoop, _TrainingEpochLoop
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy, model_parallel
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+    model_parallel,
+)
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
@@ -79,6 +87,26 @@ def test_ddp_is_set_up_through_what_we_override():
     assert "launcher" in inspect.getsource(DDPStrategy._configure_launcher)
     assert hasattr(DDPStrategy, "_register_ddp_hooks")
     assert strategies.parse_ddp_strategy(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
+
+
+def test_a_strategy_may_start_no_processes():
+    """Lightning has a strategy set its launcher, calls that before the set-up, and does without if there is none."""
+    assert "strategy._configure_launcher()" in inspect.getsource(_AcceleratorConnector)
+    assert "trainer.strategy.launcher is not None" in inspect.getsource(call._call_and_handle_interrupt)
+
+    @strategies.starts_no_processes
+    class Started(SingleDeviceStrategy):
+        pass
+
+    strategy = Started(torch.device("cpu"))
+    strategy._launcher = object()
+    strategy._configure_launcher()
+    assert strategy.launcher is None
+
+
+def test_a_strategy_moves_the_optimizers_to_the_cpu():
+    """``Strategy.teardown`` moves what is in ``optimizers``, which ``ModelStrategy`` takes away from it meanwhile."""
+    assert '_optimizers_to_device(self.optimizers, torch.device("cpu"))' in inspect.getsource(Strategy.teardown)
 
 
 def test_processes_are_started_by_the_launcher_of_scripts():

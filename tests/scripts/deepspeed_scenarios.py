@@ -189,6 +189,43 @@ def weights_stay_in_parts(kit: Kit) -> None:
 
 
 @shared
+def parts_are_written_once(kit: Kit) -> None:
+    """Keep into which folders DeepSpeed writes: a checkpoint, and one folder that is saved to twice."""
+    settings = config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False})
+    without_extension()
+    engine, seen = importlib.import_module("deepspeed").DeepSpeedEngine, []
+    save = engine.save_checkpoint
+
+    def watched(self: Any, folder: str, **given: Any) -> Any:
+        seen.append("checkpoint" if "partial-" in folder else Path(folder).name)
+        return save(self, folder, **given)
+
+    engine.save_checkpoint = watched
+    try:
+        trainer = language_model(kit, fields={"save_strategy": "epoch", "deepspeed": settings})
+        trainer.train()
+        for _ in range(2):
+            trainer.save_model(f"{kit.output_dir}/mine")
+    finally:
+        engine.save_checkpoint = save
+    kit.keep("folders", seen)
+
+
+@shared
+def lora_under_zero_3(kit: Kit) -> None:
+    """All weights of LoRA decay: DeepSpeed drops the group of those that do not, which is empty."""
+    from peft import LoraConfig, get_peft_model
+
+    without_extension()
+    adapter = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = kit.model(lambda: get_peft_model(helpers.gpt2(), adapter))
+    fields = {**ACCUMULATION, "num_train_epochs": 2, "weight_decay": 0.1, "save_strategy": "epoch"}
+    trainer = language_model(kit, rows=27, fields={**fields, "deepspeed": config(3)}, model=model)
+    kit.train(trainer)
+    kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+
+
+@shared
 def weights_alone_of_deepspeed(kit: Kit) -> None:
     trained(kit, config(2), save_only_model=True, save_strategy="epoch")
 

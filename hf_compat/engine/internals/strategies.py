@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
@@ -11,7 +11,24 @@ __all__ = [
     "calling_strategy",
     "parse_ddp_strategy",
     "register_communication_hooks",
+    "starts_no_processes",
 ]
+
+_StrategyClass = TypeVar("_StrategyClass", bound=type[Strategy])
+
+
+def starts_no_processes(cls: _StrategyClass) -> _StrategyClass:
+    """Return ``cls``, a class of strategies whose ranks are started already.
+
+    Contract: Lightning calls ``_configure_launcher`` before it sets a strategy up; it creates, as ``_launcher``, what
+    starts processes, and without one Lightning runs in this process.
+    """
+
+    def configure_launcher(self: Strategy) -> None:
+        self._launcher = None
+
+    cls._configure_launcher = configure_launcher  # type: ignore[method-assign]
+    return cls
 
 
 def calling_strategy() -> Strategy | None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from hf_compat.checkpoint import names, optimizer_states, state_dict_files, weights
 from hf_compat.checkpoint.background import Writes
+from hf_compat.engine.internals.strategies import starts_no_processes
 
 __all__ = ["ModelStrategy"]
 
@@ -43,13 +44,13 @@ class _BatchContext:
             self._strategy.ends_update = self._before
 
 
+@starts_no_processes
 class ModelStrategy(Strategy):
     """Base class of Lightning strategies that wrap the raw model, not the LightningModule around it.
 
     Towards Lightning: the ranks are started already, the device is the training arguments', the steps are the module's
-    own, and the optimizers' state stays on the device when a run ends. Contract: ``_configure_launcher`` creates what
-    starts processes; Lightning calls the steps through ``self.model`` if that is not the module; ``teardown`` moves the
-    state of ``optimizers`` to the CPU.
+    own, and the optimizers' state stays on the device when a run ends. Contract: Lightning calls the steps through
+    ``self.model`` if that is not the module; ``teardown`` moves the state of ``optimizers`` to the CPU.
 
     A strategy overrides what it does differently. Optimizer and schedule are created in Lightning's
     ``setup_optimizers``: by ``HFModule.configure_optimizers``, or by an override that calls
@@ -77,9 +78,6 @@ class ModelStrategy(Strategy):
     _device: torch.device
 
     # ---- Lightning's side ----
-
-    def _configure_launcher(self) -> None:
-        self._launcher = None
 
     @property
     def root_device(self) -> torch.device:

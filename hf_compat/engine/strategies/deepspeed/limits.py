@@ -72,11 +72,12 @@ def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterato
     if decoupled or config.get("datastates_ckpt", False) is not False:
         name = "checkpoint.writer.decoupled" if decoupled else "datastates_ckpt"
         yield (
-            f"`{name}` in the DeepSpeed config is not supported: files are still written when the checkpoint folder "
-            "appears. Remove it, and set `save_async=True` to save in the background."
+            f"`{name}` in the DeepSpeed config is not supported: DeepSpeed would still be writing files after the "
+            "checkpoint folder has appeared. Remove it, and set `save_async=True` to save in the background."
         )
     elif writer is not None and is_requested(args):
         yield (
             f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with `checkpoint.writer` in "
-            "the DeepSpeed config, which copies to buffers of its own. Remove one of the two."
+            "the DeepSpeed config: DeepSpeed's writer would copy the files once more, into its own buffers. Remove one "
+            "of the two."
         )

@@ -73,7 +73,6 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self._settings = settings
         self._finalize = finalize
         self._log_level = log_level
-        self._deferred_in: str | None = None  # the checkpoint whose files are put off, as long as it is written
 
     # ---- set-up: Lightning changes ``config`` only in ``_init_config_if_needed``, which its own ``setup`` calls ----
 
@@ -124,6 +123,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         factory: Callable[[Optimizer], LRScheduler] | None = None
         if "optimizer" not in config:
             optimizer = optimizer_for_config(optimization.create_optimizer(), config)
+            # As DeepSpeed will: a schedule has a learning rate for each group. All of LoRA's weights decay.
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
             config["zero_allow_untested_optimizer"] = True
             if "scheduler" not in config:
                 scheduler = optimization.create_scheduler(optimizer)
@@ -257,9 +258,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self._save_engine(folder, writes)
 
     def _save_engine(self, folder: str, writes: Writes) -> None:
-        if writes.are_deferred and folder == self._deferred_in:
-            return  # sharded weights are in the same files as the optimizer's state, of which one copy is enough
-        self._deferred_in = folder if writes.are_deferred else None
+        if not writes.once(folder):
+            return  # sharded weights are in the same files as the optimizer's state
         with writing_through(self.engine, writes):
             self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
 
