@@ -230,7 +230,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
                 "`zero_optimization.stage3_gather_16bit_weights_on_model_save=False` in the DeepSpeed config: the "
                 "full weights are not gathered. Set it to true, or use `zero_to_fp32.py` on a checkpoint."
             )
-        return self.engine._zero3_consolidated_16bit_state_dict(is_peft_model(model)) or {}
+        return self.engine._zero3_consolidated_16bit_state_dict() or {}
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Load DeepSpeed's weights, optimizer and schedule in ``folder`` into the engine."""
