@@ -53,9 +53,23 @@ _KNOWN = {
 """Module → the names in it that metadata consist of, besides torch's dtypes and paths."""
 
 
+_OF_SEVERAL_NODES = (
+    "If several nodes without a shared disk have written it, each has its own ranks' files, and the first one "
+    f"`{names.SHARDED_METADATA_NAME}`: copy the files of all nodes into this folder, on every node."
+)
+
+
 def is_sharded(folder: Path) -> bool:
-    """Return whether torch.distributed.checkpoint wrote ``folder``."""
-    return (folder / names.SHARDED_METADATA_NAME).is_file()
+    """Return whether torch.distributed.checkpoint wrote ``folder``.
+
+    Raises:
+        CheckpointError: If the folder contains shards, but not the metadata file.
+    """
+    if (folder / names.SHARDED_METADATA_NAME).is_file():
+        return True
+    if any(folder.glob("*.distcp")):
+        raise CheckpointError(f"`{names.SHARDED_METADATA_NAME}` is missing in `{folder}`. {_OF_SEVERAL_NODES}")
+    return False
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -91,7 +105,9 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
         if not isinstance(name, str) or PurePath(name).name != name or name == "..":
             raise CheckpointError(f"`{path}` points to `{name}`, outside its folder: do not trust this checkpoint.")
         if not Path(folder, name).is_file():
-            raise CheckpointError(f"The file `{name}` in `{names.SHARDED_METADATA_NAME}` is missing in `{folder}`.")
+            raise CheckpointError(
+                f"The file `{name}` in `{names.SHARDED_METADATA_NAME}` is missing in `{folder}`. {_OF_SEVERAL_NODES}"
+            )
     return metadata  # type: ignore[no-any-return]
 
 

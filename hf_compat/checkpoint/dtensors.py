@@ -13,7 +13,7 @@ __all__ = ["distribute_like", "distributing_on_load", "full_tensors"]
 
 
 def full_tensors(value: Any, *, keeps: bool) -> Any:
-    """Return ``value`` with full tensors in host memory; every rank has to call it.
+    """Return a copy of ``value`` with full tensors in host memory, which share nothing with it; every rank calls it.
 
     One object stays one object, so weights that share memory share it in the result.
 
@@ -41,10 +41,10 @@ class _Gathering:
 
     def _gather(self, tensor: Tensor) -> Tensor | None:
         if not isinstance(tensor, DTensor):
-            return tensor.detach().cpu() if self._keeps else None
+            return tensor.detach().to("cpu", copy=True) if self._keeps else None
         exchanged: Any = tensor.detach().to(tensor.device_mesh.device_type)  # it may be offloaded to the host
         gathered: Tensor = exchanged.full_tensor()
-        return gathered.cpu() if self._keeps else None
+        return gathered.to("cpu", copy=True) if self._keeps else None  # a replicated one is gathered without a copy
 
 
 def distribute_like(target: object, values: Tensor) -> Tensor:

@@ -130,3 +130,22 @@ def test_paths_stay_in_their_folder(checkpoint):
         (folder / ".metadata").write_bytes(content.replace(name.encode(), other.encode()))
         with pytest.raises(CheckpointError, match=told):
             distributed_files.read_metadata(folder)
+
+
+def test_shards_of_one_node_alone(checkpoint):
+    """Without the metadata file, which the first node has, or a shard, which another has: what to copy is said."""
+    weights_folder, optimizer_folder = (
+        checkpoint / name for name in (names.SHARDED_WEIGHTS_NAME, names.SHARDED_OPTIMIZER_NAME)
+    )
+    for folder in (weights_folder, optimizer_folder):
+        (folder / names.SHARDED_METADATA_NAME).rename(folder / "elsewhere")
+    told = r"`\.metadata` is missing in .*copy the files of all nodes into this folder, on every node"
+    with pytest.raises(CheckpointError, match=told):
+        weights.load_weights(nn.Linear(3, 2), checkpoint)
+    with pytest.raises(CheckpointError, match=told):
+        optimizer_states.exists(checkpoint)
+    (weights_folder / "elsewhere").rename(weights_folder / names.SHARDED_METADATA_NAME)
+    (shard,) = weights_folder.glob("*.distcp")
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=r"The file .* is missing in .*copy the files of all nodes"):
+        weights.load_weights(nn.Linear(3, 2), checkpoint)

@@ -139,12 +139,14 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         if self.saves_sharded_weights:
             distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), writes=writes)
             return
-        files = {names.FULL_OPTIMIZER_NAME: dtensors.full_tensors(state, keeps=self._launch.rank == 0)}
+        saves_common = saves_common and self._launch.rank == 0
+        full = dtensors.full_tensors(state, keeps=self._launch.rank == 0)
+        if saves_common:
+            writes(torch.save, full, Path(folder, names.FULL_OPTIMIZER_NAME))
+        del full  # before the next file's content is gathered
         resumable = optimizer_states.weights_for_resuming(module.model, self.full_state_dict(module.model))
-        files[names.FULL_FSDP_WEIGHTS_NAME] = resumable
-        if saves_common and self._launch.rank == 0:
-            for name, content in files.items():
-                writes(torch.save, writes.snapshot(content), Path(folder, name))
+        if saves_common:
+            writes(torch.save, resumable, Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
