@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from hf_compat.arguments.process_facts import uses_configured_state
+from hf_compat.distributed.accelerate_state import configured_precision
 from hf_compat.distributed.devices import gpu_lacks_tf32, set_tf32
 
 if TYPE_CHECKING:
+    from hf_compat.arguments.releases.semantics import Semantics
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["PRECISION_VARIABLE", "allow_tf32", "mixed_precision"]
@@ -16,11 +19,15 @@ PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 """Set by ``accelerate launch --mixed_precision``; used if neither ``fp16`` nor ``bf16`` is set."""
 
 
-def mixed_precision(args: TrainingArguments) -> str:
-    """Return ``"fp16"``, ``"bf16"`` or ``"no"``, from the fields or else from the launcher."""
+def mixed_precision(args: TrainingArguments, semantics: Semantics) -> str:
+    """Return ``"fp16"``, ``"bf16"`` or ``"no"``: from the fields, the script's own state, or the launcher."""
     if args.fp16:
         return "fp16"
-    return "bf16" if args.bf16 else os.environ.get(PRECISION_VARIABLE, "no")
+    if args.bf16:
+        return "bf16"
+    adopts = uses_configured_state(args) and not semantics.compares_configured_precision
+    adopted = configured_precision() if adopts else None
+    return adopted or os.environ.get(PRECISION_VARIABLE, "no")
 
 
 def allow_tf32(args: TrainingArguments) -> None:

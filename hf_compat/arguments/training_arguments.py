@@ -305,7 +305,7 @@ class TrainingArguments:
         semantics, problems = semantics_of(self)
         with script_values_aside(self, semantics.release):
             raise_all([*problems, *resolve(self, semantics), *find_problems(self, semantics)])
-            self.mixed_precision = mixed_precision(self)
+            self.mixed_precision = mixed_precision(self, semantics)
             allow_tf32(self)
             self.hf_deepspeed_config, self.deepspeed_plugin = use_deepspeed(self)
             partition_from_now_on(self)

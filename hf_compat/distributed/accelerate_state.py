@@ -11,13 +11,20 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.distributed import processes
-from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.distributed.process_state import ProcessState
     from hf_compat.distributed.run_state import RunState
 
-__all__ = ["accelerate_module", "configured_state", "is_imported", "partial_state", "share_process", "share_run"]
+__all__ = [
+    "accelerate_module",
+    "configured_precision",
+    "configured_state",
+    "is_imported",
+    "partial_state",
+    "share_process",
+    "share_run",
+]
 
 
 def is_imported() -> bool:
@@ -37,6 +44,14 @@ def configured_state() -> Any | None:
     """Return accelerate's ``PartialState`` if something has set it up, else None."""
     module: Any = sys.modules.get("accelerate.state")
     return module.PartialState() if module is not None and module.PartialState._shared_state else None
+
+
+def configured_precision() -> str | None:
+    """Return the mixed precision of accelerate's ``AcceleratorState`` if something has set it up, else None."""
+    module: Any = sys.modules.get("accelerate.state")
+    if module is None or module.AcceleratorState._shared_state in ({}, module.PartialState._shared_state):
+        return None
+    return str(module.AcceleratorState().mixed_precision)
 
 
 def partial_state(process: ProcessState) -> Any:
@@ -68,30 +83,17 @@ def share_run(run: RunState, *, configured: bool = False) -> None:
     Args:
         run: The state of the Trainer's runs.
         configured: The script has set up accelerate's state: what there is of it is kept.
-
-    Raises:
-        TrainerSetupError: If the script has set up another precision than that of the run.
     """
     module = accelerate_module("accelerate.state")
     if module is None:
         return
     if not configured:
         share_process(run)
-    state, partial = module.AcceleratorState._shared_state, module.PartialState._shared_state
-    if configured and state and state != partial:
-        _check_precision(module.AcceleratorState().mixed_precision, run.mixed_precision)
+    if configured and configured_precision() is not None:
         return
+    state, partial = module.AcceleratorState._shared_state, module.PartialState._shared_state
     partial["distributed_type"] = _kind(module, run)
     state.update(partial, **_run_values(module, run))
-
-
-def _check_precision(configured: str, wanted: str) -> None:
-    if configured != wanted:
-        raise TrainerSetupError(
-            f"`accelerator_config={{'use_configured_state': True}}`: the script has set up accelerate with "
-            f"mixed_precision={configured!r}, but the training arguments say {wanted!r}. Set the same precision in "
-            "both, by `bf16` or `fp16`, or do not set `use_configured_state`."
-        )
 
 
 def _kind(module: Any, process: ProcessState) -> Any:

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+import torch
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
@@ -79,6 +80,7 @@ def test_a_state_configured_without_deepspeed(tmp_path, stage):
             arguments(library, tmp_path, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["devices", "spawn"])
 def test_the_state_in_processes_of_ours(tmp_path, word):
     """Processes that the Trainer starts itself have the state that torchrun's have."""
@@ -154,6 +156,27 @@ def test_a_configured_process_gets_the_state_of_the_run(tmp_path):
         args = arguments(library, tmp_path, accelerator_config=CONFIGURED)
         library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
         found.append({name: str(value) for name, value in AcceleratorState._shared_state.items()})
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("configured", "bf16"), [("bf16", True), ("bf16", False), ("no", True), ("no", False)])
+def test_the_precision_of_a_configured_state(tmp_path, configured, bf16):
+    """Another precision than the arguments' is a ``ValueError``, or with older releases that of the run."""
+    found = []
+    for library in (transformers, hf_compat):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        accelerate.Accelerator(cpu=True, mixed_precision=configured)
+        torch.manual_seed(0)
+        fields = {"bf16": bf16, "max_steps": 3, "logging_steps": 1, "save_strategy": "no"}
+        try:
+            args = arguments(library, tmp_path, accelerator_config=CONFIGURED, **fields)
+            trainer = library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
+        except ValueError as error:
+            found.append("AcceleratorState has already been initialized" in str(error))
+            continue
+        trainer.train()
+        found.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert AcceleratorState().mixed_precision == configured
     assert found[0] == found[1]
 
 

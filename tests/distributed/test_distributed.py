@@ -318,6 +318,7 @@ def test_lightning_starts_the_processes(tmp_path):
     assert "rng_state.pth" not in written
 
 
+@pytest.mark.slow
 def test_slurm_variables(tmp_path):
     """Processes that SLURM started find each other and train one model; each writes a log file, if asked for."""
     check_launch(started(tmp_path, launch_by_hand(tmp_path, "SLURM", HF_COMPAT_LOG_DIR=str(tmp_path / "logs"))))
@@ -373,7 +374,7 @@ def test_two_nodes(tmp_path):
 # Failing
 
 
-@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.slow)])
 def test_one_process_fails(tmp_path, how):
     """A process that raises, or is killed, ends the others; checkpoints written before are whole, and no other is."""
     script = SCRIPTS / "fault_script.py"

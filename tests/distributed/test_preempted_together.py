@@ -60,6 +60,7 @@ def test_sigterm(tmp_path, receiver):
     assert_next_start_ends_as_undisturbed(tmp_path)
 
 
+@pytest.mark.slow
 def test_slurm_signal(tmp_path):
     """SIGUSR1 to one rank inside a SLURM job: both save and leave by 138; the job is requeued once."""
     inside_a_job = fake_scontrol(tmp_path / "bin")

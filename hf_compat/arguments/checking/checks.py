@@ -15,11 +15,11 @@ from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems
-from hf_compat.arguments.precision import PRECISION_VARIABLE
+from hf_compat.arguments.precision import PRECISION_VARIABLE, mixed_precision
 from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.distributed.accelerate_state import configured_state
+from hf_compat.distributed.accelerate_state import configured_precision, configured_state
 from hf_compat.distributed.devices import (
     cuda_is_available,
     gpu_lacks_bf16,
@@ -221,6 +221,20 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
         yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
 
 
+def _configured_precision(args: TrainingArguments, semantics: Semantics) -> Problems:
+    """Compare the precision with that of a state which the script has set up; under DeepSpeed its config decides."""
+    if not (semantics.compares_configured_precision and uses_configured_state(args)) or args.deepspeed:
+        return
+    configured, wanted = configured_precision(), mixed_precision(args, semantics)
+    if configured not in (None, wanted):
+        text = (
+            f"the script has set up accelerate with mixed_precision={configured!r}, but the training arguments say "
+            f"{wanted!r}, and AcceleratorState has already been initialized. Set the same precision in both, by `bf16` "
+            "or `fp16`, or do not set `use_configured_state`."
+        )
+        yield Problem("accelerator_config", {"use_configured_state": True}, text)
+
+
 def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.fp16 and args.bf16:
         yield Problem("fp16", True, "At most one of fp16 and bf16 can be True; set one of them.")
@@ -271,6 +285,7 @@ CHECKS: tuple[Callable[[TrainingArguments, Semantics], Problems], ...] = (
     _schedule,
     _loaders,
     _accelerator_config,
+    _configured_precision,
     _precision,
     deepspeed_problems,
     _fsdp,

@@ -71,6 +71,9 @@ class Semantics:
     """The section ``amp`` of a DeepSpeed config is ignored; before, it was filled in and compared."""
     deepspeed_starts_from_float32: bool = _since("5.0", corrected=True)
     """Without precision settings in its config DeepSpeed is assumed to compute in float32; before, in float16."""
+    compares_configured_precision: bool = _since("5.0")
+    """A precision of accelerate's state, set up by the script, that is not the run's is an error; before, the run had
+    it unless ``bf16`` or ``fp16`` was set."""
     counts_tokens_as_seen: bool = _since("5.0")
     """Tokens per second are of the batches seen; before, ``include_tokens_per_second`` had a pass over the train loader
     ahead of training."""
