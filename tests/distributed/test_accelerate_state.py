@@ -196,14 +196,6 @@ def test_a_class_for_a_configuration(tmp_path):
             arguments(library, tmp_path, accelerator_config=kind)
 
 
-def test_another_precision_is_refused(tmp_path):
-    """The script's accelerator trains in bf16 and the arguments say float32: an error names both."""
-    accelerate.Accelerator(cpu=True, mixed_precision="bf16")
-    args = arguments(hf_compat, tmp_path, accelerator_config=CONFIGURED)
-    with pytest.raises(RuntimeError, match=r"mixed_precision='bf16'.*'no'"):
-        Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
-
-
 def test_without_accelerate(tmp_path, monkeypatch):
     """Where accelerate is not installed, ``distributed_state`` has the same members, and nothing is shared."""
     for name in [name for name in sys.modules if name.split(".")[0] == "accelerate"]:
