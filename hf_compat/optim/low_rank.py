@@ -98,7 +98,7 @@ def _check(request: OptimizerRequest, *, layerwise: bool) -> None:
     """Raise one error with all problems of the optimizer's fields."""
     name, settings, problems = request.name, request.settings, []
     targets = settings.optim_target_modules
-    is_wrong = not isinstance(targets, str | list | tuple | None)
+    is_wrong = not isinstance(targets, str | list | None)
     if targets is None:
         problems.append(
             f"`optim={name!r}` needs `optim_target_modules`: You need to define `optim_target_modules`, such as "

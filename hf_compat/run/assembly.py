@@ -126,7 +126,7 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Epoc
     limits = {
         # A resumed run that has made all its update steps makes one more, as in transformers.
         "max_steps": max(plan.max_steps, host.state.global_step + 1),
-        "max_epochs": plan.num_train_epochs if plan.num_train_epochs < 2**31 else -1,
+        "max_epochs": max(plan.num_train_epochs, 0) if plan.num_train_epochs < 2**31 else -1,  # -1: without end
     }
     loggers = open_loggers(host.callback_handler.callbacks, host.args, host.state)
     trainer = runtime.build(host.args, unwrap_model(host.model), limits=limits, group=group, loggers=loggers)

@@ -142,11 +142,12 @@ WRONG = {
     "not a number": ({"learning_rate": float("nan")}, "`learning_rate=nan`"),
     "beta": ({"adam_beta1": 1.5}, "`adam_beta1=1.5`.*between 0 and 1"),
     "smoothing": ({"label_smoothing_factor": 2}, "`label_smoothing_factor=2`"),
-    "epochs": ({"num_train_epochs": -1}, "`num_train_epochs=-1`"),
     "seed": ({"seed": -1}, "`seed=-1`"),
     "warmup ratio": ({"warmup_ratio": 1.5, "semantics": RELEASE_4}, "`warmup_ratio=1.5`"),
     "share of warmup in 4.57": ({"warmup_steps": 0.1, "semantics": RELEASE_4}, "set `warmup_ratio`"),
-    "negative steps": ({"save_steps": -5}, "`save_steps=-5`"),
+    "no number of batches": ({"eval_accumulation_steps": 0}, "`eval_accumulation_steps=0`.*other than 0"),
+    "windows": ({"gradient_accumulation_steps": -1}, "`gradient_accumulation_steps=-1`"),
+    "decay": ({"weight_decay": float("nan")}, "`weight_decay=nan`"),
     "persistent": ({"dataloader_persistent_workers": True}, "`dataloader_persistent_workers=True`"),
     "sampling": ({"train_sampling_strategy": "shuffled"}, "`train_sampling_strategy='shuffled'`.*'sequential'"),
     "sampling in 4.57": (
@@ -186,10 +187,10 @@ def test_wrong_values(settings, message):
 def test_all_problems_in_one_error():
     """Everything wrong is told together; one contradiction makes it more than unsupported."""
     with pytest.raises(ArgumentsError) as caught:
-        TrainingArguments("out", tpu_num_cores=8, seed=-1, weight_decay=-1, save_steps=2.5, report_to=["wandbee"])
+        TrainingArguments("out", tpu_num_cores=8, seed=-1, adam_beta1=2, save_steps=2.5, report_to=["wandbee"])
     assert type(caught.value) is ArgumentsError
     assert [problem.split("=")[0] for problem in caught.value.problems] == [
-        "`report_to", "`tpu_num_cores", "`weight_decay", "`seed", "`save_steps",
+        "`report_to", "`tpu_num_cores", "`adam_beta1", "`seed", "`save_steps",
     ]  # fmt: skip
 
 
@@ -201,7 +202,7 @@ ONE_OF_EACH = {
     "deepspeed": ("ds.json", "deepspeed_problems"),
     "tpu_num_cores": (8, "unsupported_problems"),
     "learning_rate": ("fast", "_numbers"),
-    "weight_decay": (-1, "_bounds"),
+    "adam_beta1": (2, "_bounds"),
     "dataloader_num_workers": (-1, "_counts"),
     "log_level": ("loud", "_choices"),
     "seed": (-1, "_length"),

@@ -249,6 +249,12 @@ TABLE: dict[str, Row] = {
     "galore of a number": Row(
         TypeError, "must be a list of strings", {"optim": "galore_adamw", "optim_target_modules": 3}, optimizer_of
     ),
+    "target modules in a tuple": Row(
+        TypeError,
+        "must be a list of strings",
+        {"optim": "galore_adamw", "optim_target_modules": ("query",)},
+        optimizer_of,
+    ),
     "galore of no modules": Row(
         ValueError, "No target modules found", {"optim": "galore_adamw", "optim_target_modules": ["nothing"]},
         optimizer_of,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterator
 from numbers import Integral, Real
@@ -38,11 +39,11 @@ Problems = Iterator[Problem]
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "learning_rate": (0, float("inf")),
-    "weight_decay": (0, float("inf")),
     "adam_beta1": (0, 1),
     "adam_beta2": (0, 1),
     "adam_epsilon": (0, float("inf")),
-    "label_smoothing_factor": (0, 1),
+    "label_smoothing_factor": (float("-inf"), 1),
+    "weight_decay": (float("-inf"), float("inf")),
     "warmup_steps": (0, float("inf")),
 }
 """Field to its smallest and largest valid value."""
@@ -52,7 +53,6 @@ MINIMUMS: dict[str, int] = {
     "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 1,
     "dataloader_num_workers": 0,
-    "eval_accumulation_steps": 1,
     "torch_empty_cache_steps": 1,
     "past_index": -1,
 }
@@ -73,6 +73,7 @@ _BEFORE_BALANCING = {
 NUMBERS = (
     *BOUNDS,
     *MINIMUMS,
+    "eval_accumulation_steps",
     "eval_steps",
     "logging_steps",
     "max_grad_norm",
@@ -101,8 +102,13 @@ def _bounds(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, (smallest, largest) in BOUNDS.items():
         value = getattr(args, name)
         if value is not None and not smallest <= value <= largest:
-            allowed = "0 or more" if largest == float("inf") else f"between {smallest} and {largest}"
-            yield Problem(name, value, f"must be {allowed}.")
+            yield Problem(name, value, f"must be {_within(smallest, largest)}.")
+
+
+def _within(smallest: float, largest: float) -> str:
+    if math.isfinite(smallest) and math.isfinite(largest):
+        return f"between {smallest} and {largest}"
+    return f"{smallest} or more" if math.isfinite(smallest) else f"a number, {largest} or less"
 
 
 def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -110,6 +116,9 @@ def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
         value = getattr(args, name)
         if value is not None and (not isinstance(value, Integral) or int(value) < least):
             yield Problem(name, value, f"`{name}` must be an integer, {least} or more.")
+    steps = args.eval_accumulation_steps
+    if steps is not None and (not isinstance(steps, Integral) or int(steps) == 0):  # of -2 every second batch, as of 2
+        yield Problem("eval_accumulation_steps", steps, "must be an integer other than 0, or None.")
 
 
 def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -123,8 +132,6 @@ def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
-    if args.max_steps <= 0 and args.num_train_epochs < 0:
-        yield Problem("num_train_epochs", args.num_train_epochs, "must be 0 or more; or set `max_steps`.")
     if not 0 <= args.seed <= _LARGEST_SEED:
         yield Problem("seed", args.seed, f"must be between 0 and {_LARGEST_SEED}.")
     ratio = args.warmup_ratio
@@ -149,8 +156,6 @@ def _steps(args: TrainingArguments, semantics: Semantics) -> Problems:
                 "either non-zero --eval_steps or --logging_steps" if event == "eval" else "non-zero --logging_steps"
             )
             yield Problem(name, value, f"`{event}_strategy='steps'` requires {needed}; set it to a number above 0.")
-        elif value < 0:
-            yield Problem(name, value, "must be positive: update steps, or below 1 a fraction of all.")
         elif value > 1 and value != int(value):
             text = f"--{name} must be an integer if bigger than 1: update steps, or below 1 a fraction of all."
             yield Problem(name, value, text)

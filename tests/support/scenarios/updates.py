@@ -233,6 +233,26 @@ def negative_clipping(kit: Kit) -> None:
 
 
 @scenario()
+def negative_decay_and_smoothing(kit: Kit) -> None:
+    """Weights grow by a negative decay, and a negative smoothing sharpens the labels."""
+    train(kit, classifier(kit, fields={"weight_decay": -0.5, "label_smoothing_factor": -0.25}))
+
+
+@scenario()
+def negative_epochs(kit: Kit) -> None:
+    """No epoch, and no update step."""
+    train(kit, plain(kit, fields={"num_train_epochs": -1}))
+
+
+@scenario()
+def negative_intervals(kit: Kit) -> None:
+    """Below 1 they are fractions of all update steps: -1 is the last one, -2 is none; batches are counted as by 1."""
+    fields = {"eval_strategy": "steps", "eval_steps": -1, "logging_steps": -1, "eval_accumulation_steps": -1}
+    train(kit, plain(kit, fields={**fields, "save_strategy": "steps", "save_steps": -1}))
+    train(kit, plain(kit, fields={**fields, "logging_steps": -2, "save_strategy": "steps", "save_steps": -2}))
+
+
+@scenario()
 def no_batch_of_a_train_loader(kit: Kit) -> None:
     """The only batch is partial and is dropped: `max_steps` begins a run that makes no update step."""
     fields = {"dataloader_drop_last": True, "max_steps": 3, "gradient_accumulation_steps": 2, "warmup_steps": 1}
