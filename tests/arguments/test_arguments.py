@@ -219,6 +219,7 @@ ONE_OF_EACH = {
 def test_no_check_hides_another():
     """What every check finds is told in one error, though a number is no number; with an unknown keyword too."""
     named = {check for _, check in ONE_OF_EACH.values()} | {"_loaders"}
+    named |= {"_configured_precision"}  # of the processes of a script, without `deepspeed`
     assert {check.__name__ for check in checks.CHECKS} <= named
     wrong = {name: value for name, (value, _) in ONE_OF_EACH.items()}
     wrong |= {"use_cpu": True, "dataloader_persistent_workers": True}
