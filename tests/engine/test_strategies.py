@@ -17,7 +17,7 @@ from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from tests.support.helpers import PlainModel, vector_rows
 
 FOLDER = Path(strategies.__path__[0])
-SHARED = ("base", "device_mesh", "facts", "fsdp.sharding", "voting")
+SHARED = ("base", "device_mesh", "facts", "fsdp.sharding")
 """What every strategy may import of the others."""
 OVERVIEWS = ("base", "choice", "facts", "kinds")
 """Modules about all strategies."""

@@ -165,13 +165,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "fp16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
     ),
     FieldRule("tf32", "plan", "arguments/precision.py"),
-    FieldRule("activation_checkpointing", "plan", "run/preparing.py", also_in=("engine/strategies/ddp.py",)),
+    FieldRule("activation_checkpointing", "plan", "run/preparing.py", also_in=("engine/strategies/ddp/strategy.py",)),
     FieldRule("activation_checkpointing_kwargs", "plan", "run/preparing.py"),
     FieldRule(
         "gradient_checkpointing",
         "alias",
         "activation_checkpointing",
-        also_in=("engine/strategies/ddp.py", "run/preparing.py"),
+        also_in=("engine/strategies/ddp/strategy.py", "run/preparing.py"),
     ),
     FieldRule(
         "gradient_checkpointing_kwargs", "alias", "activation_checkpointing_kwargs", also_in=("run/preparing.py",)
@@ -306,11 +306,14 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     ),
     FieldRule("length_column_name", "plan", "trainer/loaders.py"),
     FieldRule(
-        "ddp_find_unused_parameters", "plan", "engine/strategies/ddp.py", also_in=("engine/strategies/choice.py",)
+        "ddp_find_unused_parameters",
+        "plan",
+        "engine/strategies/ddp/strategy.py",
+        also_in=("engine/strategies/choice.py",),
     ),
-    FieldRule("ddp_bucket_cap_mb", "plan", "engine/strategies/ddp.py"),
-    FieldRule("ddp_broadcast_buffers", "plan", "engine/strategies/ddp.py"),
-    FieldRule("ddp_static_graph", "plan", "engine/strategies/ddp.py"),
+    FieldRule("ddp_bucket_cap_mb", "plan", "engine/strategies/ddp/strategy.py"),
+    FieldRule("ddp_broadcast_buffers", "plan", "engine/strategies/ddp/strategy.py"),
+    FieldRule("ddp_static_graph", "plan", "engine/strategies/ddp/strategy.py"),
     FieldRule("ddp_backend", "plan", "arguments/process_facts.py"),
     FieldRule("ddp_timeout", "plan", "arguments/training_arguments.py"),
     FieldRule("fsdp", "plan", "arguments/fsdp/settings.py"),

@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from hf_compat.engine.placement import Placement
-from hf_compat.engine.strategies.ddp import ddp_strategy
+from hf_compat.engine.strategies.ddp.strategy import ddp_strategy
 from hf_compat.engine.strategies.deepspeed.strategy import deepspeed_strategy
 from hf_compat.engine.strategies.fsdp.version1 import fsdp1_strategy
 from hf_compat.engine.strategies.fsdp.version2 import fsdp2_strategy

@@ -17,7 +17,7 @@ from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.voting import vote_before_exchanges
+from hf_compat.engine.strategies.ddp.voting import vote_before_exchanges
 from hf_compat.model_facts import is_pretrained_model
 
 if TYPE_CHECKING:
