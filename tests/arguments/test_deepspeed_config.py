@@ -537,6 +537,7 @@ print("partitioned", len(saved))
 """
 
 
+@pytest.mark.slow
 def test_a_lone_process_partitions_models_while_it_loads_them(tmp_path, monkeypatch):
     """Under ZeRO-3 a script that nothing launched loads partitions with the saved values; told not to, whole models."""
     import torch

@@ -163,7 +163,10 @@ except CheckpointError as error:
 """
 
 
-@pytest.mark.parametrize("library", ["torch", "safetensors", "python"])
+@pytest.mark.parametrize(
+    "library",
+    ["torch", pytest.param("safetensors", marks=pytest.mark.slow), pytest.param("python", marks=pytest.mark.slow)],
+)
 def test_full_disk(tmp_path, library):
     """When no more can be written, the error names the folder, and the former checkpoint is still there."""
     former, final = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
@@ -185,7 +188,9 @@ def state_of(folder):
     return content[0]
 
 
-@pytest.mark.parametrize("same_name", [pytest.param(False, id="new name"), pytest.param(True, id="replacing")])
+@pytest.mark.parametrize(
+    "same_name", [pytest.param(False, id="new name", marks=pytest.mark.slow), pytest.param(True, id="replacing")]
+)
 def test_kill_at_every_file_operation(tmp_path, same_name):
     """A process killed before any of its file operations leaves the former checkpoint or the new one, whole."""
     name = "checkpoint-1" if same_name else "checkpoint-2"

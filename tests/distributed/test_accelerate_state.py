@@ -46,7 +46,9 @@ def told_by(command, folder, *words, processes=2, script="accelerate_state.py"):
     return [json.loads((folder / f"{words[0]}-{rank}.json").read_text()) for rank in range(processes)]
 
 
-@pytest.mark.parametrize("launch", LAUNCHES)
+@pytest.mark.parametrize(
+    "launch", [pytest.param(name, marks=[pytest.mark.slow] if name == "python" else []) for name in LAUNCHES]
+)
 def test_the_state_is_upstreams(tmp_path, launch):
     """Loggers, seeds, gathered objects, ``PartialState`` and ``AcceleratorState`` are the same in every process."""
     command, processes = LAUNCHES[launch]

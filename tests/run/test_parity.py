@@ -9,6 +9,7 @@ import os
 import re
 from functools import cache
 from importlib import metadata
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,11 @@ NAMES = [
 ]
 EXACT = [name for name in NAMES if SCENARIOS[name].resumes_exactly]
 RESUMING = [name for name in NAMES if name.startswith("resume_")]
+
+
+def rows(names: list[str]) -> list[Any]:
+    """Return a parameter for each scenario, marked slow if it is."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if SCENARIOS[name].slow else []) for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +84,7 @@ def test_differences_are_seen(change, report):
     assert report in differences(outcome(), changed)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if SCENARIOS[name].slow else []) for name in NAMES]
-)
+@pytest.mark.parametrize("name", rows(NAMES))
 def test_scenario(name, outcome_of, tmp_path):
     """Events, random states, logs, weights, results and files are equal."""
     check(outcome_of(name, "upstream"), run(SCENARIOS[name].body, SUBJECT, tmp_path / SUBJECT), name)
@@ -93,7 +97,7 @@ def test_arguments_and_callbacks_of_transformers(name, outcome_of, tmp_path):
     check(outcome_of(name, "upstream"), run(SCENARIOS[name].body, subject, tmp_path / subject), name)
 
 
-@pytest.mark.parametrize("name", RESUMING)
+@pytest.mark.parametrize("name", rows(RESUMING))
 @pytest.mark.parametrize(
     ("starter", "finisher"),
     [
@@ -107,7 +111,7 @@ def test_resuming_the_other_library(name, starter, finisher, outcome_of, tmp_pat
     check(outcome_of(name, "upstream"), resumed, name, by=finisher, starter=starter)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", rows(EXACT))
 def test_resuming_ends_where_the_whole_run_ends(name, outcome_of):
     """Weights, optimizer, schedule and logs of a resumed run are those of the run that it left."""
     resumed = outcome_of(name, SUBJECT)

@@ -192,7 +192,7 @@ def resume_batches_of_equal_cost(kit: Kit) -> None:
     resume(kit, _balanced, 2)
 
 
-@scenario(since="5.17", resumes_exactly=True)
+@scenario(since="5.17", resumes_exactly=True, slow=True)
 def resume_batches_of_equal_cost_later(kit: Kit) -> None:
     resume(kit, _balanced, 8)
 
