@@ -314,10 +314,8 @@ def main() -> None:
     if given.which == "ours":
         replace_trainers()
     rank = os.environ.get("RANK", "0")
-    os.environ["ACCELERATE_USE_CPU"] = (
-        "true"  # SetFit's arguments have no `use_cpu`, without which upstream's processes
-    )
-    # of a machine without a GPU train each alone
+    # SetFit's arguments have no `use_cpu`, without which upstream's processes train each alone where there is no GPU.
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     first = given.output / given.runs[0] / rank
     language_model(first), encoder(first), encoder(first, num_labels=1)
     for name in given.runs:
