@@ -127,21 +127,16 @@ def test_a_writer_of_ones_own(tmp_path):
     assert not Path(tmp_path, "out/runs").exists()
 
 
-def test_missing_package(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [pytest.param("wandb", r"hf-compat\[wandb\]", id="ours"), pytest.param("swanlab", "swanlab", id="transformers'")],
+)
+def test_missing_package(tmp_path, name, remedy):
     """A tracker without its package is an error that says what to install, before anything is trained."""
-    if importlib.util.find_spec("wandb") is not None:
-        pytest.skip("wandb is installed")
-    args = TrainingArguments(str(tmp_path), report_to="wandb", use_cpu=True)
-    with pytest.raises(MissingPackageError, match=r"report_to='wandb'.*hf-compat\[wandb\]"):
-        Trainer(PlainModel(), args, train_dataset=vector_rows(8))
-
-
-def test_transformers_callback_without_its_package(tmp_path):
-    """So is one whose callback transformers has."""
-    if importlib.util.find_spec("swanlab") is not None:
-        pytest.skip("swanlab is installed")
-    args = TrainingArguments(str(tmp_path), report_to="swanlab", use_cpu=True)
-    with pytest.raises(MissingPackageError, match=r"report_to='swanlab'.*swanlab"):
+    if importlib.util.find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
+    args = TrainingArguments(str(tmp_path), report_to=name, use_cpu=True)
+    with pytest.raises(MissingPackageError, match=f"report_to='{name}'.*{remedy}"):
         Trainer(PlainModel(), args, train_dataset=vector_rows(8))
 
 
