@@ -14,6 +14,7 @@
     │   └── DataCollatorError (TypeError)      a collator that cannot be called
     ├── ModelError (ValueError)                a model that cannot be trained
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
+    ├── CallbackError (ValueError)             a callback that the Trainer does not have
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     │   └── CheckpointWriteError               one that the file system fails to write
@@ -43,6 +44,7 @@ __all__ = [
     "ArgumentTypesError",
     "ArgumentsError",
     "BatchSizeError",
+    "CallbackError",
     "CheckpointError",
     "CheckpointWriteError",
     "DataCollatorError",
@@ -142,6 +144,10 @@ class ModelOutputError(ModelError, IndexError, KeyError):
     """A model whose outputs lack what a field of ``TrainingArguments`` names."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+
+class CallbackError(HFCompatError, ValueError):
+    """A callback to remove that is not one of the Trainer's."""
 
 
 class MetricNameError(HFCompatError, KeyError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hf_compat.errors import require_package
+from hf_compat.errors import TrainerSetupError, require_package
 
 __all__ = ["STAGES", "TrainerMemoryTracker", "free_memory"]
 
@@ -80,7 +80,7 @@ class TrainerMemoryTracker:
             stage: Its name. Default: that of the calling method in ``STAGES``.
 
         Raises:
-            ValueError: If the calling method is not in ``STAGES``.
+            TrainerSetupError: If the calling method is not in ``STAGES``.
         """
         if self.skip_memory_metrics:
             return
@@ -105,7 +105,7 @@ class TrainerMemoryTracker:
             stage: As for :meth:`start`.
 
         Raises:
-            ValueError: If the calling method is not in ``STAGES``.
+            TrainerSetupError: If the calling method is not in ``STAGES``.
         """
         if self.skip_memory_metrics:
             return
@@ -198,7 +198,7 @@ def _memory_delta(begin: int, end: int, peak: int) -> dict[str, int]:
 def _stage_of(method: str) -> str:
     if method not in STAGES:
         known = ", ".join(STAGES)
-        raise ValueError(
+        raise TrainerSetupError(
             f"The memory tracker was called from `{method}`, which has no stage: pass `stage`, or call it from {known}."
         )
     return STAGES[method]

@@ -42,7 +42,11 @@ def align_special_tokens(model: nn.Module, processing_class: object, semantics: 
         if _align(name, token, config, generation):
             changed[name] = token
     if changed:
-        logger.warning("Special tokens of the model's config were set to the tokenizer's: %s.", changed)
+        logger.warning(
+            "The tokenizer has new PAD/BOS/EOS tokens that differ from the model config: the config and the generation "
+            "config were set to the tokenizer's: %s.",
+            changed,
+        )
 
 
 def _align(name: str, token: int | None, config: object, generation: object) -> bool:

@@ -84,7 +84,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
         value = metrics.get(name)
         if value is None:
-            logger.warning("EarlyStoppingCallback did not find %s in the metrics, and ignores this evaluation.", name)
+            logger.warning(
+                "EarlyStoppingCallback: early stopping required metric_for_best_model, but did not find %s among the "
+                "metrics; this evaluation is not counted.",
+                name,
+            )
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

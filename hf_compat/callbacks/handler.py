@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_compat.callbacks.default_flow import DefaultFlowCallback
 from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
+from hf_compat.errors import CallbackError
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class CallbackHandler(TrainerCallback):
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
             logger.warning(
-                "Adding a %s to the callbacks, but there is already one: %s. Remove one if that is not intended.",
+                "You are adding a %s to the callbacks of this Trainer, but there is already one. The current list of "
+                "callbacks is: %s. Remove one if that is not intended.",
                 kind.__name__,
                 self._names(),
             )
@@ -109,13 +111,15 @@ class CallbackHandler(TrainerCallback):
         """Remove the first callback that equals ``callback`` or is of that class, if there is one.
 
         Raises:
-            ValueError: If ``callback`` is an instance that is not in the list.
+            CallbackError: If ``callback`` is an instance that is not in the list.
         """
         position = self._find(callback)
         if position is not None:
             del self.callbacks[position]
         elif not isinstance(callback, type):
-            raise ValueError(f"{callback!r} is not one of the callbacks {self._names()}; pass one of them, or a class.")
+            raise CallbackError(
+                f"{callback!r} is not one of the callbacks {self._names()}; pass one of them, or a class."
+            )
 
     def _find(self, wanted: object) -> int | None:
         if not isinstance(wanted, type):

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 
 from torch.optim import Optimizer
 
-from hf_compat.errors import ArgumentsError
+from hf_compat.errors import ArgumentsError, ArgumentTypesError
 
 __all__ = ["GreedyLR"]
 
@@ -100,7 +100,7 @@ class GreedyLR:
 
     Raises:
         ArgumentsError: If an argument is out of range.
-        TypeError: If ``optimizer`` is not a torch optimizer.
+        ArgumentTypesError: If ``optimizer`` is not a torch optimizer.
 
     References:
         ``GreedyLR`` of transformers ``optimization.py``, to the last bit.
@@ -125,7 +125,8 @@ class GreedyLR:
         reset_start: int = 500,
     ) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"`optimizer` must be a torch optimizer, not a {type(optimizer).__name__}.")
+            given = type(optimizer).__name__
+            raise ArgumentTypesError([f"`optimizer` must be a torch optimizer: {given} is not an Optimizer."])
         checks = (
             (factor < 1.0, f"`factor={factor}`: use a value below 1."),
             (mode in ("min", "max"), f"`mode={mode!r}`: use 'min' or 'max'."),

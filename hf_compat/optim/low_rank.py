@@ -74,7 +74,8 @@ def target_weights(model: nn.Module, targets: str | Collection[str]) -> set[str]
                 found.add(f"{name}.weight")
         elif matches and _is_named(name, targets):
             logger.warning(
-                "`optim_target_modules`: `%s` is not a linear layer and is optimized without projection.", name
+                "`optim_target_modules`: `%s` matched but ignored: it is not a linear layer, so it has no projection.",
+                name,
             )
     return found
 

@@ -84,8 +84,8 @@ def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnc
     name = getattr(host.model, "main_input_name", "input_ids")
     if name not in inputs:
         warn_once(
-            f"`include_num_input_tokens_seen={kind!r}`: batches have no `{name}`, so no tokens are counted. "
-            "Set the model's `main_input_name` to the name of the inputs."
+            f"`include_num_input_tokens_seen={kind!r}`: tried to track the number of tokens seen, but batches have no "
+            f"`{name}`. Set the model's `main_input_name` to the name of the inputs."
         )
         return
     tokens: Any = inputs[name].numel()
@@ -94,5 +94,10 @@ def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnc
         tokens = inputs["attention_mask"].sum()
     elif kind == "non_padding" and pad is not None:
         tokens = (inputs[name] != pad).sum()
+    elif kind == "non_padding":
+        warn_once(
+            "`include_num_input_tokens_seen='non_padding'`: could not determine method to count non-padding tokens, so "
+            "all are counted. Return an `attention_mask`, or pass a `processing_class` with a `pad_token_id`."
+        )
     counted = torch.as_tensor(tokens, device=host.args.device, dtype=torch.int64)
     host.state.num_input_tokens_seen += int(host.accelerator.gather(counted).sum())

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
-    """Log which arguments have no effect, and what replaces them.
+    """Log which arguments have no effect, and what replaces them; warn of an asynchronous copy that cannot be one.
 
     Args:
         trainer: The Trainer.
@@ -27,6 +27,11 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
     """
     if not has_args:
         logger.info("No `TrainingArguments` passed, using `output_dir=%s`.", trainer.args.output_dir)
+    config = trainer.args.accelerator_config
+    if getattr(config, "non_blocking", False) and not trainer.args.dataloader_pin_memory:
+        logger.warning(
+            "`non_blocking` is enabled but `dataloader_pin_memory` is not: batches are copied synchronously. Set both."
+        )
     for line in _setup(trainer):
         logger.info(line)
 

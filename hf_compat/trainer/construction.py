@@ -94,7 +94,11 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
                 "`Trainer` requires either a `model` or `model_init` argument, but not both: choose one."
             )
         if model is not None:
-            warnings.warn("`model_init` replaces `model`: pass only one.", FutureWarning, stacklevel=3)
+            text = (
+                "`Trainer` requires either a `model` or `model_init` argument, but not both: `model_init` replaces "
+                "the model. Pass only one."
+            )
+            warnings.warn(text, FutureWarning, stacklevel=3)
         model = trainer.call_model_init()
     assert model is not None, "checked before"
     if is_bare_model(model) and _uses_model_loss(trainer):

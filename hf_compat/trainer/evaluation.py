@@ -180,14 +180,15 @@ def _prepare(trainer: Trainer) -> None:
 def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
     """Return ``model`` traced with the first batch of ``dataloader``, or ``model`` if it cannot be traced."""
     if dataloader is None:
-        logger.warning("`jit_mode_eval=True`: there is no loader to trace the model with, so it is not traced.")
+        logger.warning("`jit_mode_eval=True`: failed to use PyTorch jit mode, as there is no loader to trace with.")
         return model
     example = trainer._prepare_inputs(next(iter(dataloader)))
     try:
         precision = forward_precision(trainer._lightning_runtime.precision)
         return trace_model(model, example, mixed_precision=precision, device=trainer.args.device)
     except (RuntimeError, TypeError, ValueError, NameError, IndexError) as error:
-        logger.warning("`jit_mode_eval=True`: the model cannot be traced, so it is evaluated untraced: %s", error)
+        text = "`jit_mode_eval=True`: failed to use PyTorch jit mode due to: %s. The model is evaluated untraced."
+        logger.warning(text, error)
         return model
 
 

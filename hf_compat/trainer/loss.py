@@ -107,6 +107,10 @@ def compute_loss(
     outputs = model(**inputs)
     store_past(trainer, outputs)
     if trainer.compute_loss_func is not None:
+        if labels is None:
+            trainer._warn_once(
+                "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, so it is called with None."
+            )
         loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
     elif labels is not None:
         loss = _smoothed_loss(trainer, model, outputs, labels, num_items_in_batch)

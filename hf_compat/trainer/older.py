@@ -48,7 +48,7 @@ def count_tokens(loader: Iterable[Mapping[str, Any]], max_steps: int | None) -> 
     total = 0
     for batch in loader:
         if "input_ids" not in batch:
-            logger.warning("Tokens of the train loader are not counted: its batches have no `input_ids`.")
+            logger.warning("Cannot get num_tokens from dataloader: its batches have no `input_ids`.")
             return total
         tokens = int(batch["input_ids"].numel())
         if max_steps is not None:

@@ -53,13 +53,17 @@ def _instantiate(
 
 
 def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optimizer | None) -> None:
-    """Set ``lr_scheduler`` to the one that ``lr_scheduler_type`` names, unless there is one."""
+    """Set ``lr_scheduler`` to the one that ``lr_scheduler_type`` names, unless there is one.
+
+    Raises:
+        NoOptimizerError: If there is no optimizer to schedule.
+    """
     if trainer.lr_scheduler is not None:
         return
     args = trainer.args
     trainer.lr_scheduler = build_scheduler(
         args.lr_scheduler_type,
-        trainer.optimizer if optimizer is None else optimizer,
+        optimizer_of(trainer) if optimizer is None else optimizer,
         num_warmup_steps=args.get_warmup_steps(num_training_steps),
         num_training_steps=num_training_steps,
         kwargs=args.lr_scheduler_kwargs,

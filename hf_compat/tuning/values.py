@@ -29,7 +29,8 @@ def apply_values(args: TrainingArguments, values: Mapping[str, Any], semantics: 
     problems = []
     for name, value in values.items():
         if not hasattr(args, name):
-            logger.warning("The trial's `%s=%r` is ignored: TrainingArguments has no field of that name.", name, value)
+            text = "The trial's `%s=%r` is ignored: there is no corresponding field in `TrainingArguments`."
+            logger.warning(text, name, value)
             continue
         current = getattr(args, name)
         try:

@@ -46,9 +46,11 @@ class Ranks:
             self.processes.append(server.start(folder, **request))
 
     def run(self, folder):
-        """Let both ranks come to their end; return their events."""
+        """Let both ranks come to their end, and return what the last checkpoint holds."""
         self.start(folder)
-        return [server.events_until("exit") for server in self.servers]
+        for server in self.servers:
+            assert server.events_until("exit")[-2:] == FINISHED
+        return last_checkpoint(folder)
 
     def kill(self, *ranks, seconds=0.0):
         """Kill ``ranks`` after ``seconds``, and wait until the others, which wait no more, have ended by themselves."""
@@ -75,10 +77,7 @@ def ranks():
 @pytest.fixture(scope="module")
 def unharmed(ranks, tmp_path_factory):
     """The last checkpoint of a run that nobody kills."""
-    folder = tmp_path_factory.mktemp("unharmed")
-    for events in ranks.run(folder):
-        assert events[-2:] == FINISHED
-    return last_checkpoint(folder)
+    return ranks.run(tmp_path_factory.mktemp("unharmed"))
 
 
 def last_checkpoint(folder):
@@ -114,9 +113,7 @@ def test_killed_while_shards_are_written(ranks, unharmed, tmp_path, held, killed
     assert_whole(tmp_path, 4)
     all_have_written, publisher_is_held = stage == "in the background", held == 0 and 0 in killed
     assert newest(tmp_path) == 4 or (newest(tmp_path) == 5 and all_have_written and not publisher_is_held)
-    for events in ranks.run(tmp_path):
-        assert events[-2:] == FINISHED
-    assert last_checkpoint(tmp_path) == unharmed
+    assert ranks.run(tmp_path) == unharmed
 
 
 @pytest.mark.parametrize("kills", [pytest.param(3, id="3 kills"), pytest.param(60, id="60", marks=pytest.mark.slow)])
@@ -134,6 +131,4 @@ def test_both_killed_at_random_moments(ranks, unharmed, tmp_path, kills):
         assert begun in (before, before + 1)  # the next one may have been whole but for its name
         ranks.kill(0, 1, seconds=draw.uniform(0, 0.5))
         assert_whole(folder, begun)
-    for events in ranks.run(folder):
-        assert events[-2:] == FINISHED
-    assert last_checkpoint(folder) == unharmed
+    assert ranks.run(folder) == unharmed

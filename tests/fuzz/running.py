@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
+from tests.fuzz.allowed import Allowed, allowed_differences
 from tests.fuzz.cases import Case
 from tests.support import helpers
 from tests.support.parity import Kit, Outcome, Which, differences, run
 
-__all__ = ["METHODS", "Ending", "case_differences", "ending_differences", "run_case"]
+__all__ = ["METHODS", "Ending", "case_differences", "ending_differences", "run_case", "unexplained"]
 
 Ending = Outcome | BaseException
 """What a user could see of a run, or the error that ended it."""
@@ -44,9 +46,17 @@ SETS = {
 
 
 def case_differences(case: Case, subject: Which = "ours") -> str:
-    """Return a readable list of what differs between both trainers; empty if nothing does."""
-    expected, actual = run_case(case, "upstream"), run_case(case, subject)
-    return ending_differences(expected, actual)
+    """Return a readable list of what differs between both trainers and may not; empty if nothing does."""
+    return unexplained(run_case(case, "upstream"), run_case(case, subject), allowed_differences(case))
+
+
+def unexplained(expected: Ending, actual: Ending, allowed: Sequence[Allowed]) -> str:
+    """Return what differs between two endings, of which ``allowed`` explains none in which only one is an error."""
+    found = ending_differences(expected, actual)
+    explained = isinstance(actual, Outcome) and (
+        any(entry.upstream_raises for entry in allowed) or (bool(allowed) and isinstance(expected, Outcome))
+    )
+    return "" if explained else found
 
 
 def ending_differences(expected: Ending, actual: Ending) -> str:

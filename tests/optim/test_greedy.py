@@ -10,7 +10,7 @@ import torch
 import transformers.optimization
 from torch import nn
 
-from hf_compat.errors import ArgumentsError
+from hf_compat.errors import ArgumentsError, ArgumentTypesError
 from hf_compat.optim.greedy import GreedyLR
 
 upstream = getattr(transformers.optimization, "GreedyLR", None)
@@ -96,6 +96,7 @@ def test_errors(settings, text):
 
 
 def test_needs_an_optimizer():
-    """Anything but an optimizer is a TypeError, as in transformers."""
-    with pytest.raises(TypeError, match="not a int"):
+    """Anything but an optimizer is a TypeError, as in transformers, among the errors of hf_compat."""
+    with pytest.raises(ArgumentTypesError, match="int is not an Optimizer") as caught:
         GreedyLR(3)
+    assert isinstance(caught.value, TypeError)

@@ -1,4 +1,4 @@
-"""What transformers raises and warns of, ours does too: an error of that type with the phrase that people search for.
+"""What transformers raises, ours does too: an error of that type with the phrase that people search for.
 
 Rows of ``training_args.py`` and ``trainer.py`` of both releases, in their order, without those that need a TPU,
 SageMaker, a GPU, several processes or an older package, and without apex, which is not supported.
@@ -6,7 +6,7 @@ SageMaker, a GPU, several processes or an older package, and without apex, which
 
 from __future__ import annotations
 
-import re
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 from packaging.version import Version
 
+from hf_compat.errors import HFCompatError
 from tests.support.helpers import ListDataset, PlainModel, bert_classifier, gpt2, vector_rows
 
 RELEASE = Version(metadata.version("transformers"))
@@ -28,10 +29,10 @@ BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 
 @dataclass(frozen=True)
 class Row:
-    """One error or warning.
+    """One error.
 
     Attributes:
-        kind: The type that upstream raises, or the category of its warning.
+        kind: The type that upstream raises.
         phrase: What both messages have.
         fields: Training arguments.
         then: What to do with the library and the arguments; by default nothing more.
@@ -47,17 +48,12 @@ class Row:
     until: str = "6"
 
 
-def trainer(
-    *model: Any, call: str | None = None, words: tuple[Any, ...] = (), **given: Any
-) -> Callable[[Any, Any], Any]:
+def trainer(*, call: str | None = None, **given: Any) -> Callable[[Any, Any], Any]:
     """Return what builds a Trainer and, if ``call`` is named, calls that method."""
 
     def build(library: Any, args: Any) -> Any:
-        chosen = {name: value() if callable(value) and name == "model" else value for name, value in given.items()}
-        made = library.Trainer(
-            *([each() for each in model] or [PlainModel()] * ("model" not in chosen)), args, **chosen
-        )
-        return getattr(made, call)(*words) if call else made
+        made = library.Trainer(PlainModel(), args, **given)
+        return getattr(made, call)() if call else made
 
     return build
 
@@ -189,6 +185,9 @@ TABLE: dict[str, Row] = {
         ValueError, "`Trainer` requires either a `model` or `model_init` argument, but not both", then=two_models,
         since="5.2",
     ),
+    "fsdp of one process": Row(
+        ValueError, "Using fsdp only works in distributed training", {"fsdp": "full_shard"}, trainer(), since="5.0"
+    ),
     "accumulation twice": Row(
         ValueError, "`num_steps` is set",
         {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 3}}},
@@ -266,8 +265,6 @@ TABLE: dict[str, Row] = {
     ),
 }  # fmt: skip
 
-LABELS = "Label smoothing is not compatible with multi-label classification"
-
 PACKAGES: dict[str, tuple[str, type[BaseException]]] = {
     "apollo_adamw": ("apollo_torch", ImportError),
     "lomo": ("lomo_optim", ImportError),
@@ -283,14 +280,16 @@ PACKAGES: dict[str, tuple[str, type[BaseException]]] = {
 """Optimizer to the package that it needs, and what upstream raises without it."""
 
 
+WRITTEN_FOR_FSDP = ("ACCELERATE_USE_FSDP", "FSDP_")
+"""Beginnings of what upstream's arguments write, and every later run would read."""
+
+
 def raised(row: Row, library: str, folder: Path) -> BaseException | None:
     """Return the error in which a row ends under a library."""
     parts = import_module(library)
-    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", **row.fields}
-    if any(name.startswith("save_") or name.startswith("load_best") for name in row.fields):
-        settings.setdefault("save_strategy", "steps")
-        if "save_strategy" not in row.fields:
-            settings["save_strategy"] = "steps"
+    saves = any(name.startswith(("save_", "load_best")) for name in row.fields)
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "steps" if saves else "no"}
+    settings |= row.fields
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -299,6 +298,9 @@ def raised(row: Row, library: str, folder: Path) -> BaseException | None:
                 row.then(parts, args)
         except Exception as error:
             return error
+        finally:
+            for name in [name for name in os.environ if name.startswith(WRITTEN_FOR_FSDP)]:
+                del os.environ[name]
     return None
 
 
@@ -328,14 +330,23 @@ def test_missing_packages(optim: str, tmp_path: Path) -> None:
     error = raised(row, "hf_compat", tmp_path)
     assert isinstance(error, ValueError)
     assert isinstance(error, ImportError)
-    assert re.search(package.partition("_")[0], str(error))
+    assert f"the package `{package.partition('_')[0]}" in str(error)
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_label_smoothing_of_several_labels(library: str, tmp_path: Path) -> None:
-    """Label smoothing is left out with a warning where a sample has several labels."""
-    parts, model = import_module(library), bert_classifier()
-    model.config.problem_type = "multi_label_classification"
-    args = parts.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", label_smoothing_factor=0.1)
-    with pytest.warns(UserWarning, match=LABELS):
-        assert parts.Trainer(model, args).label_smoother is None
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda made: made.create_scheduler(10), id="schedule of no optimizer"),
+        pytest.param(lambda made: made.remove_callback(object()), id="no callback of it"),
+        pytest.param(lambda made: made._memory_tracker.start(), id="memory of no stage"),
+    ],
+)
+def test_errors_in_words_of_our_own(call: Callable[[Any], object], tmp_path: Path) -> None:
+    """Where upstream's error says little, ours is one of hf_compat's that is caught by the same ``except``."""
+    row = Row(
+        Exception, "", {"skip_memory_metrics": False}, lambda library, args: call(library.Trainer(PlainModel(), args))
+    )
+    theirs, error = (raised(row, library, tmp_path) for library in LIBRARIES)
+    assert theirs is not None
+    assert isinstance(error, type(theirs))
+    assert isinstance(error, HFCompatError)

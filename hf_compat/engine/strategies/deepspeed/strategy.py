@@ -30,7 +30,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import ArgumentsError, CheckpointError
 from hf_compat.model_facts import is_peft_model
 
 if TYPE_CHECKING:
@@ -177,16 +177,17 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """Return a new engine for evaluating or saving ``model``; None if there is one already.
 
         Raises:
-            ValueError: If the config is not ZeRO-3, the only stage that is supported without training.
+            ArgumentsError: If the config is not ZeRO-3, the only stage that is supported without training.
         """
         if self.engine is not None and self.engine.module is model:
             return None
         self.close()
         if not self._settings.is_zero3():
-            raise ValueError(
+            text = (
                 "`deepspeed`: ZeRO inference only makes sense with ZeRO Stage 3. Set `zero_optimization.stage` to 3, "
                 "or do not set `deepspeed` in a script that evaluates without training."
             )
+            raise ArgumentsError([text], fields=["deepspeed"])
         settings = copy.deepcopy(self._settings)  # a later training fills in other values
         self._finalize(settings, model, 0)
         for section in ("optimizer", "scheduler"):
@@ -218,7 +219,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """Return the full state dict of ``model``, with ZeRO-3 on rank 0 only; every rank calls it.
 
         Raises:
-            ValueError: If the config does not gather ZeRO-3 weights on save.
+            ArgumentsError: If the config does not gather ZeRO-3 weights on save.
         """
         if not self._is_sharded:
             from deepspeed.checkpoint import utils
@@ -226,10 +227,11 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             state: dict[str, Any] = utils.clone_tensors_for_torch_save(model.state_dict())
             return state
         if self.saves_sharded_weights:
-            raise ValueError(
-                "`zero_optimization.stage3_gather_16bit_weights_on_model_save=False` in the DeepSpeed config: the "
-                "full weights are not gathered. Set it to true, or use `zero_to_fp32.py` on a checkpoint."
+            text = (
+                "`deepspeed`: `zero_optimization.stage3_gather_16bit_weights_on_model_save=False`, so the full weights "
+                "are not gathered. Set it to true, or use `zero_to_fp32.py` on a checkpoint."
             )
+            raise ArgumentsError([text], fields=["deepspeed"])
         return self.engine._zero3_consolidated_16bit_state_dict() or {}
 
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:

@@ -1,0 +1,326 @@
+"""What transformers warns of, ours does too, with the phrase that people search for: in the log or as a warning.
+
+Rows of ``training_args.py``, ``trainer.py`` and what they call, of both releases, in their order, without those that
+need an accelerator, several processes, DeepSpeed, FSDP, a tracker or PEFT.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+from safetensors.torch import load_file, save_file
+
+from hf_compat.errors import is_installed
+from tests.support.helpers import (
+    ListDataset,
+    PadCollator,
+    PlainModel,
+    Stream,
+    bert_classifier,
+    gpt2,
+    labelled_rows,
+    token_rows,
+    tokenizer,
+    vector_rows,
+)
+
+RELEASE = Version(metadata.version("transformers"))
+LIBRARIES = ("transformers", "hf_compat")
+ROWS = ListDataset(vector_rows(4))
+STEPS = {"max_steps": 1, "per_device_train_batch_size": 2}
+LABELLED = {"train_dataset": ListDataset(labelled_rows(8)), "data_collator": PadCollator()}
+SAVES = {**STEPS, "save_strategy": "steps", "save_steps": 1}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One warning.
+
+    Attributes:
+        phrase: What both messages have.
+        fields: Training arguments.
+        then: What to do with the library and the arguments; by default nothing more.
+        kind: The category of upstream's warning; None if it is in the log, and ours in either.
+        since: The first release with it.
+        until: The first release without it.
+        needs: A package without which upstream does not come to it.
+    """
+
+    phrase: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    then: Callable[[Any, Any], object] | None = None
+    kind: type[Warning] | None = None
+    since: str = "4.57"
+    until: str = "6"
+    needs: str | None = None
+
+
+def old(name: str, value: Any, *, kind: type[Warning] | None = FutureWarning) -> Row:
+    """Return the row of a field that 4.57 deprecated."""
+    return Row(name, {name: value}, lambda library, args: args.train_batch_size, kind, until="5.0")
+
+
+def trainer(*, call: str | None = None, **given: Any) -> Callable[[Any, Any], Any]:
+    """Return what builds a Trainer and, if ``call`` is named, calls that method."""
+
+    def build(library: Any, args: Any) -> Any:
+        made = library.Trainer(PlainModel(), args, **given)
+        return getattr(made, call)() if call else made
+
+    return build
+
+
+def several_labels(library: Any, args: Any) -> None:
+    model = bert_classifier()
+    model.config.problem_type = "multi_label_classification"
+    library.Trainer(model, args)
+
+
+def resumed(change: Callable[[Path], object], **fields: Any) -> Callable[[Any, Any], None]:
+    """Return what trains, changes the checkpoint and goes on from it with other arguments."""
+
+    def build(library: Any, args: Any) -> None:
+        library.Trainer(bert_classifier(), args, **LABELLED).train()
+        checkpoint = Path(args.output_dir, "checkpoint-1")
+        change(checkpoint)
+        for name, value in {"max_steps": 2, **fields}.items():
+            setattr(args, name, value)
+        again = library.Trainer(bert_classifier(), args, **LABELLED)
+        again.train(resume_from_checkpoint=str(checkpoint))
+
+    return build
+
+
+def edited(name: str, **values: Any) -> Callable[[Path], object]:
+    """Return what sets ``values`` in a JSON file of a checkpoint, and adds to those that are dicts."""
+
+    def edit(checkpoint: Path) -> None:
+        path = checkpoint / name
+        content = json.loads(path.read_text("utf-8"))
+        for key, value in values.items():
+            content[key] = {**content[key], **value} if isinstance(value, dict) else value
+        path.write_text(json.dumps(content), "utf-8")
+
+    return edit
+
+
+def other_weights(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
+    weights = load_file(path)
+    weights["classifier.other"] = weights.pop("classifier.bias")
+    save_file(weights, path, {"format": "pt"})
+
+
+def lost_best_model(library: Any, args: Any) -> None:
+    class Loses(library.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            shutil.rmtree(state.best_model_checkpoint, ignore_errors=True)
+
+    library.Trainer(PlainModel(), args, train_dataset=ROWS, eval_dataset=ROWS, callbacks=[Loses]).train()
+
+
+def early_stopping(library: Any, args: Any) -> None:
+    callback = library.EarlyStoppingCallback()
+    library.Trainer(PlainModel(), args, train_dataset=ROWS, eval_dataset=ROWS, callbacks=[callback]).train()
+
+
+def early_stopping_of(metrics: dict[str, float]) -> Callable[[Any, Any], object]:
+    """Return what tells the callback of an evaluation with ``metrics``, as a loop of one's own may."""
+    return lambda library, args: library.EarlyStoppingCallback().on_evaluate(
+        args, library.TrainerState(), library.TrainerControl(), metrics
+    )
+
+
+def without_flow(library: Any, args: Any) -> None:
+    made = library.Trainer(PlainModel(), args)
+    type(made.callback_handler)([], made.model, None, None, None)
+
+
+def one_callback_twice(library: Any, args: Any) -> None:
+    library.Trainer(PlainModel(), args).add_callback(library.PrinterCallback)
+
+
+def other_tokens(library: Any, args: Any) -> None:
+    given: dict[str, Any] = {"train_dataset": ListDataset(token_rows(4)), "data_collator": PadCollator()}
+    library.Trainer(gpt2(), args, processing_class=tokenizer(), **given).train()
+
+
+def loss_without_labels(library: Any, args: Any) -> None:
+    def loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        assert labels is None
+        return outputs.logits.sum()
+
+    rows = ListDataset([{"input_ids": [at + 1, 5]} for at in range(4)])
+    library.Trainer(bert_classifier(), args, train_dataset=rows, compute_loss_func=loss).train()
+
+
+def without_mask(library: Any, args: Any) -> None:
+    rows = ListDataset([{"input_ids": [at + 1, 5], "labels": [at + 1, 5]} for at in range(4)])
+    library.Trainer(gpt2(), args, train_dataset=rows).train()
+
+
+def untraced(library: Any, args: Any) -> None:
+    made = library.Trainer(PlainModel(), args)
+    made.torch_jit_model_eval(made.model, None)
+
+
+def not_linear(library: Any, args: Any) -> None:
+    library.Trainer(bert_classifier(), args).create_optimizer()
+
+
+def unknown_in_trial(library: Any, args: Any) -> None:
+    made = library.Trainer(args=args, model_init=lambda: PlainModel(), train_dataset=ROWS, eval_dataset=ROWS)
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {"learning_rat": trial.suggest_float("learning_rat", 0.1, 0.2)}
+
+    made.hyperparameter_search(hp_space=space, n_trials=1, backend="optuna")
+
+
+TABLE: dict[str, Row] = {
+    # training_args.py
+    "gradient_checkpointing": Row(
+        "`gradient_checkpointing` is deprecated", {"gradient_checkpointing": True}, kind=FutureWarning, since="5.23"
+    ),
+    "no_cuda": old("no_cuda", True),
+    "fp16_backend": old("fp16_backend", "cuda_amp"),
+    "adafactor": old("adafactor", True),
+    "torchdynamo": old("torchdynamo", "eager"),
+    "push_to_hub_token": old("push_to_hub_token", "x"),
+    "push_to_hub_model_id": Row(
+        "push_to_hub_model_id", {"push_to_hub_model_id": "x", "push_to_hub_organization": "y"}, kind=FutureWarning,
+        until="5.0",
+    ),
+    "push_to_hub_organization": old("push_to_hub_organization", "x"),
+    "include_inputs_for_metrics": old("include_inputs_for_metrics", True, kind=None),
+    "per_gpu_train_batch_size": old("per_gpu_train_batch_size", 2, kind=None),
+    # trainer.py
+    "two models": Row(
+        "`Trainer` requires either a `model` or `model_init` argument, but not both",
+        then=trainer(model_init=lambda: PlainModel()), kind=FutureWarning, until="5.2",
+    ),
+    "tokenizer": Row(
+        "`tokenizer` is deprecated", then=trainer(tokenizer=object()), kind=FutureWarning, until="5.0"
+    ),
+    "several labels": Row(
+        "Label smoothing is not compatible with multi-label classification", {"label_smoothing_factor": 0.1},
+        several_labels, kind=UserWarning,
+    ),
+    "copies": Row(
+        "`non_blocking` is enabled but `dataloader_pin_memory` is not",
+        {"accelerator_config": {"non_blocking": True}, "dataloader_pin_memory": False}, trainer(),
+    ),
+    "order of a stream": Row(
+        "`train_sampling_strategy='group_by_length'` is ignored",
+        {"train_sampling_strategy": "group_by_length", **STEPS},
+        trainer(train_dataset=Stream(vector_rows(4)), call="get_train_dataloader"), since="5.4",
+    ),
+    "model_path": Row(
+        "`model_path` is deprecated", STEPS,
+        lambda library, args: library.Trainer(PlainModel(), args, train_dataset=ROWS).train(model_path=None),
+        kind=FutureWarning, until="5.0",
+    ),
+    "special tokens": Row("The tokenizer has new PAD/BOS/EOS tokens that differ", STEPS, other_tokens),
+    "not linear": Row(
+        "matched but ignored", {"optim": "galore_adamw", "optim_target_modules": ["query", "attention"]}, not_linear,
+        needs="galore_torch",
+    ),
+    "liger": Row(
+        "liger", {"use_liger_kernel": True, **STEPS}, trainer(train_dataset=ROWS, call="train"), needs="liger_kernel"
+    ),
+    "no tokens": Row(
+        "Cannot get num_tokens from dataloader", {"include_tokens_per_second": True, **STEPS},
+        trainer(train_dataset=ROWS, call="train"), until="5.0",
+    ),
+    "jit": Row("failed to use PyTorch jit mode", {"jit_mode_eval": True}, untraced, until="5.0"),
+    "a trial's unknown field": Row(
+        "there is no corresponding field in `TrainingArguments`", STEPS, unknown_in_trial, needs="optuna"
+    ),
+    "tokens of no input": Row(
+        "to track the number of tokens seen", {"include_num_input_tokens_seen": True, **STEPS},
+        trainer(train_dataset=ROWS, call="train"),
+    ),
+    "tokens without a mask": Row(
+        "ould not determine method to count non-padding tokens",
+        {"include_num_input_tokens_seen": "non_padding", **STEPS}, without_mask,
+    ),
+    "loss without labels": Row(
+        "`compute_loss_func` is defined but `labels=None`", {"label_names": [], **STEPS}, loss_without_labels
+    ),
+    "no batch": Row(
+        "a single sample in your epoch_iterator", {"dataloader_drop_last": True, "max_steps": 1},
+        trainer(train_dataset=ROWS, call="train"),
+    ),
+    "lost best model": Row(
+        "Could not locate the best model at",
+        {**SAVES, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}, lost_best_model,
+    ),
+    "another release": Row(
+        "You are resuming training from a checkpoint trained with", SAVES,
+        resumed(edited("config.json", transformers_version="4.0.0")),
+    ),
+    "missing weights": Row("There were missing keys in the checkpoint", SAVES, resumed(other_weights)),
+    "unexpected weights": Row("There were unexpected keys in the checkpoint", SAVES, resumed(other_weights)),
+    "lost best checkpoint": Row(
+        "does not exist anymore", SAVES, resumed(edited("trainer_state.json", best_model_checkpoint="checkpoint-9")),
+        since="5.4",
+    ),
+    "other arguments": Row(
+        "arguments do not match the ones in the `trainer_state.json`", SAVES,
+        resumed(lambda folder: None, logging_steps=3),
+    ),
+    "states of no callback": Row(
+        "callbacks not included in current configuration", SAVES,
+        resumed(
+            edited("trainer_state.json", stateful_callbacks={"Gone": {"args": {}, "attributes": {}}}),
+            restore_callback_states_from_checkpoint=True,
+        ),
+    ),
+    # trainer_callback.py
+    "no flow": Row("The Trainer will not work properly", then=without_flow),
+    "one callback twice": Row("You are adding a", {"disable_tqdm": True}, one_callback_twice),
+    "early stopping": Row(
+        "Using EarlyStoppingCallback without load_best_model_at_end=True",
+        {**STEPS, "eval_strategy": "epoch", "metric_for_best_model": "loss"}, early_stopping,
+    ),
+    "early stopping without its metric": Row(
+        "early stopping required metric_for_best_model, but did not find eval_f1",
+        {"eval_strategy": "epoch", "metric_for_best_model": "f1"}, early_stopping_of({"eval_loss": 1.0}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=name) for name, row in TABLE.items() if Version(row.since) <= RELEASE < Version(row.until)],
+)
+def test_warnings(row: Row, library: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Both tell of it with that phrase; where upstream gives a warning, in one of that category."""
+    if row.needs is not None and not is_installed(row.needs):
+        pytest.skip(f"needs {row.needs}")
+    torch.manual_seed(0)
+    parts = import_module(library)
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", **row.fields}
+    if "gradient_checkpointing" in row.fields or "no_cuda" in row.fields:
+        del settings["use_cpu"]
+    with warnings.catch_warnings(record=True) as caught, caplog.at_level("WARNING"):
+        warnings.simplefilter("always")
+        args = parts.TrainingArguments(str(tmp_path), **settings)
+        if row.then is not None:
+            row.then(parts, args)
+    given = [item for item in caught if row.phrase in str(item.message)]
+    if row.kind is None:
+        assert given or row.phrase in caplog.text
+    else:
+        assert any(issubclass(item.category, row.kind) for item in given)
