@@ -1,7 +1,7 @@
 """What transformers warns of, ours does too, with the phrase that people search for: in the log or as a warning.
 
 Rows of ``training_args.py``, ``trainer.py`` and what they call, of both releases, in their order, without those that
-need an accelerator, several processes, DeepSpeed, FSDP, a tracker or PEFT.
+need an accelerator, several processes, DeepSpeed, FSDP, a tracker, Liger or PEFT.
 """
 
 from __future__ import annotations
@@ -152,7 +152,9 @@ def one_callback_twice(library: Any, args: Any) -> None:
 
 def other_tokens(library: Any, args: Any) -> None:
     given: dict[str, Any] = {"train_dataset": ListDataset(token_rows(4)), "data_collator": PadCollator()}
-    library.Trainer(gpt2(), args, processing_class=tokenizer(), **given).train()
+    model = gpt2()
+    model.config.pad_token_id = 9
+    library.Trainer(model, args, processing_class=tokenizer(), **given).train()
 
 
 def loss_without_labels(library: Any, args: Any) -> None:
@@ -223,7 +225,7 @@ TABLE: dict[str, Row] = {
     "order of a stream": Row(
         "`train_sampling_strategy='group_by_length'` is ignored",
         {"train_sampling_strategy": "group_by_length", **STEPS},
-        trainer(train_dataset=Stream(vector_rows(4)), call="get_train_dataloader"), since="5.4",
+        trainer(train_dataset=Stream(vector_rows(4)), call="_get_train_sampler"), since="5.4",
     ),
     "model_path": Row(
         "`model_path` is deprecated", STEPS,
@@ -234,9 +236,6 @@ TABLE: dict[str, Row] = {
     "not linear": Row(
         "matched but ignored", {"optim": "galore_adamw", "optim_target_modules": ["query", "attention"]}, not_linear,
         needs="galore_torch",
-    ),
-    "liger": Row(
-        "liger", {"use_liger_kernel": True, **STEPS}, trainer(train_dataset=ROWS, call="train"), needs="liger_kernel"
     ),
     "no tokens": Row(
         "Cannot get num_tokens from dataloader", {"include_tokens_per_second": True, **STEPS},
