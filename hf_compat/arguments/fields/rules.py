@@ -281,7 +281,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "accelerator_config",
         "plan",
         "trainer/construction.py",
-        also_in=("engine/strategies/fsdp/limits.py", "engine/strategies/kinds.py", "trainer/validation.py"),
+        also_in=(
+            "engine/strategies/fsdp/limits.py",
+            "engine/strategies/kinds.py",
+            "trainer/announcing.py",
+            "trainer/validation.py",
+        ),
     ),
     FieldRule(
         "parallelism_config",
@@ -291,7 +296,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     ),
     FieldRule("dataloader_drop_last", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_num_workers", "plan", "trainer/loaders.py"),
-    FieldRule("dataloader_pin_memory", "plan", "trainer/loaders.py"),
+    FieldRule("dataloader_pin_memory", "plan", "trainer/loaders.py", also_in=("trainer/announcing.py",)),
     FieldRule("dataloader_persistent_workers", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_prefetch_factor", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_multiprocessing_context", "plan", "trainer/loaders.py"),
