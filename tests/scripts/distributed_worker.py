@@ -14,11 +14,12 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from tests.scripts import deepspeed_scenarios, distributed_scenarios, memory_scenarios
+from tests.scripts import deepspeed_scenarios, distributed_scenarios, memory_scenarios, universal_scenarios
 from tests.support.parity import Kit, run
 
 assert deepspeed_scenarios.shared  # importing these has entered their scenarios
 assert memory_scenarios.shared
+assert universal_scenarios.resumed
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint.writer import CheckpointWriter
+from hf_compat.errors import NotSupportedError
 from tests.support import helpers
 
 GLOBAL_BATCH = 4
@@ -58,6 +60,18 @@ def llama(seed: int = 0, **fields: Any) -> Any:
         "pad_token_id": 0,
     }
     return LlamaForCausalLM(LlamaConfig(**(settings | fields)))
+
+
+def second_model(accelerator: Any) -> list[str]:
+    """Return the errors of preparing a second model that is trained; one that is not is returned as it is."""
+    second, told = nn.Linear(2, 2), []
+    assert accelerator.prepare_model(second, evaluation_mode=True) is second
+    for prepare in (accelerator.prepare, accelerator.prepare_model):
+        try:
+            prepare(nn.Linear(2, 2))
+        except NotSupportedError as error:
+            told.append(str(error))
+    return told
 
 
 class Reductions(TorchDispatchMode):

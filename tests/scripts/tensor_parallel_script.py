@@ -16,9 +16,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.errors import NotSupportedError
 from tests.scripts import sharded_common
-from tests.scripts.sharded_common import GLOBAL_BATCH, SETTINGS, Seen, held, run_scenario, set_up_process, world
+from tests.scripts.sharded_common import (
+    GLOBAL_BATCH,
+    SETTINGS,
+    Seen,
+    held,
+    run_scenario,
+    second_model,
+    set_up_process,
+    world,
+)
 from tests.support import helpers
 
 
@@ -144,18 +152,7 @@ def everything(folder: Path) -> Seen:
     seen["triggered"] = [accelerator.check_trigger(), accelerator.check_trigger()]
     gathered = accelerator.get_state_dict(trainer.model_wrapped, unwrap=False)
     seen["gathered"] = {name: item.clone() for name, item in gathered.items()}
-    return seen | {"facts": facts, "refused": refused(accelerator)}
-
-
-def refused(accelerator: Any) -> str:
-    """Return the error of preparing a second model that is trained; one that is not is returned as it is."""
-    second = nn.Linear(2, 2)
-    assert accelerator.prepare_model(second, evaluation_mode=True) is second
-    try:
-        accelerator.prepare(second)
-    except NotSupportedError as error:
-        return str(error)
-    return ""
+    return seen | {"facts": facts, "refused": second_model(accelerator)}
 
 
 def norms_of_heads(folder: Path) -> Seen:

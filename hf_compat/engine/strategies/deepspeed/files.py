@@ -90,8 +90,13 @@ def _check(checkpoint: str, launch: Launch, universal: bool) -> None:
 def _states_folder(checkpoint: str, universal: bool) -> Path:
     latest = Path(checkpoint, f"{LATEST_NAME}_universal" if universal else LATEST_NAME)
     if not latest.is_file():
+        remedy = (
+            " Convert the checkpoint with DeepSpeed's `ds_to_universal.py`, or remove `checkpoint.load_universal` from "
+            "the config."
+        )
         raise CheckpointError(
             f"Can't find a valid checkpoint at `{checkpoint}`: DeepSpeed's `{latest.name}` is missing."
+            f"{remedy if universal else ''}"
         )
     name = latest.read_text(encoding="utf-8").strip()
     folder = Path(checkpoint, name)

@@ -54,6 +54,7 @@ def deepspeed_limits(
             "Set `per_device_train_batch_size`."
         )
     problems += _writer_problems(args, args.hf_deepspeed_config.config)
+    problems += _universal_problems(args, args.hf_deepspeed_config.config)
     if not isinstance(precision, FullPrecision):
         problems.append(
             f"`lightning={{'plugins': [{type(precision).__name__}]}}` is not supported with `deepspeed`: its config "
@@ -80,4 +81,22 @@ def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterato
             f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with `checkpoint.writer` in "
             "the DeepSpeed config: DeepSpeed's writer would copy the files once more, into its own buffers. Remove one "
             "of the two."
+        )
+
+
+def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for each argument that contradicts resuming a universal checkpoint, if ``config`` asks for it."""
+    if not (config.get("checkpoint") or {}).get("load_universal"):
+        return
+    name = "`checkpoint.load_universal=true` in the DeepSpeed config"
+    if (config.get("zero_optimization") or {}).get("stage", 0) == 0:
+        yield (
+            f"{name} is not supported without ZeRO: DeepSpeed reads universal checkpoints into ZeRO's optimizers. "
+            "Set `zero_optimization.stage` to 1, 2 or 3."
+        )
+    if args.load_best_model_at_end:
+        yield (
+            f"{name} with `load_best_model_at_end=True` is not supported: the run's own checkpoints are not universal, "
+            "so that the best one could not be loaded at the end. Set one of them to False, or save once with the new "
+            "number of processes and resume that checkpoint without `load_universal`."
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
-from hf_compat.errors import ArgumentsError, CheckpointError
+from hf_compat.errors import ArgumentsError, CheckpointError, HFCompatWarning
 from hf_compat.model_facts import is_peft_model
 
 if TYPE_CHECKING:
@@ -280,6 +281,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """
         universal = bool(self.engine.load_universal_checkpoint())
         check_files(folder, launch=self._launch, universal=universal)
+        if universal:
+            _warn_of_buffers(self.engine.module)
         try:
             path, _ = self.engine.load_checkpoint(folder, load_module_strict=not is_peft_model(self.engine.module))
         except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -297,6 +300,19 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         if self.engine is not None:
             self.engine.destroy()
             self.engine = None
+
+
+def _warn_of_buffers(model: nn.Module) -> None:
+    """Warn of buffers in the state dict of ``model``, which DeepSpeed does not read from a universal checkpoint."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = [name for name in model.state_dict() if name not in parameters]
+    if buffers:
+        warnings.warn(
+            f"The buffers {', '.join(buffers)} keep their values: DeepSpeed does not restore buffers from a universal "
+            "checkpoint, with transformers' Trainer neither. Load them into the model before training.",
+            HFCompatWarning,
+            stacklevel=2,
+        )
 
 
 def deepspeed_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:
