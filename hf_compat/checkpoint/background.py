@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeAlias
@@ -47,23 +47,25 @@ def is_requested(args: _Arguments) -> bool:
     return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
 
 
-def to_host(value: Any) -> Any:
-    """Return a copy of ``value`` in host memory that shares nothing with it.
+def to_host(value: Any, *, private: Iterable[Tensor] = ()) -> Any:
+    """Return a copy of ``value`` in host memory that shares nothing with it but the memory of ``private``.
 
     Tensors that share memory share it in the copy too, so that the files written of either are the same.
 
     Args:
         value: Tensors, plain values, and dicts, lists and tuples of them.
+        private: Tensors in host memory that nothing else uses.
     """
-    return _Copier().copied(value)
+    return _Copier(private).copied(value)
 
 
 class _Copier:
     """Copies each object once, however often it is met."""
 
-    def __init__(self) -> None:
+    def __init__(self, private: Iterable[Tensor]) -> None:
         self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
-        self._storages: dict[int, torch.UntypedStorage] = {}
+        storages = (tensor.untyped_storage() for tensor in private)
+        self._storages: dict[int, torch.UntypedStorage] = {storage._cdata: storage for storage in storages}
 
     def copied(self, value: Any) -> Any:
         if id(value) not in self._copies:
@@ -148,6 +150,7 @@ class Writes:
     def __init__(self) -> None:
         self._deferred: Deferred | None = None
         self._written: set[str] | None = None
+        self._private: list[Tensor] = []
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
@@ -183,9 +186,18 @@ class Writes:
         else:
             self._deferred.shared.append(lambda group: write(*args, group=group))
 
+    @contextmanager
+    def private(self, state: dict[str, Any]) -> Iterator[None]:
+        """Context in which ``snapshot`` does not copy the tensors of ``state``: in host memory, and nobody else's."""
+        before, self._private = self._private, [item for item in state.values() if isinstance(item, Tensor)]
+        try:
+            yield
+        finally:
+            self._private = before
+
     def snapshot(self, state: Any) -> Any:
-        """Return ``state``, or a copy of it in host memory if calls are deferred."""
-        return state if self._deferred is None else to_host(state)
+        """Return ``state``, or if calls are deferred a copy of it in host memory, made unless it is ``private``."""
+        return state if self._deferred is None else to_host(state, private=self._private)
 
     def state_of(self, model: nn.Module) -> dict[str, Any] | None:
         """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""

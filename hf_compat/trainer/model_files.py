@@ -64,7 +64,8 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
     elif strategy.gathers_weights:
         state_dict = trainer.accelerator.get_state_dict(trainer.model)
         if args.should_save:
-            trainer._save(folder, state_dict=state_dict)
+            with trainer._checkpoint_writer.writes.private(state_dict if strategy.copies_weights else {}):
+                trainer._save(folder, state_dict=state_dict)
     elif args.should_save:
         trainer._save(folder)
 

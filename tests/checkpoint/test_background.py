@@ -246,6 +246,25 @@ def test_copy_in_host_memory():
     assert twin["nested"] is not state["nested"]
 
 
+def test_private_tensors_are_not_copied():
+    """What nobody else uses is written as it is, under any name; what is made of it is copied, outside all is."""
+    writes, state = Writes(), {"one": torch.arange(4.0), "text": "kept"}
+    given = {"other name": state["one"], "part": state["one"][2:], "made": state["one"].double()}
+    with writes.private(state):
+        assert writes.snapshot(given) is given
+        with writes.deferred(Deferred()):
+            twin = writes.snapshot(given)
+    with writes.deferred(Deferred()):
+        outside = writes.snapshot(given)
+
+    def shares(copies):
+        return [copies[name].data_ptr() == value.data_ptr() for name, value in given.items()]
+
+    assert shares(twin) == [True, True, False]
+    assert shares(outside) == [False, False, False]
+    assert all(torch.equal(twin[name], value) for name, value in given.items())
+
+
 def test_writes_and_saver():
     """Calls are made at once, or put off, then those of all ranks first; the saver hands an error on once."""
     writes, made, later = Writes(), [], Deferred()

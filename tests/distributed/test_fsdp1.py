@@ -98,6 +98,15 @@ def test_evaluation_and_prediction(together, alone):
         assert one[:length] == pytest.approx(other[:length], rel=1e-4, abs=1e-5)
 
 
+def test_other_members_of_accelerator(together):
+    """``get_state_dict`` gathers without ``unwrap`` too; a second model that is trained is refused on every rank."""
+    for rank in (0, 1):
+        found = seen(together, "everything", rank)
+        assert ["a second trainable model is not supported" in text for text in found["refused"]] == [True, True]
+        assert found["gathered"].keys() == found["weights"].keys()
+        assert all(torch.equal(found["gathered"][name], weight) for name, weight in found["weights"].items())
+
+
 def test_saved_models_are_read_by_from_pretrained(together):
     """``save_model`` and checkpoints write whole models, tied weights once."""
     from transformers import AutoModelForCausalLM

@@ -72,6 +72,15 @@ def test_evaluation_and_prediction(together, alone):
     assert found["kinds"] == ["DTensor"]
 
 
+def test_other_members_of_accelerator(together):
+    """``get_state_dict`` gathers without ``unwrap`` too; a second model that is trained is refused on every rank."""
+    for rank in (0, 1):
+        found = seen(together, "llama_by_layers", rank)
+        assert ["a second trainable model is not supported" in text for text in found["refused"]] == [True, True]
+        assert found["gathered"].keys() == found["weights"].keys()
+        assert all(torch.equal(found["gathered"][name], weight) for name, weight in found["weights"].items())
+
+
 def test_saved_model_is_read_by_from_pretrained(together):
     """What ``save_model`` writes after training is a whole model of the class that was trained."""
     from transformers import AutoModelForCausalLM
@@ -122,6 +131,13 @@ def test_saved_in_the_background(together, kind):
         assert_same_checkpoints(*places)
         assert found[part]["logs"] == at_once[part]["logs"]
         assert all(torch.equal(value, at_once[part]["weights"][key]) for key, value in found[part]["weights"].items())
+
+
+def test_gathered_weights_are_not_copied_again(together):
+    """What was gathered for a save in the background is written as it is."""
+    is_shared = seen(together, "in_background_full")["is_shared"]
+    assert is_shared
+    assert all(is_shared)
 
 
 @pytest.mark.parametrize("name", ["resumed_full", "resumed_sharded"])

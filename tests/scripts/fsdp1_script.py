@@ -22,6 +22,7 @@ from tests.scripts.sharded_common import (
     Seen,
     held,
     run_scenario,
+    second_model,
     set_up_process,
     world,
 )
@@ -100,6 +101,8 @@ def everything(folder: Path) -> Seen:
     predicted = trainer.predict(trainer.eval_dataset)
     trainer.save_model(str(folder / "model"))
     seen |= {"before": before["eval_loss"], "after": trainer.evaluate()["eval_loss"]}
+    seen["gathered"] = trainer.accelerator.get_state_dict(trainer.model_wrapped, unwrap=False)
+    seen["refused"] = second_model(trainer.accelerator) if world() > 1 else []
     return seen | {"predictions": predicted.predictions, "reductions": counts.counted}
 
 

@@ -88,11 +88,19 @@ def resumed_sharded(folder: Path) -> Seen:
 def in_background(folder: Path, fsdp: Seen) -> Seen:
     """The run of ``resumed``, whose saves are written while it trains on, and one that goes on from the first."""
     trainer = held(trainer_for(folder / "whole", dropping(), fsdp, **SAVES, save_async=True))
+    save, is_shared = trainer._save, []
+
+    def watched(output_dir: str, state_dict: Seen) -> None:
+        snapshot = trainer._checkpoint_writer.writes.snapshot(state_dict)
+        is_shared.extend(snapshot[name].data_ptr() == value.data_ptr() for name, value in state_dict.items())
+        save(output_dir, state_dict=state_dict)
+
+    trainer._save = watched  # type: ignore[method-assign]
     trainer.train()
     whole = seen_of(trainer)
     trainer = trainer_for(folder / "rest", dropping(1), fsdp, **SAVES, save_async=True)
     trainer.train(resume_from_checkpoint=str(folder / "whole" / "output" / "checkpoint-3"))
-    return {"whole": whole, "rest": seen_of(trainer)}
+    return {"whole": whole, "rest": seen_of(trainer), "is_shared": is_shared}
 
 
 def in_background_full(folder: Path) -> Seen:

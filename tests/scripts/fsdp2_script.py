@@ -20,6 +20,7 @@ from tests.scripts.sharded_common import (
     Seen,
     llama,
     run_scenario,
+    second_model,
     set_up_process,
     world,
 )
@@ -97,6 +98,8 @@ def llama_by_layers(folder: Path) -> Seen:
     seen = seen_of(trainer)
     predicted = trainer.predict(trainer.eval_dataset)
     trainer.save_model(str(folder / "model"))
+    seen["gathered"] = trainer.accelerator.get_state_dict(trainer.model_wrapped, unwrap=False)
+    seen["refused"] = second_model(trainer.accelerator) if world() > 1 else []
     seen |= {"before": before["eval_loss"], "predictions": predicted.predictions, "reductions": counts.counted}
     return seen | {"kinds": sorted({type(item).__name__ for item in trainer.model.parameters()})}
 

@@ -66,6 +66,8 @@ class ModelStrategy(Strategy):
     """Whether the current backward pass is the last of its update step; set by :meth:`accumulating`."""
     gathers_weights = False
     """Whether every rank has to call ``full_state_dict`` to save the model."""
+    copies_weights = False
+    """Whether the tensors of ``full_state_dict`` are copies in host memory, which nothing else uses."""
     saves_sharded_weights = False
     """Whether checkpoints contain sharded weights, saved by ``save_sharded_weights``."""
     syncs_each_batch: bool = False

@@ -54,7 +54,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
             save_distributed_checkpoint=saves_sharded,
         )
         self.cluster_environment = LaunchedEnvironment(placement.launch)
-        self.gathers_weights = True
+        self.gathers_weights = self.copies_weights = True
         self.saves_sharded_weights = saves_sharded
         self._launch = placement.launch
         self._device = device
