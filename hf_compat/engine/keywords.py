@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
-__all__ = ["OWNED_KEYWORDS", "keyword_problems", "split_callbacks", "user_plugins"]
+__all__ = ["OWNED_KEYWORDS", "is_lightning_callback", "keyword_problems", "lightning_callbacks", "user_plugins"]
 
 OWNED_KEYWORDS: dict[str, str] = {
     "accumulate_grad_batches": "TrainingArguments(gradient_accumulation_steps=...)",
@@ -39,13 +39,15 @@ OWNED_KEYWORDS: dict[str, str] = {
 """Keywords of ``lightning.Trainer`` that are set from ``TrainingArguments`` → what to use instead."""
 
 
-def split_callbacks(callbacks: Sequence[Any] | None) -> tuple[list[Any], list[Callback]]:
-    """Return the user callbacks, classes or instances, and the Lightning callbacks of ``callbacks``."""
-    user: list[Any] = []
-    lightning: list[Callback] = []
-    for callback in callbacks or ():
-        (lightning if isinstance(callback, Callback) else user).append(callback)
-    return user, lightning
+def is_lightning_callback(callback: object) -> bool:
+    """Return whether ``callback``, a class or an instance, is one of Lightning."""
+    return isinstance(callback, Callback) or (isinstance(callback, type) and issubclass(callback, Callback))
+
+
+def lightning_callbacks(callbacks: Sequence[Any] | None) -> list[Callback]:
+    """Return the Lightning callbacks of ``callbacks``; of a class an instance."""
+    found = [callback for callback in callbacks or () if is_lightning_callback(callback)]
+    return [callback() if isinstance(callback, type) else callback for callback in found]
 
 
 def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,12 @@ from hf_compat.engine.host import EvaluationPass, Host
 
 __all__ = ["HFModule"]
 
+_PROBED = frozenset(
+    {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
+)
+"""Attributes of a module by which Lightning decides what to do; a model's of the same name mean other things."""
+_PROBED_PREFIXES, _PROBED_SUFFIXES = ("_", "on_", "configure_"), ("_dataloader", "_step", "_hook")
+
 
 class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
@@ -55,6 +61,18 @@ class HFModule(pl.LightningModule):
     def belongs_to(self, host: Host) -> bool:
         """Return whether ``host`` is the run of this module, which may be gone."""
         return self._host() is host
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the model's attribute of this name, such as ``backbone``, for Lightning callbacks."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in _PROBED or name.startswith(_PROBED_PREFIXES) or name.endswith(_PROBED_SUFFIXES):
+                raise
+            model = self.__dict__.get("_modules", {}).get("model")
+            if model is None or not hasattr(model, name):
+                raise
+            return getattr(model, name)
 
     def __setattr__(self, name: str, value: object) -> None:
         # Lightning sets this one some 45 times per update step; nn.Module's bookkeeping would cost 2 µs each time.

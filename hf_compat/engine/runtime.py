@@ -14,20 +14,27 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.host import EvaluationPass, Host
-from hf_compat.engine.internals.loops import (
+from hf_compat.engine.internals.callbacks import (
     callback_states,
+    publish_metrics,
+    resume_from_no_file,
+    saved_checkpoint,
+    with_window_counts,
+)
+from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
     disable_sigterm_broadcast,
     fast_forward,
     is_fitting,
     quiet_lightning,
-    restore_callback_states,
     validate_in_fit,
 )
-from hf_compat.engine.keywords import keyword_problems, user_plugins
+from hf_compat.engine.keywords import keyword_problems, lightning_callbacks, user_plugins
+from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
@@ -35,7 +42,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy
-from hf_compat.errors import ModelError
+from hf_compat.errors import ModelError, TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 
@@ -49,6 +56,9 @@ __all__ = ["EVALUATION_LIMITS", "Loaders", "Runtime", "devices_of", "move_model"
 
 EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 """Limits of a ``lightning.Trainer`` that only evaluates."""
+_AT_EVALUATIONS: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 1}
+_AT_EPOCH_END: dict[str, Any] = {"check_val_every_n_epoch": 1, "val_check_interval": 1.0}
+"""When Lightning callbacks with a monitor act."""
 
 
 @dataclass(slots=True)
@@ -87,6 +97,7 @@ class Runtime:
     Args:
         args: The training arguments.
         lightning: The user's keywords of ``lightning.Trainer``.
+        callbacks: The user's callbacks, of which those of Lightning are kept.
 
     Attributes:
         keywords: The user's keywords, without the loggers.
@@ -105,7 +116,9 @@ class Runtime:
         TrainerSetupError: If keywords, arguments and launcher contradict each other.
     """
 
-    def __init__(self, args: TrainingArguments, lightning: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, args: TrainingArguments, lightning: Mapping[str, Any] | None, callbacks: Sequence[Any] | None = None
+    ) -> None:
         self.keywords: dict[str, Any] = dict(lightning or {})
         self.problems = keyword_problems(self.keywords)
         # Processes are started only if the keywords are valid; all problems are reported in one error later.
@@ -123,7 +136,7 @@ class Runtime:
             self.plugins,
             flat_shards=self.facts.flat_shards,
         )
-        self.callbacks: list[Callback] = []
+        self.callbacks: list[Callback] = lightning_callbacks(callbacks)
         self.trainer: pl.Trainer | None = None
         self.module: HFModule | None = None
         self.loaders = Loaders()
@@ -216,10 +229,10 @@ class Runtime:
             **self.keywords,
             **device_keywords(self.placement, args, model),
             **limits,
-            "callbacks": [*self.callbacks, group],
-            # Evaluations are by update step: callbacks with a monitor then wait for one, not for the epoch's end.
-            "check_val_every_n_epoch": None,
-            "val_check_interval": 1,
+            "callbacks": [*with_window_counts(self.callbacks), group],
+            # Evaluations are by update step: callbacks with a monitor then wait for one, not for the epoch's end,
+            # unless there is none.
+            **(_AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS),
             "inference_mode": False,  # tensors that a model caches in an evaluation must be usable in training
             "num_sanity_val_steps": 0,
             "plugins": [*plugins, self.precision],
@@ -228,6 +241,12 @@ class Runtime:
         self.strategy.close()
         with quiet_lightning():
             trainer = pl.Trainer(**settings)
+        if group.members and not trainer.loggers and (names := without_logger(self.callbacks)):
+            raise TrainerSetupError(
+                f"`callbacks`: {', '.join(names)} needs a Lightning logger, and there is none. Set `report_to`, or "
+                "pass `lightning={'logger': ...}`."
+            )
+        resume_from_no_file(trainer)
         disable_signal_handlers(trainer)
         disable_sigterm_broadcast(trainer)
         self.trainer = trainer
@@ -321,16 +340,38 @@ class Runtime:
         finally:
             module.session = None
 
-    # ---- the states of the user's Lightning callbacks ----
+    # ---- the user's Lightning callbacks ----
+
+    def pop_callback(self, callback: object) -> Callback | None:
+        """Remove the first Lightning callback that is, or is an instance of, ``callback``; return it, None without."""
+        for index, one in enumerate(self.callbacks):
+            if one is callback or type(one) is callback:
+                return self.callbacks.pop(index)
+        return None
+
+    def publish_metrics(self, logs: Mapping[str, Any]) -> None:
+        """Let Lightning callbacks monitor the numbers of ``logs``."""
+        if self.callbacks and self.trainer is not None:
+            publish_metrics(self.trainer, logs)
 
     def callback_states(self) -> dict[str, Any]:
         """Return the state of each Lightning callback by its key; empty before the first run."""
         return {} if self.trainer is None else callback_states(self.trainer)
 
-    def restore_callback_states(self, states: dict[str, Any]) -> None:
-        """Restore the state of each Lightning callback."""
-        assert self.trainer is not None, "built before"
-        restore_callback_states(self.trainer, states)
+    def checkpoint_entries(self) -> dict[str, Any]:
+        """Return what Lightning callbacks make of a checkpoint in ``on_save_checkpoint``; empty outside a fit.
+
+        That is what they add, and the module's ``state_dict`` if they replace it.
+        """
+        saves = self.trains and any(defines_hook(callback, "on_save_checkpoint") for callback in self.callbacks)
+        return saved_checkpoint(self.trainer, self.callback_states()) if saves and self.trainer is not None else {}
+
+    def checkpoint_weights(self) -> dict[str, Any] | None:
+        """Return the model's weights that Lightning callbacks put into a checkpoint; None if they leave them alone."""
+        state_dict = self.checkpoint_entries().get("state_dict")
+        if state_dict is None:
+            return None
+        return {name.removeprefix("model."): value for name, value in state_dict.items()}
 
 
 def devices_of(model: nn.Module) -> set[Any]:

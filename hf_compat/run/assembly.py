@@ -88,7 +88,7 @@ def build_members(run: TrainingRun) -> Members:
     clipping = GradientClipping(partial(clip_gradients, host))
     schedule = LRSchedule(host)
     progress = Progress(host, counts)
-    logging = TrainingLogs(host, counts)
+    logging = TrainingLogs(host, counts, run.runtime.publish_metrics)
     evaluation = TrainingEvaluation(host, run.ignore_keys)
     saving = CheckpointSaving(host, run.checkpoints, run.lightning_state)
     return Members(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,11 +27,13 @@ class TrainingLogs(RunCallback):
     Args:
         host: The Trainer.
         counts: The run's counts.
+        publish: Called with what was logged, which Lightning callbacks may monitor.
     """
 
-    def __init__(self, host: RunHost, counts: Counts) -> None:
+    def __init__(self, host: RunHost, counts: Counts, publish: Callable[[dict[str, float]], None]) -> None:
         self._host = host
         self._counts = counts
+        self._publish = publish
 
     def log_if_due(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None, start_time: float) -> None:
         """Log if the control says so and there was an update step since the last log.
@@ -45,6 +48,7 @@ class TrainingLogs(RunCallback):
         if host.control.should_log and host.state.global_step > self._counts.last_logged_step:
             logs = self._logs(tr_loss, grad_norm, learning_rate)
             call_as_defined(host.log, ("logs", logs), ("start_time", start_time))
+            self._publish(logs)
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:
         """Return the logs of the update steps since the last log, and reset the counts."""

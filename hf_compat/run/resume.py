@@ -17,6 +17,11 @@ from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
 from hf_compat.data.stream_states import StreamStates
 from hf_compat.data.windows import EpochStart
 from hf_compat.engine.callbacks import RunCallback
+from hf_compat.engine.internals.callbacks import (
+    restore_callback_states,
+    restore_checkpoint_entries,
+    unfreeze_restored,
+)
 from hf_compat.errors import CheckpointError
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce
@@ -41,7 +46,7 @@ logger = logging.getLogger(__name__)
 class Resume(RunCallback):
     """Loads the states of optimizer, schedule, gradient scaler and random generators from a checkpoint.
 
-    Hooks: ``on_fit_start``, ``on_train_start``.
+    Hooks: ``setup``, ``on_fit_start``, ``on_train_start``.
 
     Args:
         host: The Trainer.
@@ -57,11 +62,24 @@ class Resume(RunCallback):
         """The checkpoint's folder, None without one."""
         return None if self._point is None else self._point.path
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Restore the user's Lightning callbacks, which have been set up."""
+        if self._point is None or stage != "fit":
+            return
+
+        def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
+            restore_callback_states(trainer, states)
+            restore_checkpoint_entries(trainer, states, content.get("callback_entries", {}))
+
+        content = self._point.lightning_state()
+        self._point.lightning("callbacks", restore)
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
         host, folder = self._host, self.folder
         strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
         if folder is not None:
+            unfreeze_restored(trainer)
             strategy.resume_engine(folder)
         handler = host.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler

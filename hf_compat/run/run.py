@@ -230,8 +230,6 @@ class TrainingRun:
         host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # without the last run's wrapper
         host.deepspeed = None
         pieces = self.pieces = assemble(self, plan, loader, start)
-        if self.point is not None:  # a checkpoint of `HFCheckpointIO` may have none
-            self.point.lightning("callbacks", runtime.restore_callback_states)
         runtime.begin_fit(loader)
         step = host.state.global_step
         runtime.fit(pieces.module, pieces.windows, start=None if start is None else (start.epoch, step, step))
@@ -263,6 +261,10 @@ class TrainingRun:
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
         content: dict[str, Any] = {"callbacks": self.runtime.callback_states()}
+        entries = self.runtime.checkpoint_entries()
+        entries.pop("state_dict", None)  # the checkpoint's weights
+        if entries:
+            content["callback_entries"] = entries
         position = self.members.progress.position_to_resume()
         if position is not None:
             content["position"] = position.to_dict()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
@@ -40,5 +42,27 @@ class LRSchedule(RunCallback):
         host = self._host
         self.learning_rate = host._get_learning_rate()
         if not host.accelerator.optimizer_step_was_skipped and not steps_on_metric(host.lr_scheduler):
-            host.lr_scheduler.step()
+            with _without_added_groups(host.lr_scheduler):
+                host.lr_scheduler.step()
         host.model_wrapped.zero_grad()
+
+
+def _without_added_groups(scheduler: Any) -> AbstractContextManager[None]:
+    """Return a context in which ``scheduler`` sees the groups of parameters that it was created for.
+
+    A callback may add others to the optimizer; they keep the learning rate that it gives them.
+    """
+    optimizer, rates = getattr(scheduler, "optimizer", None), getattr(scheduler, "base_lrs", None)
+    if rates is None or optimizer is None or len(optimizer.param_groups) <= len(rates):
+        return nullcontext()
+    return _first_groups(optimizer, len(rates))
+
+
+@contextmanager
+def _first_groups(optimizer: Any, count: int) -> Iterator[None]:
+    every = optimizer.param_groups
+    optimizer.param_groups = every[:count]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = every

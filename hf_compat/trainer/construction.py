@@ -16,7 +16,7 @@ from hf_compat.callbacks import CallbackHandler, PrinterCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
 from hf_compat.distributed.run_state import Compilation, RunState
-from hf_compat.engine.keywords import split_callbacks
+from hf_compat.engine.keywords import is_lightning_callback
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
@@ -173,9 +173,9 @@ def initial_state(trainer: Trainer) -> TrainerState:
 
 
 def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
-    """Create the trackers' callbacks and the callback handler, and separate Lightning callbacks from user callbacks."""
+    """Create the trackers' callbacks and the callback handler; the runtime has the Lightning callbacks."""
     runtime = trainer._lightning_runtime
-    users, runtime.callbacks = split_callbacks(callbacks)
+    users = [callback for callback in callbacks or () if not is_lightning_callback(callback)]
     reporting = build_reporters(trainer.args)
     if runtime.user_loggers:
         reporting.append(LoggingCallback(runtime.user_loggers))

@@ -67,7 +67,11 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
             with trainer._checkpoint_writer.writes.private(state_dict if strategy.copies_weights else {}):
                 trainer._save(folder, state_dict=state_dict)
     elif args.should_save:
-        trainer._save(folder)
+        replaced = runtime.checkpoint_weights() if is_checkpoint else None
+        if replaced is None:
+            trainer._save(folder)
+        else:
+            trainer._save(folder, state_dict=replaced)
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:

@@ -53,6 +53,7 @@ from hf_compat.trainer import (
     evaluation,
     loaders,
     loss,
+    mixed_callbacks,
     model_files,
     older,
     optimizers,
@@ -222,7 +223,7 @@ class Trainer:
         self.semantics = resolve_semantics(self.args.semantics)
         self._warn_once, self._checkpoint_writer, self._hub_pusher = WarnOnce(), CheckpointWriter(), Pusher()
         self._training_run = None
-        self._lightning_runtime = Runtime(self.args, lightning)
+        self._lightning_runtime = Runtime(self.args, lightning, callbacks)
         construction.set_log_level(self.args)
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -367,16 +368,16 @@ class Trainer:
     # ---- callbacks and logs ----
 
     def add_callback(self, callback: Any) -> None:
-        """Append a user callback, an instance or a class."""
-        self.callback_handler.add_callback(callback)
+        """Append a callback, an instance or a class; Lightning's take part from the next run on."""
+        mixed_callbacks.add_callback(self, callback)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""
-        return self.callback_handler.pop_callback(callback)
+        return mixed_callbacks.pop_callback(self, callback)
 
     def remove_callback(self, callback: Any) -> None:
         """Remove the first callback that is, or is an instance of, ``callback``."""
-        self.callback_handler.remove_callback(callback)
+        mixed_callbacks.pop_callback(self, callback)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Append ``logs``, with epoch and input tokens, to ``state.log_history`` and pass them to all callbacks."""
@@ -792,8 +793,7 @@ class Trainer:
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save model, configuration, processing class and arguments for ``from_pretrained``; every rank has to call it.
 
-        The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless this is an internal
-        call, for a checkpoint or by a push.
+        The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless by an internal call.
         """
         model_files.save_model(self, output_dir, is_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.engine.lightning_callbacks import callback_problems
 from hf_compat.engine.precision import precision_problems
 from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
@@ -58,6 +59,7 @@ def _setup_problems(trainer: Trainer) -> list[str]:
         settings=placement.fsdp,
     )
     problems += precision_problems(args.mixed_precision, runtime.plugins)
+    problems += callback_problems(runtime.callbacks, for_run(args), shards_model=facts.shards_model)
     if args.auto_find_batch_size and (args.world_size > 1 or placement.start is not None):
         problems += batch_size_problems(
             placement, trainer.model, syncs_norms=bool(runtime.keywords.get("sync_batchnorm"))

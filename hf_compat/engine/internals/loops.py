@@ -6,22 +6,18 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
-from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
 __all__ = [
-    "callback_states",
     "disable_signal_handlers",
     "disable_sigterm_broadcast",
     "fast_forward",
     "is_fitting",
     "quiet_lightning",
-    "restore_callback_states",
     "validate_in_fit",
 ]
 
@@ -89,16 +85,6 @@ def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps
         for stage in vars(tracker):  # ready, completed and, for some, started and processed
             setattr(tracker, stage, count)
     loop.epoch_loop._batches_that_stepped = update_steps
-
-
-def callback_states(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return the state of each Lightning callback by its state key, as in a Lightning checkpoint."""
-    return _call_callbacks_state_dict(trainer)
-
-
-def restore_callback_states(trainer: pl.Trainer, states: dict[str, Any]) -> None:
-    """Restore the state of each Lightning callback."""
-    _call_callbacks_load_state_dict(trainer, {"callbacks": states})
 
 
 class _NoSignalHandlers(_SignalConnector):

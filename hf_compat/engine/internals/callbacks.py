@@ -1,0 +1,172 @@
+"""The private names of Lightning's callbacks that hf_compat uses, with their contracts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.throughput import Throughput
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    Callback,
+    ModelCheckpoint,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    SpikeDetection,
+    ThroughputMonitor,
+)
+from lightning.pytorch.trainer.call import (
+    _call_callbacks_load_state_dict,
+    _call_callbacks_on_load_checkpoint,
+    _call_callbacks_on_save_checkpoint,
+    _call_callbacks_state_dict,
+)
+from lightning.pytorch.trainer.states import RunningStage
+
+from hf_compat.data.windows import Window
+
+__all__ = [
+    "callback_states",
+    "keeps_masks",
+    "publish_metrics",
+    "restore_callback_states",
+    "restore_checkpoint_entries",
+    "resume_from_no_file",
+    "saved_checkpoint",
+    "saves_by_time",
+    "unfreeze_restored",
+    "with_window_counts",
+]
+
+
+def saves_by_time(callback: Callback) -> bool:
+    """Return whether ``callback`` saves by time, which ``ModelCheckpoint`` leaves out under manual optimization."""
+    return isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None
+
+
+def keeps_masks(callback: Callback) -> bool:
+    """Return whether ``callback`` leaves the masks of pruned weights in checkpoints."""
+    return isinstance(callback, ModelPruning) and not callback._make_pruning_permanent
+
+
+def resume_from_no_file(trainer: pl.Trainer) -> None:
+    """Keep ``trainer`` from resuming from the file of an ``OnExceptionCheckpoint``: the run has resumed by itself.
+
+    Contract: a connector that is ``_user_managed`` takes its ``_ckpt_path``, which is None.
+    """
+    if any(isinstance(callback, OnExceptionCheckpoint) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        trainer._checkpoint_connector._user_managed = True
+
+
+def publish_metrics(trainer: pl.Trainer, logs: Mapping[str, Any]) -> None:
+    """Put the numbers of ``logs`` into ``trainer.callback_metrics``.
+
+    Contract: ``callback_metrics`` returns the connector's dict, which keeps what is put into it.
+    """
+    metrics = trainer._logger_connector.callback_metrics
+    metrics.update({name: torch.tensor(value) for name, value in logs.items() if isinstance(value, int | float)})
+
+
+# ---- checkpoints ----
+
+
+def callback_states(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return the state of each Lightning callback by its state key, as in a Lightning checkpoint."""
+    return _call_callbacks_state_dict(trainer)
+
+
+def restore_callback_states(trainer: pl.Trainer, states: dict[str, Any]) -> None:
+    """Restore the state of each Lightning callback."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SpikeDetection) and not hasattr(callback, "running"):
+            callback.running = callback.running_mean  # type: ignore[attr-defined]  # what `load_state_dict` reads
+    _call_callbacks_load_state_dict(trainer, {"callbacks": states})
+
+
+def saved_checkpoint(trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
+    """Return what the callbacks' ``on_save_checkpoint`` made of a checkpoint with the module's weights and ``states``.
+
+    Returns:
+        What they added, and the ``state_dict`` if they replaced it.
+    """
+    module = trainer.lightning_module
+    before: dict[str, Any] = {**_checkpoint(trainer, states), "state_dict": module.state_dict()}
+    after = dict(before)
+    _call_callbacks_on_save_checkpoint(trainer, after)
+    return {name: value for name, value in after.items() if name not in before or value is not before[name]}
+
+
+def restore_checkpoint_entries(trainer: pl.Trainer, states: dict[str, Any], entries: dict[str, Any]) -> None:
+    """Call the callbacks' ``on_load_checkpoint`` with what they added; the weights are the module's, loaded before."""
+    weights = trainer.lightning_module.state_dict()
+    _call_callbacks_on_load_checkpoint(trainer, {**_checkpoint(trainer, states), "state_dict": weights, **entries})
+
+
+def _checkpoint(trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "epoch": trainer.current_epoch,
+        "global_step": trainer.global_step,
+        "pytorch-lightning_version": lightning.__version__,
+        "callbacks": states,
+    }
+
+
+def unfreeze_restored(trainer: pl.Trainer) -> None:
+    """Train the parameters that a restored ``BaseFinetuning`` has put back into the optimizer.
+
+    Its ``setup`` has frozen them again, and it unfreezes only those that it adds itself.
+    """
+    if any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.requires_grad = True
+
+
+# ---- throughput ----
+
+
+class _OverWindow:
+    """A function of a batch that, given a window, returns its sum over the window's batches."""
+
+    def __init__(self, function: Callable[[Any], int]) -> None:
+        self.function = function
+
+    def __call__(self, batch: object) -> int:
+        batches = batch.batches if isinstance(batch, Window) else [batch]
+        return sum(self.function(one) for one in batches)
+
+
+class _EvaluationThroughput(Callback):
+    """Lets a ``ThroughputMonitor`` measure evaluations inside a fit, of which Lightning does not know beforehand.
+
+    Contract: it has a ``Throughput`` for each stage in ``_throughputs``, made in ``setup``.
+    """
+
+    def __init__(self, monitor: ThroughputMonitor) -> None:
+        self._monitor = monitor
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Add what measures evaluations."""
+        monitor = self._monitor
+        if stage == "fit":
+            monitor._throughputs[RunningStage.VALIDATING] = Throughput(
+                available_flops=monitor.available_flops, world_size=trainer.world_size, **monitor.kwargs
+            )
+
+
+def with_window_counts(callbacks: list[Callback]) -> list[Callback]:
+    """Return ``callbacks``, each ``ThroughputMonitor`` counting the batches of windows, and evaluations."""
+    found: list[Callback] = []
+    for callback in callbacks:
+        found.append(callback)
+        if isinstance(callback, ThroughputMonitor):
+            for name in ("batch_size_fn", "length_fn"):
+                function = getattr(callback, name)
+                if function is not None and not isinstance(function, _OverWindow):
+                    setattr(callback, name, _OverWindow(function))
+            found.append(_EvaluationThroughput(callback))
+    return found

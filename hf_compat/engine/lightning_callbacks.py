@@ -1,0 +1,211 @@
+"""Lightning's callbacks in a run: what each does here, and which are refused before training.
+
+``docs/lightning_callbacks.md`` is generated from ``SUPPORT``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.callbacks import (
+    Callback,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    WeightAveraging,
+)
+
+from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["NEVER_CALLED", "SUPPORT", "Support", "callback_problems", "defines_hook", "without_logger"]
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What becomes of a Lightning callback.
+
+    Attributes:
+        works: Whether it does its work; if not, a Trainer refuses it.
+        note: What it does here; of a refused one, the reason.
+        instead: What to use instead of a refused one.
+        refuses: Settings of one that works which are refused, with the reason and what to use instead.
+    """
+
+    works: bool
+    note: str
+    instead: str = ""
+    refuses: str = ""
+
+
+def _works(note: str, refuses: str = "") -> Support:
+    return Support(works=True, note=note, refuses=refuses)
+
+
+def _refused(note: str, instead: str) -> Support:
+    return Support(works=False, note=note, instead=instead)
+
+
+_WITHOUT_EVALUATION = "a `monitor` that starts with `eval_` under `eval_strategy='no'`: no evaluation computes it"
+_SHARDED = "a model that the strategy shards: it needs the whole model on each rank"
+
+SUPPORT: dict[str, Support] = {
+    "BackboneFinetuning": _works(
+        "Freezes the model's `backbone` and adds it to the optimizer at its epoch. The schedule goes on for the other "
+        "parameters; the backbone keeps the rate that the callback gives it. Resumes with its groups of parameters.",
+    ),
+    "BaseFinetuning": _works(
+        "The same for what a subclass freezes and adds; the module has the model's attributes, such as "
+        "`pl_module.backbone`.",
+    ),
+    "BasePredictionWriter": _refused(
+        "`Trainer.predict` runs Lightning's test loop, in which predictions are gathered over all ranks and batches",
+        "the result of `Trainer.predict`, or a callback with `on_test_batch_end`",
+    ),
+    "BatchSizeFinder": _refused(
+        "it trains trial runs inside the fit with the module's own loader, but the loader is the Trainer's, and logs, "
+        "events and schedule would count the trials",
+        "TrainingArguments(auto_find_batch_size=True)",
+    ),
+    "Callback": _works(
+        "Subclasses get all hooks but those named below. A batch of a training hook is a window: the batches of one "
+        "update step, in `batch.batches`.",
+    ),
+    "Checkpoint": _works("The base class of checkpoint callbacks: called after all others."),
+    "DeviceStatsMonitor": _works("Logs to every Lightning logger, also those of `report_to`. Needs one, and psutil."),
+    "EarlyStopping": _works(
+        "Monitors metrics of evaluations (`eval_loss`) and logged ones (`loss`, `grad_norm`, `learning_rate`), after "
+        "each evaluation; under `eval_strategy='no'` after each epoch.",
+        refuses=_WITHOUT_EVALUATION,
+    ),
+    "EMAWeightAveraging": _works("As `WeightAveraging`.", refuses=_SHARDED),
+    "GradientAccumulationScheduler": _refused(
+        "the update steps of a run are planned before it, with one number of batches for each",
+        "TrainingArguments(gradient_accumulation_steps=...), and a resumed run with another number from that epoch on",
+    ),
+    "LambdaCallback": _works("Calls its functions, in all hooks but those named below."),
+    "LearningRateFinder": _refused(
+        "it makes update steps inside the fit and then undoes them, but logs, events and schedule would count them",
+        "Trainer.hyperparameter_search over `learning_rate`",
+    ),
+    "LearningRateMonitor": _works("Logs to every Lightning logger, also those of `report_to`. Needs one."),
+    "ModelCheckpoint": _works(
+        "Saves Lightning checkpoints (`.ckpt`) beside the run's own folders, with `save_last`, `every_n_train_steps` "
+        "(update steps), `every_n_epochs`, `monitor` and `save_on_exception`: after each evaluation; under "
+        "`eval_strategy='no'` after each epoch. A run resumes from its own folders, not from these files.",
+        refuses=f"`train_time_interval`, which Lightning ignores under manual optimization: use "
+        f"`every_n_train_steps`; {_WITHOUT_EVALUATION}",
+    ),
+    "ModelPruning": _works(
+        "Prunes at the end of epochs. Checkpoints have the pruned weights without masks, as those of Lightning: a "
+        "resumed run prunes again at its next epoch's end.",
+        refuses=f"`make_pruning_permanent=False` when checkpoints are saved, which could not be loaded; {_SHARDED}",
+    ),
+    "ModelSummary": _works("Prints its table at the start of the fit; use `max_depth=2` or more to see the layers."),
+    "OnExceptionCheckpoint": _works(
+        "Saves a Lightning checkpoint (`.ckpt`) when the run ends with an error; the next run does not begin there."
+    ),
+    "ProgressBar": _works("The base class of progress bars: they count update steps."),
+    "RichModelSummary": _works("As `ModelSummary`. Needs rich."),
+    "RichProgressBar": _works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`. Needs rich."),
+    "StochasticWeightAveraging": _refused(
+        "it replaces Lightning's schedule and skips backward passes, which have no effect under manual optimization",
+        "WeightAveraging with a `should_update` of yours, and `lr_scheduler_type`",
+    ),
+    "SpikeDetection": _works("Ends the run with an error on a spike of the loss of an update step."),
+    "ThroughputMonitor": _works(
+        "Measures update steps and evaluations. `batch_size_fn` and `length_fn` get the Trainer's batches, and count "
+        "all of an update step. `flops_per_batch` is read from the model.",
+    ),
+    "Timer": _works("Measures, and stops the run after its `duration`. Resumes with the time elapsed."),
+    "TQDMProgressBar": _works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
+    "WeightAveraging": _works(
+        "Averages the weights: evaluations and checkpoints have the average, and so has the model after the run. "
+        "A resumed run goes on with weights and average.",
+        refuses=_SHARDED,
+    ),
+}
+"""Each callback that ``lightning.pytorch.callbacks`` exports → what becomes of it."""
+
+NEVER_CALLED = (
+    "on_before_zero_grad",
+    "on_predict_batch_end",
+    "on_predict_batch_start",
+    "on_predict_end",
+    "on_predict_epoch_end",
+    "on_predict_epoch_start",
+    "on_predict_start",
+    "on_sanity_check_end",
+    "on_sanity_check_start",
+)
+"""Hooks that no run calls: ``Trainer.predict`` calls those of tests, and there is no sanity check."""
+
+
+def defines_hook(callback: Callback, hook: str) -> bool:
+    """Return whether ``callback`` defines ``hook``, in its class or, as ``LambdaCallback``, by itself."""
+    method = getattr(callback, hook)
+    return getattr(method, "__func__", method) is not getattr(Callback, hook)
+
+
+def callback_problems(
+    callbacks: Sequence[Callback], args: TrainingArguments, *, shards_model: bool = False
+) -> list[str]:
+    """Return why Lightning callbacks are refused, one message each.
+
+    Args:
+        callbacks: The user's Lightning callbacks.
+        args: The training arguments.
+        shards_model: Whether the strategy shards the model.
+    """
+    problems: list[str] = []
+    for callback in callbacks:
+        refused = _refused_class(callback)
+        if refused is not None:
+            reason, instead = SUPPORT[refused].note, SUPPORT[refused].instead
+            problems.append(f"`callbacks`: {_name(callback)} is not supported: {reason}. Use {instead}.")
+        else:
+            problems += _setting_problems(callback, args, shards_model=shards_model)
+    return problems
+
+
+def without_logger(callbacks: Sequence[Callback]) -> list[str]:
+    """Return the names of the callbacks that cannot work without a Lightning logger."""
+    return [_name(one) for one in callbacks if isinstance(one, DeviceStatsMonitor | LearningRateMonitor)]
+
+
+def _refused_class(callback: Callback) -> str | None:
+    names = (kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("lightning."))
+    return next((name for name in names if name in SUPPORT and not SUPPORT[name].works), None)
+
+
+def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_model: bool) -> Iterable[str]:
+    name = f"`callbacks`: {_name(callback)}"
+    hooks = [hook for hook in dir(Callback) if hook.startswith("on_") and defines_hook(callback, hook)]
+    if hooks and set(hooks) <= set(NEVER_CALLED):
+        yield f"{name} would do nothing: no run calls {', '.join(hooks)}. `predict` calls the hooks `on_test_*`."
+    monitor = getattr(callback, "monitor", None)
+    watches = isinstance(callback, EarlyStopping | ModelCheckpoint) and str(monitor).startswith("eval_")
+    if watches and args.eval_strategy == "no":
+        yield f"{name} has `monitor={monitor!r}`, but no evaluation computes it: set `eval_strategy`."
+    if saves_by_time(callback):
+        yield (
+            f"{name} has `train_time_interval`, which Lightning ignores under manual optimization. Use "
+            "`every_n_train_steps`."
+        )
+    if keeps_masks(callback) and args.save_strategy != "no":
+        yield (
+            f"{name} has `make_pruning_permanent=False`: its masks would be in checkpoints, which could not be loaded. "
+            "Remove it, or set `save_strategy='no'`."
+        )
+    if shards_model and isinstance(callback, WeightAveraging | ModelPruning):
+        yield f"{name} needs the whole model on each rank, but the strategy shards it. Use DDP, or remove it."
+
+
+def _name(callback: Callback) -> str:
+    return type(callback).__name__

@@ -1,0 +1,37 @@
+"""Adding and removing callbacks: transformers' belong to the callback handler, Lightning's to the runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.engine.keywords import lightning_callbacks
+from hf_compat.engine.lightning_callbacks import callback_problems
+from hf_compat.errors import TrainerSetupError
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["add_callback", "pop_callback"]
+
+
+def add_callback(trainer: Trainer, callback: Any) -> None:
+    """Append ``callback``, an instance or a class.
+
+    Raises:
+        TrainerSetupError: If it is one of Lightning that is not supported.
+    """
+    runtime, found = trainer._lightning_runtime, lightning_callbacks([callback])
+    if not found:
+        trainer.callback_handler.add_callback(callback)
+        return
+    problems = callback_problems(found, for_run(trainer.args), shards_model=runtime.facts.shards_model)
+    if problems:
+        raise TrainerSetupError("\n  ".join(problems))
+    runtime.callbacks += found
+
+
+def pop_callback(trainer: Trainer, callback: Any) -> Any:
+    """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""
+    found = trainer._lightning_runtime.pop_callback(callback)
+    return trainer.callback_handler.pop_callback(callback) if found is None else found

@@ -1,0 +1,50 @@
+"""``docs/lightning_callbacks.md``, from the table in the code: ``python -m tests.support.lightning_callbacks_page``."""
+
+from pathlib import Path
+
+from hf_compat.engine.lightning_callbacks import NEVER_CALLED, SUPPORT
+
+PAGE = Path(__file__).parents[2] / "docs" / "lightning_callbacks.md"
+INTRODUCTION = """\
+# Lightning's callbacks
+
+`Trainer(callbacks=[...])` takes callbacks of transformers and of Lightning, mixed; `add_callback`, `pop_callback` and
+`remove_callback` take both too. Each callback of `lightning.pytorch.callbacks` works, or the Trainer refuses it before
+training, with the reason and what to use instead. The same holds for subclasses.
+
+One update step is one Lightning batch: hooks, `global_step` and `every_n_train_steps` count update steps. Evaluations
+inside the fit reach callbacks as validations, and their metrics as `eval_*` in `callback_metrics`. The states of
+callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`; weights that
+they put into its `state_dict` are the checkpoint's weights.
+
+This page is generated from `hf_compat/engine/lightning_callbacks.py`.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    works = [
+        f"| `{name}` | {one.note} | {one.refuses} |"
+        for name, one in sorted(SUPPORT.items(), key=lambda item: item[0].lower())
+        if one.works
+    ]
+    refused = [
+        f"| `{name}` | {one.note} | {one.instead} |"
+        for name, one in sorted(SUPPORT.items(), key=lambda item: item[0].lower())
+        if not one.works
+    ]
+    never = ", ".join(f"`{hook}`" for hook in NEVER_CALLED)
+    return "\n".join(
+        [
+            INTRODUCTION,
+            "## They work\n\n| callback | what it does here | refused with |\n|---|---|---|",
+            *works,
+            "\n## They are refused\n\n| callback | reason | instead |\n|---|---|---|",
+            *refused,
+            f"\n## Hooks that no run calls\n\n{never}. A callback that defines no other hook is refused.\n",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
