@@ -12,7 +12,7 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["add_callback", "pop_callback"]
+__all__ = ["add_callback", "pop_callback", "remove_callback"]
 
 
 def add_callback(trainer: Trainer, callback: Any) -> None:
@@ -35,3 +35,13 @@ def pop_callback(trainer: Trainer, callback: Any) -> Any:
     """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""
     found = trainer._lightning_runtime.pop_callback(callback)
     return trainer.callback_handler.pop_callback(callback) if found is None else found
+
+
+def remove_callback(trainer: Trainer, callback: Any) -> None:
+    """Remove the first callback that is, or is an instance of, ``callback``.
+
+    Raises:
+        ValueError: If ``callback`` is an instance that the Trainer does not have.
+    """
+    if trainer._lightning_runtime.pop_callback(callback) is None:
+        trainer.callback_handler.remove_callback(callback)

@@ -377,7 +377,7 @@ class Trainer:
 
     def remove_callback(self, callback: Any) -> None:
         """Remove the first callback that is, or is an instance of, ``callback``."""
-        mixed_callbacks.pop_callback(self, callback)
+        mixed_callbacks.remove_callback(self, callback)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Append ``logs``, with epoch and input tokens, to ``state.log_history`` and pass them to all callbacks."""

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStr
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import fsdp, loops, strategies
+from hf_compat.engine.internals import callbacks, fsdp, loops, strategies
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 
@@ -56,7 +56,7 @@ def test_connector_keeps_what_a_validation_changes():
 def test_callback_states_are_kept_by_state_key():
     """Callback states go through the two functions that Lightning's own checkpoints use."""
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", callbacks=[])
-    assert isinstance(loops.callback_states(trainer), dict)
+    assert isinstance(callbacks.callback_states(trainer), dict)
     assert "callback_states" in inspect.getsource(call._call_callbacks_load_state_dict)
 
 
