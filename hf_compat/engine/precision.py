@@ -15,23 +15,33 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.plugins.precision import (
+    DoublePrecision,
+    HalfPrecision,
+    MixedPrecision,
+    Precision,
+    TransformerEnginePrecision,
+)
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
-from hf_compat.errors import HFCompatWarning
+from hf_compat.errors import HFCompatWarning, MissingPackageError
 from hf_compat.nested import map_nested
 
 __all__ = [
     "ForwardMixedPrecision",
     "FullPrecision",
+    "TrueDouble",
+    "TrueHalf",
     "autocast_forward",
     "forward_precision",
+    "input_dtype",
     "precision_plugin",
     "precision_problems",
     "scaled_step",
+    "true_precision",
     "without_autocast",
 ]
 
@@ -52,6 +62,23 @@ class FullPrecision(Precision):
         closure()
         self._after_closure(model, optimizer)
         return optimizer.step(**kwargs)
+
+
+class TrueHalf(HalfPrecision):
+    """The model in bfloat16 or float16; ``_prepare_inputs`` converts the inputs."""
+
+    optimizer_step = FullPrecision.optimizer_step  # type: ignore[assignment]
+
+    def convert_input(self, data: Any) -> Any:
+        """Return ``data``: Lightning's batch is a window, whose batches the Trainer prepares."""
+        return data
+
+
+class TrueDouble(DoublePrecision):
+    """The model in float64; ``_prepare_inputs`` converts the inputs."""
+
+    optimizer_step = FullPrecision.optimizer_step  # type: ignore[assignment]
+    convert_input = TrueHalf.convert_input
 
 
 class ForwardMixedPrecision(MixedPrecision):
@@ -114,7 +141,7 @@ def precision_plugin(
         mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``.
         device: Device of the model.
         plugins: The user's plugins. A precision plugin among them is used; of Lightning's ``MixedPrecision`` the dtype
-            and the scaler, with autocast around the forward pass only.
+            and the scaler, with autocast around the forward pass only; of ``HalfPrecision`` the dtype.
         flat_shards: Whether FSDP version 1 shards the gradients, so that the scaler has to check for infinite
             gradients on all ranks.
 
@@ -124,6 +151,10 @@ def precision_plugin(
     plugin = _precision_plugin_in(plugins)
     if type(plugin) is MixedPrecision:
         return ForwardMixedPrecision(plugin.precision, plugin.device, plugin.scaler)  # type: ignore[arg-type]
+    if type(plugin) is HalfPrecision:
+        return TrueHalf(plugin.precision)
+    if type(plugin) is DoublePrecision:
+        return TrueDouble()
     if plugin is not None:
         return plugin
     if mixed_precision == "no":
@@ -151,6 +182,38 @@ def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str
 
 def _precision_plugin_in(plugins: Iterable[Any]) -> Precision | None:
     return next((plugin for plugin in plugins if isinstance(plugin, Precision)), None)
+
+
+def true_precision(name: str) -> Precision:
+    """Return Lightning's plugin for a ``precision`` that converts the model.
+
+    Args:
+        name: ``"bf16-true"``, ``"16-true"``, ``"64-true"``, ``"transformer-engine"`` or that with ``"-float16"``.
+
+    Raises:
+        MissingPackageError: If Transformer Engine is not installed.
+    """
+    if name == "64-true":
+        return TrueDouble()
+    if not name.startswith("transformer-engine"):
+        return TrueHalf(name)  # type: ignore[arg-type]
+    dtype = torch.float16 if name.endswith("float16") else torch.bfloat16
+    try:
+        return TransformerEnginePrecision(weights_dtype=dtype)
+    except ModuleNotFoundError as error:
+        raise MissingPackageError(
+            f"`lightning={{'precision': {name!r}}}` needs NVIDIA's Transformer Engine, which is not installed: "
+            'pip install "transformer-engine[pytorch]"'
+        ) from error
+
+
+def input_dtype(plugin: Precision) -> torch.dtype | None:
+    """Return the dtype of the model and of its floating-point inputs under ``plugin``; None if it leaves them."""
+    if isinstance(plugin, TrueDouble):
+        return torch.float64
+    if isinstance(plugin, TrueHalf):
+        return torch.bfloat16 if plugin.precision == "bf16-true" else torch.float16
+    return None
 
 
 def forward_precision(plugin: Precision) -> str:

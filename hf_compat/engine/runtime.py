@@ -33,11 +33,12 @@ from hf_compat.engine.internals.loops import (
     quiet_lightning,
     validate_in_fit,
 )
-from hf_compat.engine.keywords import keyword_problems, lightning_callbacks, user_plugins
+from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.placement import Placement, place_run, presume_placement
-from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, precision_plugin
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
+from hf_compat.engine.settings import Settings
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
 from hf_compat.engine.strategies.kinds import device_keywords
@@ -95,12 +96,12 @@ class Runtime:
     A pickled runtime does not contain the Lightning trainer, module and strategy of a past run.
 
     Args:
-        args: The training arguments.
-        lightning: The user's keywords of ``lightning.Trainer``.
+        settings: The training arguments and the user's keywords of ``lightning.Trainer``.
         callbacks: The user's callbacks, of which those of Lightning are kept.
 
     Attributes:
-        keywords: The user's keywords, without the loggers.
+        keywords: The user's keywords that ``lightning.Trainer`` is given, without the loggers.
+        limits: How much of its data a run reads.
         placement: Ranks and strategy.
         facts: The properties of the strategy that are known by its name.
         precision: The precision plugin of every run; its gradient scaler is kept from one training to the next.
@@ -116,11 +117,9 @@ class Runtime:
         TrainerSetupError: If keywords, arguments and launcher contradict each other.
     """
 
-    def __init__(
-        self, args: TrainingArguments, lightning: Mapping[str, Any] | None, callbacks: Sequence[Any] | None = None
-    ) -> None:
-        self.keywords: dict[str, Any] = dict(lightning or {})
-        self.problems = keyword_problems(self.keywords)
+    def __init__(self, settings: Settings, callbacks: Sequence[Any] | None = None) -> None:
+        args, self.keywords, self.limits = settings.args, dict(settings.keywords), settings.limits
+        self.problems = [*settings.problems]
         # Processes are started only if the keywords are valid; all problems are reported in one error later.
         if self.problems:
             placement, more = presume_placement(args, self.keywords)
@@ -160,6 +159,10 @@ class Runtime:
         """The user's plugins."""
         return user_plugins(self.keywords)
 
+    def input_dtype(self, args: TrainingArguments) -> torch.dtype | None:
+        """Return the dtype that floating-point inputs are cast to; None for no cast."""
+        return self.facts.input_dtype(args) or input_dtype(self.precision)
+
     @property
     def strategy(self) -> ModelStrategy:
         """The strategy of the current or last run; before the first, that of a single device."""
@@ -184,6 +187,8 @@ class Runtime:
         self._placed_model = model
         if self.facts.places_model:
             move_model(model, device)
+        if input_dtype(self.precision) is not None:
+            self.precision.convert_module(model)
         if isinstance(self.precision, ForwardMixedPrecision):
             autocast_forward(model, self.precision.autocast_context_manager)
         return True

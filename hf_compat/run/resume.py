@@ -167,7 +167,7 @@ class Resume(RunCallback):
         args = self._host.args
         epoch, left = saved.epoch, plan.batches_per_epoch
         if has_length(rest):
-            left = len(rest)
+            left = max(min(len(rest), left - saved.samples // plan.samples_per_batch), 0)
         elif saved.samples:
             left -= saved.samples // plan.samples_per_batch
         if left == 0:  # the rest of the epoch is a partial batch, which is dropped

@@ -28,6 +28,7 @@ from hf_compat.hub import quiet_progress_bars
 from hf_compat.optim.rank_states import share_states
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
+from hf_compat.plan.limits import limited
 from hf_compat.plan.upstream import from_values
 from hf_compat.run.assembly import Pieces, assemble, build_members
 from hf_compat.run.batch_size import with_smaller_batches
@@ -256,7 +257,10 @@ class TrainingRun:
             ("dataloader", loader),
             *(() if by_batches else (("total_train_batch_size", samples),)),
         )
-        return from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
+        plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
+        return limited(
+            plan, self.runtime.limits, num_train_epochs=args.num_train_epochs if args.max_steps < 0 else None
+        )
 
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""

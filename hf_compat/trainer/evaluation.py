@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.firing import fire
+from hf_compat.data.limiting import FirstBatches
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.tracing import trace_model
 from hf_compat.evaluation.accumulate import nested_detach
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
-from hf_compat.metrics import speed_metrics
+from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import call_as_defined
+from hf_compat.plan.limits import share_of
 from hf_compat.run.past import fresh_past
 from hf_compat.run.preparing import place_model
 from hf_compat.trainer.announcing import announce_evaluation
@@ -114,6 +116,7 @@ def run_loop(
 ) -> EvalLoopOutput:
     """Run one pass over ``dataloader`` with a session of class ``kind``; return its output."""
     loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+    dataloader = _limited(trainer, dataloader, description)
     model = _prepare_model(trainer, dataloader)
     if callable(getattr(trainer.optimizer, "eval", None)):  # a schedule-free optimizer
         trainer.optimizer.eval()
@@ -142,6 +145,19 @@ def run_loop(
         runtime.loaders.evaluation = outer  # also after an error
     assert session.output is not None, "a finished session has an output"
     return session.output
+
+
+def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> Iterable[Any]:
+    """Return ``dataloader``, or its first batches if Lightning's keywords limit them."""
+    limits = trainer._lightning_runtime.limits
+    named = (limits.evaluation, "limit_val_batches")
+    if description == "Prediction":
+        named = (limits.prediction, "limit_predict_batches")
+    whole = len(dataloader) if has_length(dataloader) else None
+    batches = share_of(named[0], whole, named[1])
+    if batches == whole or batches is None:
+        return dataloader
+    return FirstBatches(dataloader, batches, trainer.accelerator.data_parallel_size)
 
 
 def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:

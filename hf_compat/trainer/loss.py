@@ -180,7 +180,7 @@ def prepare_input(trainer: Trainer, data: object) -> Any:
     if isinstance(data, Mapping):
         return type(data)({name: trainer._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
     data = move_to_device(data, trainer.args.device)
-    dtype = trainer._lightning_runtime.facts.input_dtype(trainer.args)
+    dtype = trainer._lightning_runtime.input_dtype(trainer.args)
     return data if dtype is None else _cast(data, dtype)
 
 

@@ -20,8 +20,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from hf_compat import metrics as metric_files
-from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.releases.convert import from_transformers
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.firing import fire
@@ -30,6 +28,7 @@ from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
 from hf_compat.engine.runtime import Runtime, move_model
+from hf_compat.engine.settings import effective_settings
 from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.accelerator import Accelerator
+    from hf_compat.arguments import TrainingArguments
     from hf_compat.arguments.enums import HPSearchBackend
     from hf_compat.engine.module import HFModule
     from hf_compat.hub import PushInProgress
@@ -104,8 +104,8 @@ class Trainer:
         optimizer_cls_and_kwargs: An optimizer class and its keywords; created with the model's parameter groups.
         preprocess_logits_for_metrics: ``(logits, labels)`` to the predictions of a batch.
         tokenizer: The name of ``processing_class`` before transformers 4.46.
-        lightning: Keywords of the ``lightning.Trainer``, such as ``logger``, ``plugins`` or ``profiler``; those that
-            are set from ``args`` are refused. With the strategies ``"ddp_spawn"``, ``"ddp_fork"`` and
+        lightning: Keywords of the ``lightning.Trainer``, such as ``logger``, ``precision`` or ``profiler``; one that
+            says what a field of ``args`` says sets that field. With the strategies ``"ddp_spawn"``, ``"ddp_fork"`` and
             ``"ddp_notebook"``, ``train`` starts its processes: see ``trainer.launching``.
 
     Attributes:
@@ -219,11 +219,11 @@ class Trainer:
     ) -> None:
         refuse_overrides_never_called(type(self))
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
-        self.args = from_transformers(args) if args is not None else TrainingArguments("tmp_trainer")
-        self.semantics = resolve_semantics(self.args.semantics)
+        settings = effective_settings(args, lightning)
+        self.args, self.semantics = settings.args, resolve_semantics(settings.args.semantics)
         self._warn_once, self._checkpoint_writer, self._hub_pusher = WarnOnce(), CheckpointWriter(), Pusher()
         self._training_run = None
-        self._lightning_runtime = Runtime(self.args, lightning, callbacks)
+        self._lightning_runtime = Runtime(settings, callbacks)
         construction.set_log_level(self.args)
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

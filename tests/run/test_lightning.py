@@ -153,12 +153,12 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
 @pytest.mark.parametrize(
     ("keyword", "value", "advice"),
     [
-        ("max_epochs", 3, "num_train_epochs"),
-        ("enable_checkpointing", False, "save_strategy"),
+        ("fast_dev_run", True, "max_steps"),
+        ("num_sanity_val_steps", 2, "eval_on_start"),
     ],
 )
-def test_keywords_that_follow_from_the_arguments_are_refused(tmp_path, keyword, value, advice):
-    """A Lightning keyword that would contradict the arguments is refused, naming what to use."""
+def test_keywords_that_are_not_supported_are_refused(tmp_path, keyword, value, advice):
+    """A Lightning keyword that is not supported is refused, naming what to use."""
     with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
         trainer_of(tmp_path, lightning={keyword: value})
 

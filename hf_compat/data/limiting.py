@@ -1,0 +1,50 @@
+"""The first batches of a data loader."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import Subset
+
+from hf_compat.metrics import has_length
+
+__all__ = ["FirstBatches"]
+
+
+class FirstBatches:
+    """The first batches of a loader, in a pass that ends after them; in all else the loader.
+
+    Args:
+        loader: The loader.
+        batches: How many there are at most, on each rank.
+        ranks: Ranks that get different batches.
+    """
+
+    def __init__(self, loader: Any, batches: int, ranks: int) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._ranks = ranks
+
+    def __len__(self) -> int:
+        return min(self._batches, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self._loader), self._batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(vars(self)["_loader"], name)
+
+    @property
+    def dataset(self) -> Any:
+        """As many samples as there are in the batches, if that is known; only their number is that of the batches."""
+        dataset: Any = self._loader.dataset
+        own = getattr(self._loader, "batch_size", None)
+        size: int | None = getattr(self._loader, "total_batch_size", own and own * self._ranks)
+        if size is None or not has_length(dataset):
+            return dataset
+        samples: Any = dataset
+        return Subset(samples, range(min(len(dataset), self._batches * size)))
