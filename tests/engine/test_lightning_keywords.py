@@ -362,11 +362,11 @@ def test_limited_epochs_resume(tmp_path, at):
 
 
 def test_limited_epochs_resume_with_other_windows(tmp_path):
-    """Resumed with twice the batch size, the rest of a limited epoch and the next one are left."""
+    """Resumed with twice the accumulation, the rest of a limited epoch and the next one are left."""
     keywords = {"limit_train_batches": 4}
     trainer_of(tmp_path, keywords, save_strategy="steps", save_steps=2).train()
     other = {"limit_train_batches": 2}
-    resumed = trainer_of(tmp_path, other, save_strategy="steps", per_device_train_batch_size=4)
+    resumed = trainer_of(tmp_path, other, save_strategy="steps", gradient_accumulation_steps=2)
     run(resumed, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert resumed.state.global_step == 2 + 1 + 2
     assert resumed.state.epoch == 2.0
