@@ -25,7 +25,7 @@ from hf_compat.engine.keywords import (
 )
 from hf_compat.engine.precision import true_precision
 from hf_compat.errors import MissingPackageError
-from hf_compat.plan.limits import Limits
+from hf_compat.plan.limits import DataLimits
 
 __all__ = ["Settings", "effective_settings"]
 
@@ -41,7 +41,7 @@ class Settings:
     """The training arguments; a copy if keywords set fields."""
     keywords: dict[str, Any] = field(default_factory=dict)
     """The other keywords, for ``lightning.Trainer``."""
-    limits: Limits = field(default_factory=Limits)
+    limits: DataLimits = field(default_factory=DataLimits)
     """How much of its data a run reads."""
     problems: list[str] = field(default_factory=list)
     """Why keywords are refused."""
@@ -143,13 +143,13 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
     )
 
 
-def _limits_meant(args: TrainingArguments, given: Mapping[str, Any]) -> Limits:
+def _limits_meant(args: TrainingArguments, given: Mapping[str, Any]) -> DataLimits:
     """Return how much of its data a run reads."""
     shares = {name: 1.0 if given.get(name) is None else given[name] for name in SHARES}
     both = shares["overfit_batches"] if given.get("overfit_batches") else None
     predicts = shares["limit_test_batches" if given.get("limit_predict_batches") is None else "limit_predict_batches"]
     epochs = given.get("max_epochs")
-    return Limits(
+    return DataLimits(
         train=shares["limit_train_batches"] if both is None else both,
         evaluation=shares["limit_val_batches"] if both is None else both,
         prediction=predicts,

@@ -1,4 +1,4 @@
-"""``Limits``: how much of its data a run reads, as Lightning's keywords say."""
+"""``DataLimits``: how much of its data a run reads, as Lightning's keywords say."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hf_compat.errors import DataError
 from hf_compat.plan.plan import RunPlan
 from hf_compat.plan.units import epochs_for, update_steps_for
 
-__all__ = ["Limits", "Share", "limited", "share_of"]
+__all__ = ["DataLimits", "Share", "limited", "share_of"]
 
 Share: TypeAlias = int | float
 """A number, or as a float the fraction of what there is; 1.0 for all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DataLimits:
     """How much of its data a run reads."""
 
     train: Share = 1.0
@@ -31,7 +31,7 @@ class Limits:
     """Epochs after which a run ends, if ``max_steps`` allows more update steps; None for no limit."""
 
 
-def limited(plan: RunPlan, limits: Limits, *, num_train_epochs: float | None) -> RunPlan:
+def limited(plan: RunPlan, limits: DataLimits, *, num_train_epochs: float | None) -> RunPlan:
     """Return ``plan`` within ``limits``; an epoch then ends after fewer update steps.
 
     Args:

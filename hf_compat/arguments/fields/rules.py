@@ -81,11 +81,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer",
         "max_epochs",
         also_in=(
-            "model_card/eval_results.py",
-            "plan/plan.py",
-            "run/resume.py",
-            "run/tokens.py",
-            "trainer/announcing.py",
+            *("model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py", "run/tokens.py"),
+            *("trainer/announcing.py"),
         ),
     ),
     FieldRule(
@@ -93,12 +90,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer",
         "max_steps",
         also_in=(
-            "model_card/eval_results.py",
-            "plan/plan.py",
-            "run/resume.py",
-            "run/tokens.py",
-            "trainer/announcing.py",
-            "trainer/trainer.py",
+            *("engine/settings.py", "model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py"),
+            *("run/tokens.py", "trainer/announcing.py", "trainer/trainer.py"),
             "trainer/validation.py",
         ),
     ),
@@ -154,9 +147,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),
     FieldRule("max_grad_norm", "plan", "run/clipping.py", also_in=("optim/in_backward.py", "trainer/trainer.py")),
     FieldRule("label_smoothing_factor", "plan", "trainer/construction.py", also_in=("model_card/eval_results.py",)),
-    FieldRule("bf16", "trainer", "plugins", also_in=("trainer/announcing.py", "trainer/loss.py")),
+    FieldRule("bf16", "trainer", "plugins", also_in=("engine/settings.py", "trainer/announcing.py", "trainer/loss.py")),
     FieldRule(
-        "fp16", "trainer", "plugins", also_in=("model_card/eval_results.py", "trainer/announcing.py", "trainer/loss.py")
+        "fp16",
+        "trainer",
+        "plugins",
+        also_in=("engine/settings.py", "model_card/eval_results.py", "trainer/announcing.py", "trainer/loss.py"),
     ),
     FieldRule(
         "bf16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
@@ -218,7 +214,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "callbacks/default_flow.py",
         also_in=(
             *("callbacks/early_stopping.py", "callbacks/notebook.py", "engine/lightning_callbacks.py"),
-            *("trainer/validation.py", "tuning/ray_tune.py"),
+            *("engine/settings.py", "trainer/validation.py", "tuning/ray_tune.py"),
         ),
     ),
     FieldRule("eval_steps", "plan", "state.py", also_in=("run/resume.py",)),
@@ -333,7 +329,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("debug", "plan", "run/assembly.py"),
     FieldRule("skip_memory_metrics", "plan", "trainer/trainer.py"),
     FieldRule("do_train", "script", "the script", also_in=("trainer/construction.py",)),
-    FieldRule("do_eval", "script", "the script", also_in=("tuning/ray_tune.py",)),
+    FieldRule("do_eval", "script", "the script", also_in=("engine/settings.py", "tuning/ray_tune.py")),
     FieldRule("do_predict", "script", "the script"),
     FieldRule("resume_from_checkpoint", "script", "the script"),
     FieldRule("local_rank", "script", "launchers"),
@@ -376,7 +372,10 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "tp_size", "unsupported", "remove it; set `tp_size` in `parallelism_config` for tensor parallelism", (None, 1)
     ),
     FieldRule(
-        "semantics", "plan", "trainer/trainer.py", also_in=("callbacks/default_flow.py", "callbacks/progress.py")
+        "semantics",
+        "plan",
+        "trainer/trainer.py",
+        also_in=("callbacks/default_flow.py", "callbacks/progress.py", "engine/settings.py"),
     ),
     FieldRule("save_async", "plan", "checkpoint/background.py", also_in=("engine/strategies/deepspeed/limits.py",)),
     FieldRule("on_save_error", "plan", "run/saving.py"),
