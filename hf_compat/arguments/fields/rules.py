@@ -82,7 +82,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "max_epochs",
         also_in=(
             *("model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py", "run/tokens.py"),
-            *("trainer/announcing.py"),
+            "trainer/announcing.py",
         ),
     ),
     FieldRule(
