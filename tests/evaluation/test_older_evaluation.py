@@ -99,4 +99,4 @@ def test_traced_models_give_the_same_loss(tmp_path, caplog):
 
     assert trainer_of(tmp_path, Untraceable(), jit_mode_eval=True).evaluate()["eval_loss"] > 0
     (message,) = caplog.messages
-    assert message.startswith("`jit_mode_eval=True`: the model cannot be traced")
+    assert message.startswith("`jit_mode_eval=True`: failed to use PyTorch jit mode")

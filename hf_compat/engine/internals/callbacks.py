@@ -20,7 +20,6 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.trainer.call import (
     _call_callbacks_load_state_dict,
-    _call_callbacks_on_load_checkpoint,
     _call_callbacks_on_save_checkpoint,
     _call_callbacks_state_dict,
 )
@@ -101,8 +100,10 @@ def saved_checkpoint(trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, A
 
 def restore_checkpoint_entries(trainer: pl.Trainer, states: dict[str, Any], entries: dict[str, Any]) -> None:
     """Call the callbacks' ``on_load_checkpoint`` with what they added; the weights are the module's, loaded before."""
-    weights = trainer.lightning_module.state_dict()
-    _call_callbacks_on_load_checkpoint(trainer, {**_checkpoint(trainer, states), "state_dict": weights, **entries})
+    module = trainer.lightning_module
+    checkpoint = {**_checkpoint(trainer, states), "state_dict": module.state_dict(), **entries}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        callback.on_load_checkpoint(trainer, module, checkpoint)
 
 
 def _checkpoint(trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
