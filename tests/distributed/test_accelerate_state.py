@@ -47,7 +47,7 @@ def told_by(command, folder, *words, processes=2, script="accelerate_state.py"):
 
 
 @pytest.mark.parametrize(
-    "launch", [pytest.param(name, marks=[pytest.mark.slow] if name == "python" else []) for name in LAUNCHES]
+    "launch", [pytest.param(name, marks=[] if name == "torchrun" else [pytest.mark.slow]) for name in LAUNCHES]
 )
 def test_the_state_is_upstreams(tmp_path, launch):
     """Loggers, seeds, gathered objects, ``PartialState`` and ``AcceleratorState`` are the same in every process."""
@@ -58,7 +58,7 @@ def test_the_state_is_upstreams(tmp_path, launch):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("stage", ["2", "3"])
+@pytest.mark.parametrize("stage", [pytest.param("2", marks=pytest.mark.slow), "3"])
 def test_the_state_under_deepspeed(tmp_path, stage):
     """Arguments with DeepSpeed leave the state that upstream's leave on a CPU, whatever the stage."""
     pytest.importorskip("deepspeed")

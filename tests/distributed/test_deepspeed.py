@@ -88,12 +88,12 @@ SETUPS = {
     "two things at once": (
         {"auto_find_batch_size": True},
         {"lightning": {"max_epochs": 3}},
-        r"(?s)`max_epochs=3`.*`auto_find_batch_size=True` is not supported with `deepspeed`",
+        r"(?s)'max_epochs': 3.*`auto_find_batch_size=True` is not supported with `deepspeed`",
     ),
     "another strategy and more": (
         {},
         {"lightning": {"max_epochs": 3, "strategy": "ddp"}},
-        r"(?s)`max_epochs=3`.*'ddp'.* contradicts `deepspeed`",
+        r"(?s)'max_epochs': 3.*'ddp'.* contradicts `deepspeed`",
     ),
 }
 """Fields, arguments of the Trainer, and what the error says."""
