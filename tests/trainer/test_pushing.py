@@ -85,7 +85,8 @@ def script(library, folder, **fields):
         {"hub_strategy": "end"},
         {"hub_strategy": "every_save"},
         {"hub_strategy": "checkpoint", "hub_model_id": "club/model", "hub_private_repo": True},
-        {"hub_strategy": "all_checkpoints", "save_total_limit": 1, "hub_revision": "draft"},
+        # Without a limit: a checkpoint that transformers rotates away while a push lists the folder ends that push.
+        {"hub_strategy": "all_checkpoints", "hub_revision": "draft"},
         {"hub_strategy": "every_save", "save_strategy": "epoch", "max_steps": -1, "num_train_epochs": 2},
     ],
     ids=["end", "every_save", "checkpoint", "all_checkpoints", "by epoch"],
