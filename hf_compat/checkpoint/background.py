@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ class _Arguments(Protocol):
     save_async: bool
 
 
+Value = TypeVar("Value")
 Write: TypeAlias = Callable[[], object]
 """A deferred call that writes a file."""
 SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
@@ -149,28 +150,36 @@ class Writes:
 
     def __init__(self) -> None:
         self._deferred: Deferred | None = None
-        self._written: set[str] | None = None
+        self._shared: dict[str, Any] | None = None
         self._private: list[Tensor] = []
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
         """Context in which one checkpoint is written."""
-        before, self._written = self._written, set()
+        before, self._shared = self._shared, {}
         try:
             yield
         finally:
-            self._written = before
+            self._shared = before
 
     def once(self, name: str) -> bool:
         """Return whether what two parts of a checkpoint share, here ``name``, is still to be written.
 
         Outside ``checkpoint`` always: a user may save again what has changed.
         """
-        if self._written is None:
-            return True
-        is_new = name not in self._written
-        self._written.add(name)
+        is_new = self._shared is None or name not in self._shared
+        if self._shared is not None:
+            self._shared[name] = None
         return is_new
+
+    def shared(self, name: str, make: Callable[[], Value]) -> Value:
+        """Return what ``make`` returns, called once for all parts of a checkpoint; outside ``checkpoint`` each time."""
+        if self._shared is None:
+            return make()
+        if name not in self._shared:
+            self._shared[name] = make()
+        value: Value = self._shared[name]
+        return value
 
     def __call__(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Call ``write`` with the arguments, or defer the call."""

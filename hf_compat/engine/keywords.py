@@ -11,6 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
+from hf_compat.errors import TrainerSetupError
 
 __all__ = [
     "FIELD_KEYWORDS",
@@ -67,7 +68,7 @@ def precision_meant(value: object) -> str | None:
     """Return what ``precision`` means: ``"no"``, ``"bf16"``, ``"fp16"`` or the name of a plugin; None for no value.
 
     Raises:
-        ValueError: If Lightning does not know it.
+        TrainerSetupError: If Lightning does not know it.
     """
     if value is None:
         return None
@@ -75,14 +76,14 @@ def precision_meant(value: object) -> str | None:
         return _PRECISIONS[value]
     except (KeyError, TypeError):
         known = ", ".join(map(repr, _PRECISIONS))
-        raise ValueError(f"`lightning={{'precision': {value!r}}}` is not one of {known}.") from None
+        raise TrainerSetupError(f"`lightning={{'precision': {value!r}}}` is not one of {known}.") from None
 
 
 def evaluation_fields(keywords: Mapping[str, Any]) -> Fields:
     """Return what ``val_check_interval`` and ``check_val_every_n_epoch`` say of when to evaluate.
 
     Raises:
-        ValueError: If no fields say that.
+        TrainerSetupError: If no fields say that.
     """
     names = [name for name in ("val_check_interval", "check_val_every_n_epoch") if name in keywords]
     if not names:
@@ -93,7 +94,7 @@ def evaluation_fields(keywords: Mapping[str, Any]) -> Fields:
     if epochs is None and isinstance(interval, int):
         return {"eval_strategy": IntervalStrategy.STEPS, "eval_steps": interval}
     given = ", ".join(f"{name!r}: {keywords[name]!r}" for name in names)
-    raise ValueError(
+    raise TrainerSetupError(
         f"`lightning={{{given}}}` is not supported: evaluate after each epoch with `'val_check_interval': 1.0`, or "
         "every so many update steps with a number and `'check_val_every_n_epoch': None`."
     )

@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.checkpoint.background import Writes
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.host import EvaluationPass, Host
@@ -135,6 +136,7 @@ class Runtime:
             self.plugins,
             flat_shards=self.facts.flat_shards,
         )
+        self._input_dtype = input_dtype(self.precision)
         self.callbacks: list[Callback] = lightning_callbacks(callbacks)
         self.trainer: pl.Trainer | None = None
         self.module: HFModule | None = None
@@ -161,7 +163,7 @@ class Runtime:
 
     def input_dtype(self, args: TrainingArguments) -> torch.dtype | None:
         """Return the dtype that floating-point inputs are cast to; None for no cast."""
-        return self.facts.input_dtype(args) or input_dtype(self.precision)
+        return self.facts.input_dtype(args) or self._input_dtype
 
     @property
     def strategy(self) -> ModelStrategy:
@@ -187,7 +189,7 @@ class Runtime:
         self._placed_model = model
         if self.facts.places_model:
             move_model(model, device)
-        if input_dtype(self.precision) is not None:
+        if self._input_dtype is not None:
             self.precision.convert_module(model)
         if isinstance(self.precision, ForwardMixedPrecision):
             autocast_forward(model, self.precision.autocast_context_manager)
@@ -363,20 +365,16 @@ class Runtime:
         """Return the state of each Lightning callback by its key; empty before the first run."""
         return {} if self.trainer is None else callback_states(self.trainer)
 
-    def checkpoint_entries(self) -> dict[str, Any]:
+    def checkpoint_entries(self, writes: Writes) -> dict[str, Any]:
         """Return what Lightning callbacks make of a checkpoint in ``on_save_checkpoint``; empty outside a fit.
 
-        That is what they add, and the module's ``state_dict`` if they replace it.
+        That is what they add, and the module's ``state_dict`` if they replace it; they are asked once a checkpoint.
         """
+        return writes.shared("callback entries", self._make_checkpoint_entries)
+
+    def _make_checkpoint_entries(self) -> dict[str, Any]:
         saves = self.trains and any(defines_hook(callback, "on_save_checkpoint") for callback in self.callbacks)
         return saved_checkpoint(self.trainer, self.callback_states()) if saves and self.trainer is not None else {}
-
-    def checkpoint_weights(self) -> dict[str, Any] | None:
-        """Return the model's weights that Lightning callbacks put into a checkpoint; None if they leave them alone."""
-        state_dict = self.checkpoint_entries().get("state_dict")
-        if state_dict is None:
-            return None
-        return {name.removeprefix("model."): value for name, value in state_dict.items()}
 
 
 def devices_of(model: nn.Module) -> set[Any]:

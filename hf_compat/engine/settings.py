@@ -24,8 +24,8 @@ from hf_compat.engine.keywords import (
     user_plugins,
 )
 from hf_compat.engine.precision import true_precision
-from hf_compat.errors import MissingPackageError
-from hf_compat.plan.limits import DataLimits
+from hf_compat.errors import TrainerSetupError
+from hf_compat.plan.data_limits import DataLimits
 
 __all__ = ["Settings", "effective_settings"]
 
@@ -71,9 +71,7 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None) -> Settin
     try:
         plugin, mixed = _precision_meant(args, given)
         fields |= mixed
-    except MissingPackageError:
-        raise
-    except ValueError as error:
+    except TrainerSetupError as error:
         problems.append(str(error))
     if fields and args.hf_deepspeed_config is not None:
         names = ", ".join(f"`{name}`" for name in fields)
@@ -97,7 +95,7 @@ def _fields_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple[di
     try:
         names = [name for name in ("val_check_interval", "check_val_every_n_epoch") if name in given]
         said.append((", ".join(f"'{name}': {given[name]!r}" for name in names), evaluation_fields(given)))
-    except ValueError as error:
+    except TrainerSetupError as error:
         problems.append(str(error))
     if given.get("max_epochs") == -1 and max(args.max_steps, given.get("max_steps", -1)) < 0:
         problems.append(
@@ -125,7 +123,7 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
 
     Raises:
         MissingPackageError: If the plugin needs a package that is not installed.
-        ValueError: If it is unknown, or contradicts ``args`` or a plugin.
+        TrainerSetupError: If it is unknown, or contradicts ``args`` or a plugin.
     """
     meant = precision_meant(given.get("precision"))
     if meant is None:
@@ -133,14 +131,16 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
     keyword = f"'precision': {given['precision']!r}"
     wanted = meant if meant in ("bf16", "fp16") else "no"
     if args.mixed_precision not in ("no", wanted):
-        raise ValueError(_contradiction(keyword, args.mixed_precision, True))
+        raise TrainerSetupError(_contradiction(keyword, args.mixed_precision, True))
     others = [plugin for plugin in user_plugins(given) if isinstance(plugin, Precision)]
     if others:
         name = type(others[0]).__name__
-        raise ValueError(f"`lightning={{{keyword}, 'plugins': [{name}]}}` both set the precision: choose one of them.")
-    return (None if meant in ("no", "bf16", "fp16") else true_precision(meant)), (
-        {} if wanted == "no" else {wanted: True}
-    )
+        raise TrainerSetupError(
+            f"`lightning={{{keyword}, 'plugins': [{name}]}}` both set the precision: choose one of them."
+        )
+    if meant in ("bf16", "fp16"):
+        return None, {meant: True}
+    return (None if meant == "no" else true_precision(meant)), {}
 
 
 def _limits_meant(args: TrainingArguments, given: Mapping[str, Any]) -> DataLimits:

@@ -28,7 +28,7 @@ from hf_compat.hub import quiet_progress_bars
 from hf_compat.optim.rank_states import share_states
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
-from hf_compat.plan.limits import limited
+from hf_compat.plan.data_limits import limited
 from hf_compat.plan.upstream import from_values
 from hf_compat.run.assembly import Pieces, assemble, build_members
 from hf_compat.run.batch_size import with_smaller_batches
@@ -265,8 +265,8 @@ class TrainingRun:
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""
         content: dict[str, Any] = {"callbacks": self.runtime.callback_states()}
-        entries = self.runtime.checkpoint_entries()
-        entries.pop("state_dict", None)  # the checkpoint's weights
+        made = self.runtime.checkpoint_entries(self.checkpoints.writes)
+        entries = {name: value for name, value in made.items() if name != "state_dict"}  # the checkpoint's weights
         if entries:
             content["callback_entries"] = entries
         position = self.members.progress.position_to_resume()

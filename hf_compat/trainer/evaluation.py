@@ -22,7 +22,7 @@ from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import call_as_defined
-from hf_compat.plan.limits import share_of
+from hf_compat.plan.data_limits import share_of
 from hf_compat.run.past import fresh_past
 from hf_compat.run.preparing import place_model
 from hf_compat.trainer.announcing import announce_evaluation

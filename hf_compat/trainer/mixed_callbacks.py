@@ -41,7 +41,7 @@ def remove_callback(trainer: Trainer, callback: Any) -> None:
     """Remove the first callback that is, or is an instance of, ``callback``.
 
     Raises:
-        ValueError: If ``callback`` is an instance that the Trainer does not have.
+        CallbackError: If ``callback`` is an instance that the Trainer does not have.
     """
     if trainer._lightning_runtime.pop_callback(callback) is None:
         trainer.callback_handler.remove_callback(callback)

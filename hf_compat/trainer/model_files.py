@@ -67,11 +67,12 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
             with trainer._checkpoint_writer.writes.private(state_dict if strategy.copies_weights else {}):
                 trainer._save(folder, state_dict=state_dict)
     elif args.should_save:
-        replaced = runtime.checkpoint_weights() if is_checkpoint else None
-        if replaced is None:
-            trainer._save(folder)
+        made = runtime.checkpoint_entries(trainer._checkpoint_writer.writes) if is_checkpoint else {}
+        if "state_dict" in made:  # of the module, whose model is named so
+            state_dict = {name.removeprefix("model."): value for name, value in made["state_dict"].items()}
+            trainer._save(folder, state_dict=state_dict)
         else:
-            trainer._save(folder, state_dict=replaced)
+            trainer._save(folder)
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:

@@ -11,7 +11,7 @@ from tests.scripts import fsdp1_script
 from tests.support import helpers
 from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, start
-from tests.support.sharded import TOLERANCE, check, check_in_background, launch, seen
+from tests.support.sharded import TOLERANCE, assert_other_members, check, check_in_background, launch, seen
 
 SCRIPT = "fsdp1_script.py"
 QUICK = (
@@ -100,11 +100,7 @@ def test_evaluation_and_prediction(together, alone):
 
 def test_other_members_of_accelerator(together):
     """``get_state_dict`` gathers without ``unwrap`` too; a second model that is trained is refused on every rank."""
-    for rank in (0, 1):
-        found = seen(together, "everything", rank)
-        assert ["a second trainable model is not supported" in text for text in found["refused"]] == [True, True]
-        assert found["gathered"].keys() == found["weights"].keys()
-        assert all(torch.equal(found["gathered"][name], weight) for name, weight in found["weights"].items())
+    assert_other_members(together, "everything")
 
 
 def test_saved_models_are_read_by_from_pretrained(together):

@@ -12,7 +12,7 @@ from tests.scripts import fsdp2_saving, fsdp2_script
 from tests.scripts.sharded_common import llama, run_scenario
 from tests.support import helpers
 from tests.support.checkpoints import assert_same_checkpoints
-from tests.support.sharded import TOLERANCE, check, launch, seen
+from tests.support.sharded import TOLERANCE, assert_other_members, check, launch, seen
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +74,7 @@ def test_evaluation_and_prediction(together, alone):
 
 def test_other_members_of_accelerator(together):
     """``get_state_dict`` gathers without ``unwrap`` too; a second model that is trained is refused on every rank."""
-    for rank in (0, 1):
-        found = seen(together, "llama_by_layers", rank)
-        assert ["a second trainable model is not supported" in text for text in found["refused"]] == [True, True]
-        assert found["gathered"].keys() == found["weights"].keys()
-        assert all(torch.equal(found["gathered"][name], weight) for name, weight in found["weights"].items())
+    assert_other_members(together, "llama_by_layers")
 
 
 def test_saved_model_is_read_by_from_pretrained(together):

@@ -509,15 +509,17 @@ def test_what_a_callback_adds_to_a_checkpoint_comes_back(tmp_path):
     """``on_save_checkpoint`` and ``on_load_checkpoint`` are called with a checkpoint that keeps what is added."""
 
     class Keeper(Callback):
-        loaded = None
+        loaded, saves = None, 0
 
         def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+            self.saves += 1
             checkpoint["kept"] = {"step": trainer.global_step, "weights": len(checkpoint["state_dict"])}
 
         def on_load_checkpoint(self, trainer, pl_module, checkpoint):
             self.loaded = checkpoint["kept"]
 
-    trained(tmp_path, Keeper())
-    keeper = Keeper()
+    saver, keeper = Keeper(), Keeper()
+    trained(tmp_path, saver)
+    assert saver.saves == len(list(tmp_path.glob("checkpoint-*"))) > 0
     trainer_of(tmp_path, keeper).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert keeper.loaded == {"step": 6, "weights": 4}

@@ -43,3 +43,12 @@ def check_in_background(folder: Path, name: str, at_once: str) -> None:
         found, expected = (seen(folder, each, rank)["whole"] for each in (name, at_once))
         assert found["logs"] == expected["logs"]
         assert all(torch.equal(found["weights"][key], value) for key, value in expected["weights"].items())
+
+
+def assert_other_members(folder: Path, name: str) -> None:
+    """Fail unless on both ranks the weights were gathered without ``unwrap``, and a second model was refused."""
+    for rank in (0, 1):
+        found = seen(folder, name, rank)
+        assert ["a second trainable model is not supported" in text for text in found["refused"]] == [True, True]
+        assert found["gathered"].keys() == found["weights"].keys()
+        assert all(torch.equal(found["gathered"][key], weight) for key, weight in found["weights"].items())

@@ -10,20 +10,18 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import import_module, metadata, util
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from packaging.version import Version
 
 from hf_compat.errors import HFCompatError
 from tests.support.helpers import ListDataset, PlainModel, bert_classifier, gpt2, vector_rows
+from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer
 
-RELEASE = Version(metadata.version("transformers"))
-LIBRARIES = ("transformers", "hf_compat")
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 
 
@@ -46,16 +44,6 @@ class Row:
     then: Callable[[Any, Any], object] | None = None
     since: str = "4.57"
     until: str = "6"
-
-
-def trainer(*, call: str | None = None, **given: Any) -> Callable[[Any, Any], Any]:
-    """Return what builds a Trainer and, if ``call`` is named, calls that method."""
-
-    def build(library: Any, args: Any) -> Any:
-        made = library.Trainer(PlainModel(), args, **given)
-        return getattr(made, call)() if call else made
-
-    return build
 
 
 def without_model(library: Any, args: Any) -> None:
@@ -309,10 +297,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # 4.57 writes it
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, id=name) for name, row in TABLE.items() if Version(row.since) <= RELEASE < Version(row.until)],
-)
+@pytest.mark.parametrize("row", rows_of_this_release(TABLE))
 def test_errors(row: Row, tmp_path: Path) -> None:
     """Both raise an error of that type with that phrase."""
     for library in LIBRARIES:

@@ -11,13 +11,12 @@ import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from hf_compat.errors import is_installed
@@ -33,9 +32,8 @@ from tests.support.helpers import (
     tokenizer,
     vector_rows,
 )
+from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer
 
-RELEASE = Version(metadata.version("transformers"))
-LIBRARIES = ("transformers", "hf_compat")
 ROWS = ListDataset(vector_rows(4))
 STEPS = {"max_steps": 1, "per_device_train_batch_size": 2}
 LABELLED = {"train_dataset": ListDataset(labelled_rows(8)), "data_collator": PadCollator()}
@@ -68,16 +66,6 @@ class Row:
 def old(name: str, value: Any, *, kind: type[Warning] | None = FutureWarning) -> Row:
     """Return the row of a field that 4.57 deprecated."""
     return Row(name, {name: value}, lambda library, args: args.train_batch_size, kind, until="5.0")
-
-
-def trainer(*, call: str | None = None, **given: Any) -> Callable[[Any, Any], Any]:
-    """Return what builds a Trainer and, if ``call`` is named, calls that method."""
-
-    def build(library: Any, args: Any) -> Any:
-        made = library.Trainer(PlainModel(), args, **given)
-        return getattr(made, call)() if call else made
-
-    return build
 
 
 def several_labels(library: Any, args: Any) -> None:
@@ -300,10 +288,7 @@ TABLE: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(row, id=name) for name, row in TABLE.items() if Version(row.since) <= RELEASE < Version(row.until)],
-)
+@pytest.mark.parametrize("row", rows_of_this_release(TABLE))
 def test_warnings(row: Row, library: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Both tell of it with that phrase; where upstream gives a warning, in one of that category."""
     if row.needs is not None and not is_installed(row.needs):
