@@ -64,7 +64,8 @@ def test_members_of_one_process(tmp_path, ours, precision):
     assert found == theirs
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_members_of_two_processes(tmp_path, precision):
     """On two ranks too; what is trained there is averaged over them."""
     for which in ("upstream", "ours"):

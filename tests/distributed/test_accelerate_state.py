@@ -46,9 +46,8 @@ def told_by(command, folder, *words, processes=2, script="accelerate_state.py"):
     return [json.loads((folder / f"{words[0]}-{rank}.json").read_text()) for rank in range(processes)]
 
 
-@pytest.mark.parametrize(
-    "launch", [pytest.param(name, marks=[] if name == "torchrun" else [pytest.mark.slow]) for name in LAUNCHES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", LAUNCHES)
 def test_the_state_is_upstreams(tmp_path, launch):
     """Loggers, seeds, gathered objects, ``PartialState`` and ``AcceleratorState`` are the same in every process."""
     command, processes = LAUNCHES[launch]
@@ -58,7 +57,8 @@ def test_the_state_is_upstreams(tmp_path, launch):
     assert ours == theirs
 
 
-@pytest.mark.parametrize("stage", [pytest.param("2", marks=pytest.mark.slow), "3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["2", "3"])
 def test_the_state_under_deepspeed(tmp_path, stage):
     """Arguments with DeepSpeed leave the state that upstream's leave on a CPU, whatever the stage."""
     pytest.importorskip("deepspeed")

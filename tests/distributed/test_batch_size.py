@@ -38,6 +38,7 @@ def check(folder, place, *scenario):
                 assert not list(compare(both, found, f"{place} {failing}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_ranks_agree_on_a_smaller_batch(folder, place):
     """Memory runs out on one process: both begin again with the sizes of one process, and stay alike."""
@@ -52,6 +53,7 @@ def test_ranks_agree_elsewhere(tmp_path):
         check(tmp_path, place, "ranks_run_out_of_memory_elsewhere")
 
 
+@pytest.mark.slow
 def test_ranks_agree_that_nothing_fits(folder):
     """If not even a sample fits into one process's memory, both raise the error that one process raises."""
     for kept in kept_by_both(folder, "nothing fits"):
@@ -59,6 +61,7 @@ def test_ranks_agree_that_nothing_fits(folder):
         assert "no executable batch size found from 5 down to 1" in kept["error"]
 
 
+@pytest.mark.slow
 def test_refusals(folder):
     """What a rank could not be told of in time is refused, by name, before training."""
     for rank in (0, 1):

@@ -374,7 +374,8 @@ def test_two_nodes(tmp_path):
 # Failing
 
 
-@pytest.mark.parametrize("how", ["raise", pytest.param("kill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raise", "kill"])
 def test_one_process_fails(tmp_path, how):
     """A process that raises, or is killed, ends the others; checkpoints written before are whole, and no other is."""
     script = SCRIPTS / "fault_script.py"

@@ -13,6 +13,8 @@ from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, start
 from tests.support.sharded import TOLERANCE, assert_other_members, check, check_in_background, launch, seen
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = "fsdp1_script.py"
 QUICK = (
     "everything",
@@ -60,7 +62,6 @@ def test_numbers_of_one_process(together, alone, name):
     check_as_one_process(together, alone, name, name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "same_as"),
     [
@@ -153,13 +154,11 @@ def test_sharded_checkpoints_have_the_names_of_accelerate(together):
     assert not {path.name for path in checkpoint.iterdir()} & {"model.safetensors", "optimizer.bin", "optimizer.pt"}
 
 
-@pytest.mark.slow
 def test_resumed_run_with_flat_parameters(thorough):
     """Flat parameters are saved by the model's own names, and a run goes on with them bit for bit."""
     check_resumed(thorough, "resume_flat")
 
 
-@pytest.mark.slow
 def test_bf16(thorough, alone):
     """Under bf16 weights stay float32, and losses are near those of one process under autocast."""
     found, expected = seen(thorough, "bf16"), seen(alone, "bf16")
@@ -167,20 +166,17 @@ def test_bf16(thorough, alone):
     check(found, expected, tolerance=0.05)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(Version(metadata.version("transformers")) >= Version("5"), reason="every process reads all there")
 def test_weights_are_read_by_process_0_alone(thorough):
     """The other process's model came without the weights that it trained."""
     assert [seen(thorough, "loaded_once", rank)["read"] for rank in (0, 1)] == [True, False]
 
 
-@pytest.mark.slow
 def test_generation(thorough, alone):
     """A model generates with gathered weights what it generates whole."""
     assert (seen(thorough, "generated")["predictions"] == seen(alone, "generated")["predictions"]).all()
 
 
-@pytest.mark.slow
 def test_accelerate_launch(tmp_path, alone):
     """``accelerate launch --use_fsdp`` shards a script that says nothing of it, as its options ask."""
     options = ["--use_fsdp", "--fsdp_version=1", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"]
@@ -193,7 +189,6 @@ def test_accelerate_launch(tmp_path, alone):
     assert (placed.version, placed.sharding, placed.wrapping) == (1, "full_shard", "transformer")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("written", ["resume_whole", "resume_sharded"])
 def test_checkpoints_for_one_process(together, tmp_path, monkeypatch, written):
     """One process without FSDP goes on from a checkpoint of FSDP, whole or in parts."""
@@ -203,7 +198,6 @@ def test_checkpoints_for_one_process(together, tmp_path, monkeypatch, written):
     check({**resumed, "logs": resumed["logs"][:-1]}, {**whole, "logs": whole["logs"][:-1]})
 
 
-@pytest.mark.slow
 def test_checkpoint_of_one_process(tmp_path, alone, monkeypatch):
     """Under FSDP a run goes on from a checkpoint of one process."""
     monkeypatch.setenv("CHECKPOINT", str(alone / "steady" / "output" / "checkpoint-3"))

@@ -57,6 +57,7 @@ def check(place, launched):
     assert (place / "saved" / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_caller_has_it_all(finished):
     """Weights, history, best metric, control, result and random states are those of torchrun's main process.
 
@@ -74,12 +75,14 @@ def test_spawn(tmp_path, finished):
     check(tmp_path / "train", facts(finished[0] / "train"))
 
 
+@pytest.mark.slow
 def test_notebook_launcher_of_accelerate(finished):
     """A Trainer built in a function that accelerate's ``notebook_launcher`` starts trains with the others."""
     launched, forked = finished
     assert facts(forked / "notebook") == facts(launched / "train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", FAILURES)
 def test_one_process_fails(finished, what):
     """What a process raises is raised in the caller; a killed one is named; one asked to leave takes all along."""

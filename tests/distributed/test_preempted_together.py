@@ -43,13 +43,8 @@ def assert_next_start_ends_as_undisturbed(folder):
     assert_same_states(folder)
 
 
-@pytest.mark.parametrize(
-    "receiver",
-    [
-        pytest.param(1, id="one rank"),
-        pytest.param(0, id="the main rank", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("receiver", [1, 0], ids=["one rank", "the main rank"])
 def test_sigterm(tmp_path, receiver):
     """SIGTERM to one rank: both save the update step under way together and leave, with loader workers, by 143."""
     ended = launch_and_send(signal.SIGTERM, receiver, tmp_path, "training", 4)

@@ -38,6 +38,7 @@ def check(found, expected):
     assert found["flos"] == pytest.approx(expected["flos"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tensor_parallel_script.ONE_PROCESS)
 def test_numbers_of_one_process(together, alone, name):
     """Losses, gradient norms, evaluations, token counts and weights are those of one process with the same batches."""
@@ -46,6 +47,7 @@ def test_numbers_of_one_process(together, alone, name):
     assert found["split"]
 
 
+@pytest.mark.slow
 def test_processes_stay_equal(together):
     """What both processes hold whole stays the same to the last bit, and so does what they log."""
     for name in tensor_parallel_script.ONE_PROCESS:
@@ -56,6 +58,7 @@ def test_processes_stay_equal(together):
             assert torch.equal(other["whole"][weight], whole), weight
 
 
+@pytest.mark.slow
 def test_what_is_split(together):
     """The matrices that the plan names are split; tied embeddings are not, nor are norms."""
     split = seen(together, "everything")["split"]
@@ -66,6 +69,7 @@ def test_what_is_split(together):
     assert not {"lm_head.weight", "model.embed_tokens.weight"} & set(with_ties)
 
 
+@pytest.mark.slow
 def test_both_see_the_same_batches(together, alone):
     """Each sample counts once, in update steps, evaluations and predictions."""
     found, expected = seen(together, "everything"), seen(alone, "everything")
@@ -76,6 +80,7 @@ def test_both_see_the_same_batches(together, alone):
     assert found["logits"] == pytest.approx(expected["logits"], rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_members_of_the_accelerator(together):
     """A trigger reaches ranks with the same batches, the state dict is always whole, a second model is not trained."""
     for rank in range(2):
@@ -83,6 +88,7 @@ def test_members_of_the_accelerator(together):
     assert_other_members(together, "everything")
 
 
+@pytest.mark.slow
 def test_saved_model_is_read_by_from_pretrained(together):
     """What ``save_model`` writes is a whole model of the class that was trained."""
     from transformers import AutoModelForCausalLM
@@ -93,6 +99,7 @@ def test_saved_model_is_read_by_from_pretrained(together):
         assert torch.equal(model.state_dict()[name], weight), name
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(together):
     """Weights, optimizer, schedule, order of samples and dropout go on where the checkpoint was written."""
     found = seen(together, "resumed")
@@ -101,11 +108,13 @@ def test_a_resumed_run_is_the_same_run(together):
         assert torch.equal(found["resumed"]["weights"][name], weight), name
 
 
+@pytest.mark.slow
 def test_saved_in_the_background(together):
     """Written by threads of both processes while they train on, checkpoints are byte for byte those saved at once."""
     check_in_background(together, "in_background", "resumed")
 
 
+@pytest.mark.slow
 def test_bf16(together, alone):
     """Under bf16 weights stay float32, and losses are near those of one process under autocast."""
     found, expected = seen(together, "in_bf16"), seen(alone, "in_bf16")
