@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     consolidate.add_argument("folder", metavar="DIR", help="a checkpoint with sharded weights")
     consolidate.add_argument("--output", metavar="DIR2", help="a new folder for the model; default: DIR")
     consolidate.set_defaults(run=_consolidate)
+    _add_convert(commands)
     explain = commands.add_parser("explain", help="explain the effect of training arguments", description=_EXPLAIN)
     explain.add_argument("--all", action="store_true", help="explain every field")
     shape = explain.add_mutually_exclusive_group()
@@ -47,6 +48,23 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_ARGUMENTS)
     explain.set_defaults(run=_explain, usage_error=explain.error)
     return parser
+
+
+def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    convert = commands.add_parser("convert", help="convert from and to Lightning's checkpoints", description=_CONVERT)
+    convert.add_argument("source", metavar="SOURCE", help="a checkpoint of Lightning, or a Hugging Face folder")
+    convert.add_argument("target", metavar="TARGET", help="a new folder, or a new file; nothing is replaced")
+    convert.add_argument("--weights-only", action="store_true", help="leave the training state out")
+    convert.add_argument("--model", "--config", metavar="PATH", help="the model's folder, or its config.json")
+    convert.add_argument("--prefix", help="what the weights' names begin with in the LightningModule, such as model.")
+    convert.add_argument("--architecture", metavar="CLASS", help="the model's class in transformers")
+    convert.add_argument("--groups", choices=("decay", "one", "keep"), help=_CONVERT_GROUPS)
+    convert.add_argument("--parameters", metavar="FILE", help="a JSON list of names in the order of the optimizer")
+    convert.add_argument("--batch-size", type=int, metavar="N", help="samples per device in a batch of the run")
+    numbers = ("LOGS", "EVALUATIONS", "SAVES")
+    convert.add_argument("--steps-between", nargs=3, type=int, metavar=numbers, help=_CONVERT_STEPS)
+    convert.add_argument("--max-shard-size", metavar="SIZE", help="maximum size of a weight file, such as 5GB")
+    convert.set_defaults(run=_convert)
 
 
 _CHECKPOINTS = (
@@ -60,6 +78,18 @@ _CONSOLIDATE = (
     "Consolidate the sharded weights of an FSDP checkpoint (pytorch_model_fsdp_0) into model.safetensors for "
     "from_pretrained, one tensor at a time, without a GPU. Full weights are not changed."
 )
+
+
+_CONVERT = (
+    "Convert the checkpoint of a Lightning run, a .ckpt file or a folder of FSDP or ModelParallelStrategy, into "
+    "a Hugging Face folder that from_pretrained reads and a Trainer resumes from; or such a folder into a .ckpt "
+    "file. What is not carried over is printed, a line each. No code in a file is run."
+)
+_CONVERT_GROUPS = (
+    "the optimizer's groups: decay, with weight decay and without, as a Trainer makes them (default for a folder); "
+    "one; keep, as they are (default for a file)"
+)
+_CONVERT_STEPS = "update steps between logs, evaluations and saves of the Trainer that resumes"
 
 
 _EXPLAIN = (
@@ -88,6 +118,17 @@ def _consolidate(options: argparse.Namespace) -> int:
         print(f"`{options.folder}` has full weights already.")
         return 0
     print(*consolidate(options.folder, options.output), sep="\n")
+    return 0
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from hf_compat.tools.convert.conversion import convert
+    from hf_compat.tools.convert.options import options_of
+
+    made = convert(options.source, options.target, options_of(options))
+    print(made.target)
+    if made.notes:
+        print("Not carried over:", *(f"- {note}" for note in made.notes), sep="\n")
     return 0
 
 

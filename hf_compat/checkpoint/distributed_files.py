@@ -32,7 +32,16 @@ from hf_compat.checkpoint.background import Writes
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
-__all__ = ["contents", "is_sharded", "load", "load_model", "read_metadata", "save", "sharded_weights"]
+__all__ = [
+    "contents",
+    "is_sharded",
+    "load",
+    "load_model",
+    "read_full",
+    "read_metadata",
+    "save",
+    "sharded_weights",
+]
 
 _KNOWN = {
     "torch.distributed.checkpoint.metadata": (
@@ -149,6 +158,24 @@ def load(state: dict[str, Any], folder: Path, metadata: Metadata | None = None) 
     with _naming(folder), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_distributed(state, storage_reader=reader, planner=_TrustedPlanner(), no_dist=True)
+
+
+def read_full(folder: Path) -> dict[tuple[Any, ...], Any]:
+    """Return each value in ``folder`` by its path in the nested state dict; of sharded tensors the full ones.
+
+    Raises:
+        CheckpointError: If it cannot be read, or contains code.
+    """
+    metadata = read_metadata(folder)
+    flat = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        if isinstance(entry, TensorStorageMetadata)
+        else None
+        for name, entry in metadata.state_dict_metadata.items()
+    }
+    load(flat, folder, metadata)
+    paths: Any = metadata.planner_data or {}
+    return {paths.get(name, (name,)): value for name, value in flat.items()}
 
 
 @contextmanager

@@ -36,6 +36,8 @@ __all__ = [
     "abandon",
     "begin",
     "clean_orphans",
+    "creating_file",
+    "creating_folder",
     "delete_folder",
     "flush",
     "hidden_sibling",
@@ -86,6 +88,68 @@ def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = No
             f"`{target}` cannot be written: {error}{free}. Earlier checkpoints are untouched. Check the free space "
             f"and the permissions of `{target.parent}`."
         ) from error
+
+
+@contextmanager
+def creating_folder(target: Path, *, step: int | None) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``target`` when the block ends, and leaves no trace if it fails.
+
+    Args:
+        target: A new folder, or an empty one. Nothing is ever replaced.
+        step: The update step for the completion marker of a checkpoint; None for a model alone, which has no marker.
+
+    Raises:
+        CheckpointWriteError: If the folder cannot be written, or something else took its place meanwhile.
+    """
+    with _creating(target) as staged:
+        yield staged
+        flush(staged)
+        if step is not None:
+            write_marker(staged, step=step)
+            _flush(staged / LIGHTNING_MARKER_NAME)
+        _flush(staged)
+        if target.is_dir():
+            target.rmdir()  # fails if it is not empty
+        staged.rename(target)
+        _flush(target.parent)
+
+
+@contextmanager
+def creating_file(target: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which becomes ``target`` when the block ends, and leaves no trace if it fails.
+
+    Args:
+        target: A new file. Nothing is ever replaced.
+
+    Raises:
+        CheckpointWriteError: If the file cannot be written, or another one took its place meanwhile.
+    """
+    with _creating(target) as staged:
+        draft = staged / target.name
+        yield draft
+        _flush(draft)
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, "a file of that name is there", str(target))
+        draft.rename(target)
+        _flush(target.parent)
+        abandon(staged)
+
+
+@contextmanager
+def _creating(target: Path) -> Iterator[Path]:
+    try:
+        with naming_final_folders():
+            clean_orphans(target.parent)
+            staged = begin(target)
+            try:
+                yield staged
+            except BaseException:
+                abandon(staged)
+                raise
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, CheckpointWriteError) or not is_write_failure(error):
+            raise
+        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
 
 
 def _free_space(folder: Path) -> str:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Entry", "write_tensors"]
+__all__ = ["DEFAULT_LIMIT", "Entry", "write_model", "write_tensors"]
+
+DEFAULT_LIMIT = 5_000_000_000
+"""Maximum bytes of tensors in one file of a model."""
 
 _CODES = {
     torch.bool: "BOOL",
@@ -81,3 +85,48 @@ def write_tensors(path: Path, entries: Iterable[Entry], read: Callable[[Entry], 
             file.write(read(entry).contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_model(folder: Path, entries: Sequence[Entry], read: Callable[[Entry], Tensor], *, limit: int) -> list[Path]:
+    """Write a model's weights to ``folder``, in several files with an index if they are large; return the files.
+
+    Args:
+        folder: It exists, without weights.
+        entries: The tensors of the model, in order.
+        read: Returns the tensor of an entry, on the CPU; called once each.
+        limit: Maximum bytes of tensors per file, unless one tensor is larger.
+
+    Returns:
+        The weight files, then the index if there is one.
+
+    Raises:
+        CheckpointError: If the format has no such dtype.
+    """
+    files = _split_into_files(entries, limit)
+    for name, group in files.items():
+        write_tensors(folder / name, group, read)
+    paths = [folder / name for name in files]
+    if len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(entry.size for entry in entries)},
+            "weight_map": {entry.name: name for name, group in files.items() for entry in group},
+        }
+        paths.append(folder / names.SAFE_WEIGHTS_INDEX_NAME)
+        paths[-1].write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return paths
+
+
+def _split_into_files(entries: Sequence[Entry], limit: int) -> dict[str, list[Entry]]:
+    """Return file name → entries, with at most ``limit`` bytes or one tensor per file."""
+    groups: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if groups[-1] and size + entry.size > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(entry)
+        size += entry.size
+    if len(groups) == 1:
+        return {names.SAFE_WEIGHTS_NAME: groups[0]}
+    stem, _, suffix = names.SAFE_WEIGHTS_NAME.partition(".")
+    return {f"{stem}-{number:05}-of-{len(groups):05}.{suffix}": group for number, group in enumerate(groups, 1)}

@@ -14,7 +14,7 @@ import torch
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["is_trusted", "load_trusted"]
+__all__ = ["Unread", "is_trusted", "load_known", "load_trusted"]
 
 
 @cache
@@ -59,6 +59,38 @@ def load_trusted(
         ) from error
     except Exception as error:  # a damaged file makes torch raise any kind of error
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+
+
+class Unread:
+    """Stands for an object in a file whose class is not allowed: neither the class nor code in the file is used."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        """Take any arguments, and keep none."""
+
+    def __setstate__(self, state: object) -> None:
+        """Keep the object's attributes, which are not used either but by who knows the class."""
+        self.state = state
+
+
+def load_known(path: str | os.PathLike[str]) -> tuple[Any, list[str]]:
+    """Return the content of a file of ``torch.save``, with ``Unread`` for objects of other classes than tensors.
+
+    Args:
+        path: A file written by another library, with its users' objects in it.
+
+    Returns:
+        The content, and the names of classes and functions that stand as ``Unread`` in it.
+
+    Raises:
+        CheckpointError: If the file cannot be read, or names functions of the operating system.
+    """
+    try:
+        with torch.serialization.safe_globals(list(_allowed())):
+            unknown = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    except Exception as error:  # a damaged file makes torch raise any kind of error
+        raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+    stand_ins = [(type(name, (Unread,), {}), name) for name in unknown]
+    return load_trusted(path, allowed=stand_ins), unknown
 
 
 def is_trusted(value: object) -> bool:

@@ -23,7 +23,14 @@ from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, wei
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model, is_pretrained_model
 
-__all__ = ["load_weights", "save_configuration", "save_safetensors", "save_weights"]
+__all__ = [
+    "load_weights",
+    "read_weights",
+    "save_configuration",
+    "save_safetensors",
+    "save_weights",
+    "without_aliases",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +99,7 @@ def save_safetensors(state: object, path: str | os.PathLike[str], *, of: str) ->
             f"{of} has entries that are not tensors, which `{file}` cannot contain: {', '.join(opaque)}. Convert them "
             "to tensors (`register_buffer`), or remove them."
         )
-    save_file(_without_aliases(state), path, metadata={"format": "pt"})
+    save_file(without_aliases(state), path, metadata={"format": "pt"})
 
 
 def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
@@ -121,7 +128,7 @@ def _memory(tensor: Tensor) -> tuple[object, ...]:
     return (tensor.device, storage.data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
-def _without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def without_aliases(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return ``state`` with the first name of each tied tensor, contiguous, no two sharing memory."""
     kept: dict[str, Tensor] = {}
     tensors: set[tuple[object, ...]] = set()
@@ -177,7 +184,7 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
     unexpected: list[str] = []
     targets = model.state_dict()
     for file in files:
-        state = {name: distribute_like(targets.get(name), value) for name, value in _read(file)}
+        state = {name: distribute_like(targets.get(name), value) for name, value in read_weights(file)}
         with _naming(file, model):
             result = model.load_state_dict(state, strict=False)
         missing = [name for name in result.missing_keys if missing is None or name in missing]
@@ -191,8 +198,12 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
     return missing, unexpected
 
 
-def _read(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values in ``file``, of safetensors one at a time."""
+def read_weights(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in ``file``, of safetensors one at a time.
+
+    Raises:
+        CheckpointError: If it cannot be read, contains code, or is no state dict.
+    """
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, "pt") as opened:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,13 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.checkpoint.layout import list_checkpoints
-from hf_compat.checkpoint.tensor_files import Entry, write_tensors
+from hf_compat.checkpoint.tensor_files import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.checkpoint.weight_files import weight_files
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.files import read_json_object
 
 __all__ = ["consolidate", "has_full_weights"]
 
-_LIMIT = 5_000_000_000
 _STATES = (names.OPTIMIZER_NAME, names.SCHEDULER_NAME, names.SCALER_NAME, names.TRAINER_STATE_NAME)
 _TRAINING_FILES = (*_STATES, names.LIGHTNING_STATE_NAME, names.LIGHTNING_MARKER_NAME, names.FULL_OPTIMIZER_NAME)
 
@@ -35,7 +33,7 @@ def has_full_weights(folder: str | os.PathLike[str]) -> bool:
 
 
 def consolidate(
-    folder: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, *, limit: int = _LIMIT
+    folder: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, *, limit: int = DEFAULT_LIMIT
 ) -> list[Path]:
     """Consolidate a checkpoint's sharded weights into full weights, without a process group or a GPU.
 
@@ -62,14 +60,14 @@ def consolidate(
     if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise CheckpointError(f"`{target}` exists and is not empty: name a new folder.")
     shards = _Shards(sharded)
-    files = _split_into_files(_without_aliases(shards, source), limit)
+    entries = _without_aliases(shards, source)
+
+    def write(staged: Path) -> list[Path]:
+        return write_model(staged, entries, shards.read, limit=limit)
+
     try:
         with naming_final_folders():
-            return (
-                _write_in_place(files, shards, source)
-                if output is None
-                else _write_new_folder(files, shards, source, target)
-            )
+            return _write_in_place(write, source) if output is None else _write_new_folder(write, source, target)
     except OSError as error:
         raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
 
@@ -153,43 +151,11 @@ def _tied_names(folder: Path) -> dict[str, str]:
     return {name: other for name, other in tied.items() if name != other}
 
 
-def _split_into_files(entries: Sequence[Entry], limit: int) -> dict[str, list[Entry]]:
-    """Return file name → entries, with at most ``limit`` bytes or one tensor per file."""
-    groups: list[list[Entry]] = [[]]
-    size = 0
-    for entry in entries:
-        if groups[-1] and size + entry.size > limit:
-            groups.append([])
-            size = 0
-        groups[-1].append(entry)
-        size += entry.size
-    if len(groups) == 1:
-        return {names.SAFE_WEIGHTS_NAME: groups[0]}
-    stem, _, suffix = names.SAFE_WEIGHTS_NAME.partition(".")
-    return {f"{stem}-{number:05}-of-{len(groups):05}.{suffix}": group for number, group in enumerate(groups, 1)}
-
-
-def _write(files: Mapping[str, Sequence[Entry]], shards: _Shards, folder: Path) -> list[Path]:
-    """Write the files to ``folder``; return them, with the index, if there is one, last."""
-    for name, entries in files.items():
-        write_tensors(folder / name, entries, shards.read)
-    paths = [folder / name for name in files]
-    if len(files) > 1:
-        total = sum(entry.size for entries in files.values() for entry in entries)
-        index = {
-            "metadata": {"total_size": total},
-            "weight_map": {entry.name: name for name, entries in files.items() for entry in entries},
-        }
-        paths.append(folder / names.SAFE_WEIGHTS_INDEX_NAME)
-        paths[-1].write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return paths
-
-
-def _write_in_place(files: Mapping[str, Sequence[Entry]], shards: _Shards, folder: Path) -> list[Path]:
+def _write_in_place(write: Callable[[Path], list[Path]], folder: Path) -> list[Path]:
     publish.clean_orphans(folder)
     staged = publish.begin(folder / names.SAFE_WEIGHTS_NAME)
     try:
-        written = _write(files, shards, staged)
+        written = write(staged)
         for path in written:
             if (folder / path.name).exists():
                 raise CheckpointError(
@@ -201,19 +167,11 @@ def _write_in_place(files: Mapping[str, Sequence[Entry]], shards: _Shards, folde
         publish.abandon(staged)
 
 
-def _write_new_folder(files: Mapping[str, Sequence[Entry]], shards: _Shards, source: Path, target: Path) -> list[Path]:
-    publish.clean_orphans(target.parent)
-    staged = publish.begin(target)
-    try:
-        written = _write(files, shards, staged)
+def _write_new_folder(write: Callable[[Path], list[Path]], source: Path, target: Path) -> list[Path]:
+    with publish.creating_folder(target, step=None) as staged:
+        written = write(staged)
         for path in _model_files(source):
             shutil.copy2(path, staged)
-        if target.is_dir():
-            target.rmdir()
-        staged.rename(target)
-    except BaseException:
-        publish.abandon(staged)
-        raise
     return [target / path.name for path in written]
 
 

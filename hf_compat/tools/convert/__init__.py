@@ -1,0 +1,1 @@
+"""Converting between Lightning's checkpoints and Hugging Face folders."""

@@ -1,0 +1,58 @@
+"""``convert``: a checkpoint of Lightning to a Hugging Face folder, or the other way."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_compat.errors import CheckpointError
+from hf_compat.tools.convert.lightning_checkpoints import is_lightning_folder, read_lightning_checkpoint
+from hf_compat.tools.convert.options import Options
+from hf_compat.tools.convert.to_file import convert_to_file
+from hf_compat.tools.convert.to_folder import convert_to_folder
+
+__all__ = ["Conversion", "convert"]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion has made."""
+
+    target: Path
+    notes: tuple[str, ...]
+    """What was not carried over, a sentence each."""
+
+
+def convert(
+    source: str | os.PathLike[str], target: str | os.PathLike[str], options: Options | None = None
+) -> Conversion:
+    """Convert a checkpoint of Lightning to a Hugging Face folder, or such a folder to a ``.ckpt`` file.
+
+    Nothing in the source can run code, and nothing is ever replaced: the target appears when it is complete.
+
+    Args:
+        source: A ``.ckpt`` file or folder of Lightning; or a model's folder, or a checkpoint of a Trainer.
+        target: A new folder, or for the other way a new file.
+        options: What the conversion cannot find out by itself.
+
+    Raises:
+        CheckpointError: If the source cannot be read or mapped with certainty, or the target exists.
+        CheckpointWriteError: If the target cannot be written.
+    """
+    origin, goal = Path(source), Path(target)
+    if not origin.exists():
+        raise CheckpointError(f"`{origin}` does not exist.")
+    if goal.is_dir() and not any(goal.iterdir()) and not _is_folder(origin):
+        pass
+    elif os.path.lexists(goal):
+        raise CheckpointError(f"`{goal}` exists already: name a new one, nothing is replaced.")
+    asked = options or Options()
+    if _is_folder(origin):
+        return Conversion(goal, tuple(convert_to_file(origin, goal, asked)))
+    return Conversion(goal, tuple(convert_to_folder(read_lightning_checkpoint(origin), goal, asked)))
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether ``path`` is a Hugging Face folder, not a checkpoint of Lightning."""
+    return path.is_dir() and not is_lightning_folder(path)

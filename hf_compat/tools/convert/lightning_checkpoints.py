@@ -1,0 +1,169 @@
+"""Reading a checkpoint of any Lightning run: one file, or a folder of FSDP or ModelParallelStrategy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_compat.checkpoint import distributed_files
+from hf_compat.checkpoint.unpickle import Unread, load_known
+from hf_compat.errors import CheckpointError
+
+__all__ = [
+    "META_NAME",
+    "VERSION_KEY",
+    "LightningCheckpoint",
+    "is_lightning_folder",
+    "is_plain",
+    "read_lightning_checkpoint",
+]
+
+VERSION_KEY = "pytorch-lightning_version"
+META_NAME = "meta.pt"
+"""The file with all but weights and optimizer states in a folder of Lightning's sharded strategies."""
+_WEIGHTS = ("state_dict", "model")
+"""Name of the weights in a sharded folder of ModelParallelStrategy, and of FSDPStrategy."""
+_WRAPPERS = re.compile(r"^_forward_module\.|(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What wrappers of Lightning, torch.compile and FSDP put into the names of weights."""
+
+
+@dataclass
+class LightningCheckpoint:
+    """What a Lightning run has saved."""
+
+    path: Path
+    weights: dict[str, Tensor]
+    """The LightningModule's state dict, without the names of wrappers; tied weights of a file share memory."""
+    rest: dict[str, Any]
+    """All other entries of the checkpoint but the states of optimizers."""
+    optimizers: list[dict[str, Any]] | None
+    """The states of optimizers, with indices or names for parameters; None if the checkpoint has weights only."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read, a sentence each."""
+
+    @property
+    def hyper_parameters(self) -> dict[str, Any]:
+        """The arguments of the LightningModule and of the data module that were saved."""
+        found: dict[str, Any] = {}
+        for key in ("datamodule_hyper_parameters", "hyper_parameters"):
+            value = self.rest.get(key)
+            if isinstance(value, Mapping):
+                found |= value
+        return found
+
+
+def is_lightning_folder(folder: Path) -> bool:
+    """Return whether ``folder`` is a checkpoint of one of Lightning's strategies that save folders."""
+    return (folder / META_NAME).is_file() or _is_deepspeed(folder)
+
+
+def read_lightning_checkpoint(path: Path) -> LightningCheckpoint:
+    """Return the checkpoint at ``path``; no code in it is run.
+
+    Raises:
+        CheckpointError: If it cannot be read, or is no checkpoint of Lightning.
+    """
+    if path.is_file():
+        return _read_file(path)
+    if (path / META_NAME).is_file():
+        return _read_sharded(path)
+    raise CheckpointError(
+        f"`{path}` was written by DeepSpeed, whose partitions are not supported. Make one file of them, and convert "
+        "that: `lightning.pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict`. It runs code in the "
+        "files, so use it on your own."
+    )
+
+
+def without_wrappers(name: str) -> str:
+    """Return the name of a parameter without those of the wrappers around its modules."""
+    return _WRAPPERS.sub("", name)
+
+
+def _read_file(path: Path) -> LightningCheckpoint:
+    content, unread = load_known(path)
+    if (
+        not isinstance(content, dict)
+        or VERSION_KEY not in content
+        or not isinstance(content.get("state_dict"), Mapping)
+    ):
+        raise CheckpointError(
+            f"`{path}` is not a checkpoint of Lightning: it has no entries `state_dict` and `{VERSION_KEY}`. Pass what "
+            "`ModelCheckpoint` or `trainer.save_checkpoint` of a Lightning run has written."
+        )
+    weights = content.pop("state_dict")
+    optimizers = content.pop("optimizer_states", None)
+    return _checkpoint(path, weights, content, optimizers, unread)
+
+
+def _read_sharded(folder: Path) -> LightningCheckpoint:
+    rest, unread = load_known(folder / META_NAME)
+    if not isinstance(rest, dict) or VERSION_KEY not in rest:
+        raise CheckpointError(
+            f"`{folder}` is not a checkpoint of a Lightning run: `{META_NAME}` has no `{VERSION_KEY}`. Those that "
+            "`lightning.fabric` alone has written are not supported."
+        )
+    weights: dict[str, Any] = {}
+    optimizers: dict[int, dict[str, Any]] = {}
+    for path, value in distributed_files.read_full(folder).items():
+        match path:
+            case (top, str(name)) if top in _WEIGHTS:
+                weights[name] = value
+            case (str(top), "state", str(name), str(key)) if top.startswith("optimizer_"):
+                state = _optimizer(optimizers, top)["state"]
+                state.setdefault(without_wrappers(name), {})[key] = value
+            case (str(top), "param_groups", int(number), str(key)) if top.startswith("optimizer_"):
+                _optimizer(optimizers, top)["groups"].setdefault(number, {})[key] = value
+            case (str(top), "param_groups") if top.startswith("optimizer_"):
+                _optimizer(optimizers, top)["groups"] = dict(enumerate(value))
+    states = [optimizers[number] for number in sorted(optimizers)]
+    named = [
+        {"state": each["state"], "param_groups": [_unwrapped(each["groups"][key]) for key in sorted(each["groups"])]}
+        for each in states
+    ]
+    return _checkpoint(folder, weights, rest, named if "lr_schedulers" in rest else None, unread)
+
+
+def _optimizer(optimizers: dict[int, dict[str, Any]], top: str) -> dict[str, Any]:
+    return optimizers.setdefault(int(top.removeprefix("optimizer_")), {"state": {}, "groups": {}})
+
+
+def _unwrapped(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {**group, "params": [without_wrappers(name) for name in group["params"]]}
+
+
+def _is_deepspeed(folder: Path) -> bool:
+    """Return whether DeepSpeed wrote ``folder`` in a Lightning run; a Trainer's has other names."""
+    return any((folder / "checkpoint").glob("*model_states.pt"))
+
+
+def _checkpoint(
+    path: Path, weights: Mapping[str, Any], rest: dict[str, Any], optimizers: Any, unread: list[str]
+) -> LightningCheckpoint:
+    release = str(rest[VERSION_KEY])
+    if release.startswith(("0.", "1.")):
+        raise CheckpointError(
+            f"`{path}` was written by Lightning {release}. Bring it up to date first: `python -m "
+            f"lightning.pytorch.utilities.upgrade_checkpoint {path}`."
+        )
+    tensors = {without_wrappers(name): value for name, value in weights.items() if isinstance(value, Tensor)}
+    opaque = sorted(name for name, value in weights.items() if not isinstance(value, Tensor))
+    notes = []
+    if opaque:
+        notes.append(f"entries of `state_dict` that are not tensors: {', '.join(opaque)}.")
+    if unread:
+        notes.append(f"objects of {', '.join(unread)}: only tensors and plain values are read, no code is run.")
+    return LightningCheckpoint(path, tensors, rest, optimizers, notes)
+
+
+def is_plain(value: object) -> bool:
+    """Return whether nothing in ``value`` stands for an object that was not read."""
+    if isinstance(value, Unread):
+        return False
+    if isinstance(value, Mapping):
+        return all(is_plain(item) for item in value.values())
+    return not isinstance(value, list | tuple | set) or all(is_plain(item) for item in value)

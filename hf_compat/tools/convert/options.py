@@ -1,0 +1,83 @@
+"""The options of a conversion."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_compat.errors import CheckpointError
+from hf_compat.tools.convert.grouping import Groups
+
+__all__ = ["Options", "options_of"]
+
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "B": 1, "": 1}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a conversion may be told; by default it finds out, and carries over all it can."""
+
+    weights_only: bool = False
+    """Whether to leave the training state out."""
+    model: Path | None = None
+    """The model's folder, or its ``config.json``."""
+    prefix: str | None = None
+    """What the names of the model's weights begin with in the LightningModule."""
+    architecture: str | None = None
+    """The model's class in transformers."""
+    groups: Groups | None = None
+    """The optimizer's groups: as a Trainer makes them, one, or as they are."""
+    parameters: Sequence[Any] | None = None
+    """The names of the optimizer's parameters in its order."""
+    batch_size: int | None = None
+    """Samples per device in a batch of the run."""
+    steps_between: tuple[int, int, int] | None = None
+    """Update steps between logs, evaluations and saves of the run that goes on."""
+    max_shard_size: int | None = None
+    """Maximum size of a weight file, in bytes."""
+
+
+def options_of(given: argparse.Namespace) -> Options:
+    """Return the options on the command line of ``hf-compat convert``.
+
+    Raises:
+        CheckpointError: If one of them cannot be used.
+    """
+    return Options(
+        weights_only=given.weights_only,
+        model=None if given.model is None else Path(given.model),
+        prefix=given.prefix,
+        architecture=given.architecture,
+        groups=given.groups,
+        parameters=None if given.parameters is None else _names_in(Path(given.parameters)),
+        batch_size=given.batch_size,
+        steps_between=None if given.steps_between is None else tuple(given.steps_between),
+        max_shard_size=None if given.max_shard_size is None else _bytes_of(given.max_shard_size),
+    )
+
+
+def _names_in(file: Path) -> list[Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"`--parameters {file}` cannot be read: {error}") from error
+    if not isinstance(found, list):
+        raise CheckpointError(f"`--parameters {file}` is not a JSON list of names.")
+    return found
+
+
+def _bytes_of(size: str) -> int:
+    """Return the number of bytes in ``size``, such as ``"5GB"`` or ``"200MiB"``.
+
+    Raises:
+        CheckpointError: If it is no size.
+    """
+    match = re.fullmatch(r"([0-9]+)\s*([A-Za-z]*)", size.strip())
+    if match is None or match[2].upper() not in _UNITS or int(match[1]) == 0:
+        raise CheckpointError(f"`--max-shard-size {size}` is not a size: pass bytes, or a number such as `5GB`.")
+    return int(match[1]) * _UNITS[match[2].upper()]

@@ -1,0 +1,270 @@
+"""A ``.ckpt`` file of Lightning, made of a Hugging Face folder: a model, or a checkpoint of a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hf_compat.checkpoint import distributed_files, names, publish
+from hf_compat.checkpoint.completeness import incomplete_reason
+from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.weight_files import adapter_file, weight_files
+from hf_compat.checkpoint.weights import read_weights
+from hf_compat.errors import CheckpointError
+from hf_compat.plan import DataPosition
+from hf_compat.state import TrainerState
+from hf_compat.tools.convert.architectures import Architecture, find_configuration, generation_in, named_architecture
+from hf_compat.tools.convert.carried import OWN_KEY, Carried
+from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
+from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
+from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters
+from hf_compat.tools.convert.options import Options
+from hf_compat.tools.convert.progress import Progress, loops_state
+
+__all__ = ["convert_to_file"]
+
+_PREFIX = "model."
+"""Where most LightningModules, hf_compat's included, have their model."""
+_SCALER = "MixedPrecision"
+_LISTS = (("optimizer_states", names.OPTIMIZER_NAME), ("lr_schedulers", names.SCHEDULER_NAME))
+_NO_PLACE = ("tokenizer*", "special_tokens_map.json", "preprocessor_config.json", names.TRAINING_ARGS_NAME)
+"""Files for which a checkpoint of Lightning has no place."""
+
+
+def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
+    """Write the new file ``target`` from ``folder``; return what is not carried over, a sentence each.
+
+    Raises:
+        CheckpointError: If the folder is incomplete, has no weights, or its optimizer's state cannot be mapped.
+        CheckpointWriteError: If the file cannot be written.
+    """
+    _check(folder)
+    configuration, _ = find_configuration(options.model or _own_configuration(folder), {})
+    architecture = None if configuration is None else named_architecture(configuration, options.architecture)
+    prefix = _PREFIX if options.prefix is None else options.prefix
+    prefix += "." if prefix and not prefix.endswith(".") else ""
+    notes: list[str] = []
+    weights = _weights(folder, architecture)
+    if architecture is None:
+        notes.append(
+            "weights tied to others: the model's class is not known, so that the file has the folder's names alone."
+        )
+    state_dict = {prefix + name: value for name, value in weights.items()}
+    content: dict[str, Any] = {VERSION_KEY: version("lightning"), "state_dict": state_dict}
+    carried = Carried(configuration, generation_in(folder))
+    if (folder / names.TRAINER_STATE_NAME).is_file():
+        content |= _training_state(folder, prefix, architecture, weights, carried, options, notes)
+    else:
+        content |= {"epoch": 0, "global_step": 0}
+        notes.append("the training state: the folder has none, so that the file has weights only.")
+    content[OWN_KEY] = carried.to_entry()
+    lost = sorted({path.name for pattern in _NO_PLACE for path in folder.glob(pattern)})
+    if lost:
+        notes.append(f"files that Lightning's checkpoints have no place for: {', '.join(lost)}.")
+    with publish.creating_file(target) as draft:
+        torch.save(content, draft)
+    return notes
+
+
+def _check(folder: Path) -> None:
+    if adapter_file(folder) is not None:
+        raise CheckpointError(
+            f"`{folder}` has adapters of peft, which are not supported: merge them with `merge_and_unload`, and save "
+            "the model with `save_pretrained`."
+        )
+    if not weight_files(folder) and distributed_files.sharded_weights(folder) is None:
+        checkpoints = list_checkpoints(folder)
+        advice = f", such as `{checkpoints[-1].path}`" if checkpoints else ""
+        raise CheckpointError(f"`{folder}` has no weights: pass a model's folder, or a checkpoint{advice}.")
+    if (folder / names.TRAINER_STATE_NAME).is_file():
+        reason = incomplete_reason(folder)
+        if reason is not None:
+            raise CheckpointError(f"`{folder}` is not a complete checkpoint: {reason}")
+
+
+def _own_configuration(folder: Path) -> Path | None:
+    return folder if (folder / "config.json").is_file() else None
+
+
+# ---- weights ----
+
+
+def _weights(folder: Path, architecture: Architecture | None) -> dict[str, Tensor]:
+    """Return the model's state dict, tied weights under each name."""
+    files = weight_files(folder)
+    if files:
+        found: dict[str, Tensor] = {name: value for file in files for name, value in read_weights(file)}
+    else:
+        entries = distributed_files.read_full(folder / names.SHARDED_WEIGHTS_NAME).items()
+        found = {path[1]: value for path, value in entries if path[0] == "model"}
+    if architecture is None:
+        return found
+    reason = architecture.misfit(found)
+    if reason is not None:
+        return _renamed(folder, architecture, reason)
+    first: dict[str, Tensor] = {}
+    for name, value in found.items():
+        first.setdefault(architecture.first[name], value)
+    return {name: first[architecture.first[name]] for name in architecture.shapes}
+
+
+def _renamed(folder: Path, architecture: Architecture, reason: str) -> dict[str, Tensor]:
+    """Return the weights as the model has them in memory, by other names or in other shapes than in files."""
+    model_class: Any = type(architecture.model)
+    try:
+        model, report = model_class.from_pretrained(
+            folder, config=architecture.model.config, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"The weights in `{folder}` are not those of {architecture.name}: {reason}.") from error
+    if report["missing_keys"] or report["unexpected_keys"]:
+        raise CheckpointError(f"The weights in `{folder}` are not those of {architecture.name}: {reason}.")
+    loaded: nn.Module = model
+    return dict(loaded.state_dict())
+
+
+# ---- the training state ----
+
+
+def _training_state(
+    folder: Path,
+    prefix: str,
+    architecture: Architecture | None,
+    weights: Mapping[str, Tensor],
+    carried: Carried,
+    options: Options,
+    notes: list[str],
+) -> dict[str, Any]:
+    point = ResumePoint(folder)
+    state, kept = point.trainer_state(), point.lightning_state()
+    carried.trainer_state = state
+    callbacks = kept.pop("callbacks", {})
+    loops = kept.pop("loops", None)
+    of_lightning = {name: kept.pop(name) for name in ("hyper_parameters", *(key for key, _ in _LISTS)) if name in kept}
+    kept.pop("state_dict", None)
+    position = point.lightning("position", DataPosition.from_dict)
+    progress = _progress(state, position)
+    if progress.batches and loops is None:
+        notes.append(
+            "the position in the epoch: Lightning begins the epoch's data again, and makes the batches that are left, "
+            "unless the train loader has a `state_dict`."
+        )
+    at_end = progress.batches == 0 and progress.epochs > 0
+    made: dict[str, Any] = {
+        "epoch": progress.epochs - at_end,
+        "global_step": state.global_step,
+        "loops": loops_state(progress) if loops is None else loops,
+    }
+    if options.weights_only:
+        carried.trainer_state = None
+        return made
+    carried.lightning = {name: value for name, value in kept.items() if name != "pytorch-lightning_version"}
+    optimizer, schedule = _optimizer_and_schedule(folder, prefix, architecture, weights, carried, options)
+    for (key, name), value in zip(_LISTS, (optimizer, schedule), strict=True):
+        made[key] = of_lightning.get(key, []) if value is None else [value]
+        if not made[key]:
+            notes.append(f"`{name}`: the folder has none.")
+    made["callbacks"] = callbacks
+    if "hyper_parameters" in of_lightning:
+        made["hyper_parameters"] = of_lightning["hyper_parameters"]
+    if (folder / names.SCALER_NAME).is_file():
+        made[_SCALER] = point.read(names.SCALER_NAME)
+    _random_states(folder, carried, notes)
+    notes.append("logs and metrics of the run: Lightning has no place for them.")
+    return made
+
+
+def _progress(state: TrainerState, position: DataPosition | None) -> Progress:
+    """Return the counters of a Lightning run at the same place, as far as the folder tells."""
+    steps, epoch = state.global_step, float(state.epoch or 0.0)
+    if position is not None and not position.other_windows:
+        batches, epochs = position.samples // max(position.samples_per_batch, 1), position.epoch
+        per_epoch = (steps * position.accumulate - batches) // epochs if epochs else 0
+        return Progress(steps, epochs, batches, per_epoch)
+    per_epoch = round(steps / epoch) if epoch else 0
+    epochs = int(epoch + 1e-6)
+    return Progress(steps, epochs, max(steps - epochs * per_epoch, 0), per_epoch)
+
+
+def _optimizer_and_schedule(
+    folder: Path,
+    prefix: str,
+    architecture: Architecture | None,
+    weights: Mapping[str, Tensor],
+    carried: Carried,
+    options: Options,
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    saved = _optimizer_state(folder)
+    file = folder / names.SCHEDULER_NAME
+    schedule: dict[str, Any] | None = load_trusted(file) if file.is_file() else None
+    if saved is None:
+        return None, schedule
+    groups = options.groups or "keep"
+    named = _named(saved, architecture, weights, options, must=groups != "keep")
+    if named is None:
+        return saved, schedule
+    order = list(weights) if architecture is None else list(architecture.parameters)
+    decayed = None if architecture is None else architecture.decayed
+    regrouped, former = regroup(named, order, decayed, groups)
+    carried.parameters = [[prefix + name for name in group["params"]] for group in regrouped.groups]
+    if schedule is not None:
+        schedule = regroup_schedule(schedule, former, len(named.groups))
+    return numbered(regrouped), schedule
+
+
+def _named(
+    saved: Mapping[str, Any],
+    architecture: Architecture | None,
+    weights: Mapping[str, Tensor],
+    options: Options,
+    *,
+    must: bool,
+) -> NamedOptimizer | None:
+    """Return ``saved`` by name; None if the names are not known, unless they ``must`` be."""
+    known = list(weights) if architecture is None else list(architecture.parameters)
+    shapes = {name: tuple(weights[name].shape) for name in known}
+    decayed = None if architecture is None else architecture.decayed
+    try:
+        return name_parameters(saved, Candidates(shapes, known, decayed, ""), options.parameters)
+    except CheckpointError:
+        if must or options.parameters is not None:
+            raise
+        return None
+
+
+def _optimizer_state(folder: Path) -> dict[str, Any] | None:
+    """Return the optimizer's state dict, by index or by name; None if there is none."""
+    for name in (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME):
+        if (folder / name).is_file():
+            state: dict[str, Any] = load_trusted(folder / name)
+            return state
+    sharded = folder / names.SHARDED_OPTIMIZER_NAME
+    if not distributed_files.is_sharded(sharded):
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    groups: dict[int, dict[str, Any]] = {}
+    for path, value in distributed_files.read_full(sharded).items():
+        match path:
+            case ("optimizer", "state", str(name), str(key)):
+                found.setdefault(name, {})[key] = value
+            case ("optimizer", "param_groups", int(number), str(key)):
+                groups.setdefault(number, {})[key] = value
+    return {"state": found, "param_groups": [groups[number] for number in sorted(groups)]}
+
+
+def _random_states(folder: Path, carried: Carried, notes: list[str]) -> None:
+    files = sorted(folder.glob("rng_state*.pth"))
+    for path in files:
+        carried.add_rng(path.name, load_trusted(path))
+    if files:
+        notes.append(
+            "random states: Lightning restores none, so that dropout and shuffling go on with other numbers. The way "
+            "back restores them."
+        )
