@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SequentialSampler
 
-from hf_compat import Trainer, TrainingArguments, cli
+from hf_compat import HFCheckpointIO, Trainer, TrainingArguments, cli
 from hf_compat.checkpoint import distributed_files, names
 from hf_compat.errors import CheckpointError
 from hf_compat.optim.groups import parameter_groups
@@ -65,7 +65,13 @@ class Module(pl.LightningModule):
 
 
 def lightning_run(
-    folder: Path, module: pl.LightningModule, *, epochs: int = 2, resume: Path | None = None, **saving: Any
+    folder: Path,
+    module: pl.LightningModule,
+    *,
+    epochs: int = 2,
+    resume: Path | None = None,
+    plugins: Any = (),
+    **saving: Any,
 ):
     """Train with ``lightning.Trainer``, rows in order, with a checkpoint for each epoch or as ``saving`` says."""
     saves = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, auto_insert_metric_name=False, **saving)
@@ -75,6 +81,7 @@ def lightning_run(
         trainer = pl.Trainer(
             accelerator="cpu",
             callbacks=[saves],
+            plugins=list(plugins),
             max_epochs=epochs,
             logger=False,
             enable_progress_bar=False,
@@ -269,6 +276,29 @@ def test_lightning_goes_on_where_a_trainer_stopped(tmp_path, capsys):
     assert_equal(module.model.state_dict(), whole.model.state_dict())
     assert_equal(resumed.optimizers[0].state_dict()["state"], whole.optimizer.state_dict()["state"])
     assert_equal(resumed.lr_scheduler_configs[0].scheduler.state_dict(), whole.lr_scheduler.state_dict())
+
+
+def test_a_folder_of_lightning_goes_back(tmp_path):
+    """A folder that ``HFCheckpointIO`` wrote for Lightning becomes Lightning's file, other weights included."""
+    module = Module(beside=True)
+    lightning_run(tmp_path / "run", module, plugins=[HFCheckpointIO()])
+    (folder,) = (tmp_path / "run").glob("3*")
+    convert(folder, tmp_path / "run.ckpt")
+    resumed = Module(beside=True)
+    with torch.no_grad():
+        resumed.head.weight.zero_()
+    lightning_run(tmp_path / "again", resumed, resume=tmp_path / "run.ckpt")
+    assert_equal(resumed.state_dict(), module.state_dict())
+
+
+def test_lightning_goes_on_within_an_epoch(tmp_path):
+    """A checkpoint within an epoch makes the batches that are left of it, from the epoch's first one, which is said."""
+    trainer_run(tmp_path / "ours", save_strategy="steps", save_steps=4)
+    made = convert(tmp_path / "ours" / "checkpoint-4", tmp_path / "run.ckpt")
+    assert told(made, "the position in the epoch")
+    module = Module("decay")
+    trainer = lightning_run(tmp_path / "run", module, resume=tmp_path / "run.ckpt")
+    assert (trainer.global_step, trainer.current_epoch) == (STEPS, 2)
 
 
 def test_one_group_for_lightning(tmp_path):

@@ -57,6 +57,7 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
             "weights tied to others: the model's class is not known, so that the file has the folder's names alone."
         )
     state_dict = {prefix + name: value for name, value in weights.items()}
+    state_dict |= ResumePoint(folder).lightning_state().get("state_dict", {})  # `HFCheckpointIO`'s, beside the model
     content: dict[str, Any] = {VERSION_KEY: version("lightning"), "state_dict": state_dict}
     carried = Carried(configuration, generation_in(folder))
     if (folder / names.TRAINER_STATE_NAME).is_file():
@@ -146,12 +147,11 @@ def _training_state(
     state, kept = point.trainer_state(), point.lightning_state()
     carried.trainer_state = state
     callbacks = kept.pop("callbacks", {})
-    loops = kept.pop("loops", None)
-    of_lightning = {name: kept.pop(name) for name in ("hyper_parameters", *(key for key, _ in _LISTS)) if name in kept}
     kept.pop("state_dict", None)
+    of_lightning = kept if "loops" in kept else {}  # `HFCheckpointIO` has written it
     position = point.lightning("position", DataPosition.from_dict)
     progress = _progress(state, position)
-    if progress.batches and loops is None:
+    if progress.batches and not of_lightning:
         notes.append(
             "the position in the epoch: Lightning begins the epoch's data again, and makes the batches that are left, "
             "unless the train loader has a `state_dict`."
@@ -160,20 +160,19 @@ def _training_state(
     made: dict[str, Any] = {
         "epoch": progress.epochs - at_end,
         "global_step": state.global_step,
-        "loops": loops_state(progress) if loops is None else loops,
+        "loops": loops_state(progress),
+        **of_lightning,
     }
     if options.weights_only:
         carried.trainer_state = None
         return made
-    carried.lightning = {name: value for name, value in kept.items() if name != "pytorch-lightning_version"}
+    carried.lightning = {} if of_lightning else kept
     optimizer, schedule = _optimizer_and_schedule(folder, prefix, architecture, weights, carried, options)
     for (key, name), value in zip(_LISTS, (optimizer, schedule), strict=True):
-        made[key] = of_lightning.get(key, []) if value is None else [value]
+        made[key] = made.get(key, []) if value is None else [value]
         if not made[key]:
             notes.append(f"`{name}`: the folder has none.")
     made["callbacks"] = callbacks
-    if "hyper_parameters" in of_lightning:
-        made["hyper_parameters"] = of_lightning["hyper_parameters"]
     if (folder / names.SCALER_NAME).is_file():
         made[_SCALER] = point.read(names.SCALER_NAME)
     _random_states(folder, carried, notes)
