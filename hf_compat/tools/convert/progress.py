@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Progress", "epochs_done", "loops_state"]
+__all__ = ["Counters", "epochs_done", "loops_state"]
 
 
 @dataclass(frozen=True)
-class Progress:
+class Counters:
     """How far a run is."""
 
     update_steps: int
@@ -46,7 +46,7 @@ def epochs_done(loops: Any, epoch: int) -> float:
     return float(done + (current / per_epoch if per_epoch else 0.0))
 
 
-def loops_state(progress: Progress) -> dict[str, Any]:
+def loops_state(progress: Counters) -> dict[str, Any]:
     """Return the entry ``loops`` of a checkpoint saved at the end of an epoch, or after a batch in one."""
     steps, epochs = progress.update_steps, progress.epochs
     is_end = progress.batches == 0 and epochs > 0

@@ -26,7 +26,7 @@ from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
 from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters
 from hf_compat.tools.convert.options import Options
-from hf_compat.tools.convert.progress import Progress, loops_state
+from hf_compat.tools.convert.progress import Counters, loops_state
 
 __all__ = ["convert_to_file"]
 
@@ -180,16 +180,16 @@ def _training_state(
     return made
 
 
-def _progress(state: TrainerState, position: DataPosition | None) -> Progress:
+def _progress(state: TrainerState, position: DataPosition | None) -> Counters:
     """Return the counters of a Lightning run at the same place, as far as the folder tells."""
     steps, epoch = state.global_step, float(state.epoch or 0.0)
     if position is not None and not position.other_windows:
         batches, epochs = position.samples // max(position.samples_per_batch, 1), position.epoch
         per_epoch = (steps * position.accumulate - batches) // epochs if epochs else 0
-        return Progress(steps, epochs, batches, per_epoch)
+        return Counters(steps, epochs, batches, per_epoch)
     per_epoch = round(steps / epoch) if epoch else 0
     epochs = int(epoch + 1e-6)
-    return Progress(steps, epochs, max(steps - epochs * per_epoch, 0), per_epoch)
+    return Counters(steps, epochs, max(steps - epochs * per_epoch, 0), per_epoch)
 
 
 def _optimizer_and_schedule(
