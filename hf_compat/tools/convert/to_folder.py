@@ -191,7 +191,7 @@ def _optimizer_file(
 ) -> tuple[list[int], int]:
     """Add the optimizer's state to ``files``; return the former group of each group, and how many there were."""
     assert checkpoint.optimizers is not None, "checked before"
-    shapes = dict(_parameters(checkpoint.weights, place))
+    shapes = dict(_named_shapes(checkpoint.weights, place))
     model = [name for name in shapes if name.startswith(place.prefix)]
     architecture = place.architecture
     decayed = None if architecture is None else frozenset(place.prefix + name for name in architecture.decayed)
@@ -210,7 +210,7 @@ def _optimizer_file(
     return former, len(named.groups)
 
 
-def _parameters(weights: Mapping[str, Tensor], place: Place) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _named_shapes(weights: Mapping[str, Tensor], place: Place) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of each parameter of the module, tied ones once."""
     own = (
         None if place.architecture is None else frozenset(place.prefix + name for name in place.architecture.parameters)
