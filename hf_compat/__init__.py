@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         NotebookProgressCallback,
         PrinterCallback,
         ProgressCallback,
+        RichProgressCallback,
         TrainerCallback,
     )
     from hf_compat.callbacks.defaults import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
@@ -135,6 +136,7 @@ _HOMES: dict[str, str] = {
     "PrinterCallback": "hf_compat.callbacks",
     "ProgressCallback": "hf_compat.callbacks",
     "RemoveColumnsCollator": "hf_compat.data.columns",
+    "RichProgressCallback": "hf_compat.callbacks",
     "SAFE_WEIGHTS_INDEX_NAME": "hf_compat.checkpoint.names",
     "SAFE_WEIGHTS_NAME": "hf_compat.checkpoint.names",
     "SCALER_NAME": "hf_compat.checkpoint.names",
@@ -224,6 +226,7 @@ __all__ = [
     "PrinterCallback",
     "ProgressCallback",
     "RemoveColumnsCollator",
+    "RichProgressCallback",
     "SaveStrategy",
     "SchedulerType",
     "Seq2SeqTrainer",

@@ -5,6 +5,7 @@ from hf_compat.callbacks.early_stopping import EarlyStoppingCallback
 from hf_compat.callbacks.handler import CallbackHandler
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
 from hf_compat.callbacks.progress import PrinterCallback, ProgressCallback
+from hf_compat.callbacks.rich_progress import RichProgressCallback
 from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "NotebookProgressCallback",
     "PrinterCallback",
     "ProgressCallback",
+    "RichProgressCallback",
     "TrainerCallback",
     "is_in_notebook",
     "is_kind_of",

@@ -1,15 +1,15 @@
-"""Firing an event: the one place where what callbacks return becomes the run's control."""
+"""Firing an event: the one place where what callbacks return becomes the run's control; and closing bars."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.callbacks.handler import CallbackHandler
     from hf_compat.state import TrainerControl, TrainerState
 
-__all__ = ["EventHost", "fire"]
+__all__ = ["EventHost", "close_bars", "fire"]
 
 
 class EventHost(Protocol):
@@ -30,3 +30,22 @@ def fire(host: EventHost, event: str, *given: Any) -> None:
         *given: What the event carries besides arguments, state and control: metrics or logs.
     """
     host.control = getattr(host.callback_handler, event)(host.args, host.state, host.control, *given)
+
+
+@runtime_checkable
+class _HasBars(Protocol):
+    """A callback that draws on the terminal."""
+
+    def close_bars(self, *, evaluation_only: bool = False) -> None: ...
+
+
+def close_bars(host: EventHost, *, evaluation_only: bool = False) -> None:
+    """Close the bars that the callbacks of ``host`` have left open, so that an error is told below them.
+
+    Args:
+        host: The Trainer.
+        evaluation_only: Leave the bars of the training.
+    """
+    for callback in host.callback_handler.callbacks:
+        if isinstance(callback, _HasBars):
+            callback.close_bars(evaluation_only=evaluation_only)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.callbacks.figures import Figures
 from hf_compat.callbacks.notebook_bars import NotebookProgressBar, NotebookTrainingTracker, show, table
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.metrics import has_length
@@ -51,24 +52,31 @@ class NotebookProgressCallback(TrainerCallback):
         self.training_tracker: NotebookTrainingTracker | None = None
         self.prediction_bar: NotebookProgressBar | None = None
         self._force_next_update = False
+        self._figures = Figures()
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: object = None,
+        **kwargs: Any,
     ) -> None:
-        """Create the bar and the table."""
+        """Draw the bar, at the update step that the run resumes from, and the table."""
+        self.close_bars()
+        self._figures.begin(args, state, train_dataloader)
         validation = [] if args.eval_strategy == "no" else ["Validation Loss"]
         self.training_tracker = NotebookTrainingTracker(
             state.max_steps, [_first_column(args), "Training Loss", *validation]
         )
+        self.training_tracker.begin(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Advance the bar."""
+        self._figures.advance(state)
         if self.training_tracker is not None:
-            epoch = f"{state.epoch:.2f}".removesuffix(".00")
             self.training_tracker.update(
-                state.global_step,
-                comment=f"Epoch {epoch}/{state.num_train_epochs}",
-                force_update=self._force_next_update,
+                state.global_step, comment=self._comment(), force_update=self._force_next_update
             )
         self._force_next_update = False
 
@@ -108,6 +116,7 @@ class NotebookProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Add a row, if there are no evaluations."""
+        self._figures.log(logs or {})
         if self.training_tracker is not None and args.eval_strategy == "no" and logs and "loss" in logs:
             self.training_tracker.write_line({"Training Loss": logs["loss"], "Step": state.global_step})
 
@@ -135,9 +144,22 @@ class NotebookProgressCallback(TrainerCallback):
     ) -> None:
         """Draw the bar and the table one last time."""
         if self.training_tracker is not None:
-            epochs = f"Epoch {int(state.epoch or 0)}/{state.num_train_epochs}"
-            self.training_tracker.update(state.global_step, comment=epochs, force_update=True)
+            self._figures.end()
+            self.training_tracker.update(state.global_step, comment=self._comment(), force_update=True)
         self.training_tracker = None
+
+    def close_bars(self, *, evaluation_only: bool = False) -> None:
+        """Forget the bars that an error has left open; they stay as they are.
+
+        Args:
+            evaluation_only: Keep the bar of the training.
+        """
+        self.prediction_bar = None
+        if not evaluation_only:
+            self.training_tracker = None
+
+    def _comment(self) -> str:
+        return ", ".join([self._figures.epoch, *self._figures.texts("learning_rate", "samples")])
 
     def _close_prediction_bar(self) -> None:
         if self.prediction_bar is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from hf_compat.callbacks.figures import Pace, clock
 from hf_compat.errors import require_package
 
 __all__ = ["NotebookProgressBar", "NotebookTrainingTracker", "show", "table"]
@@ -20,12 +21,6 @@ class _Display(Protocol):
 
     def update(self, html: object, /) -> None:
         """Replace the output."""
-
-
-def _clock(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    minutes, seconds = divmod(rest, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes:02d}:{seconds:02d}"
 
 
 def _cell(value: object) -> str:
@@ -64,8 +59,13 @@ class NotebookProgressBar:
         self.comment = ""
         self.html_code = ""
         self._output: _Display | None = None
-        self._began: tuple[float, int] | None = None
+        self._pace: Pace | None = None
         self._drawn_at = 0.0
+
+    def begin(self, value: int) -> None:
+        """Draw the bar with ``value`` done before, by the run that is resumed; without it, the first update begins."""
+        self.value, self._pace = value, Pace(value)
+        self.display()
 
     def update(self, value: int, force_update: bool = False, comment: str | None = None) -> None:
         """Set ``value``, and redraw at most five times a second.
@@ -78,9 +78,9 @@ class NotebookProgressBar:
         now = time.monotonic()
         self.value = min(value, self.total)
         self.comment = self.comment if comment is None else comment
-        is_first, is_full = self._began is None, value >= self.total
-        if is_first:
-            self._began = (now, value)
+        is_first, is_full = self._pace is None, value >= self.total
+        self._pace = self._pace or Pace(self.value)
+        self._pace.advance(self.value)
         if is_first or is_full or force_update or now - self._drawn_at >= _REDRAW_SECONDS:
             self._drawn_at = now
             self.display()
@@ -107,12 +107,12 @@ class NotebookProgressBar:
         )
 
     def _label(self) -> str:
-        begin, first = self._began or (time.monotonic(), self.value)
-        passed, done = time.monotonic() - begin, self.value - first
-        parts = [f"{self.value:>{len(str(self.total))}}/{self.total} {_clock(passed)}"]
-        if done > 0 and self.value < self.total and passed > 0:
-            parts[0] += f" &lt; {_clock(passed / done * (self.total - self.value))}"
-            parts.append(f"{done / passed:.2f} it/s")
+        pace = self._pace or Pace(self.value)
+        parts = [f"{self.value:>{len(str(self.total))}}/{self.total} {clock(pace.elapsed)}"]
+        left, rate = pace.seconds_left(self.total), pace.rate
+        if left and rate:  # not before the first step, and not after the last
+            parts[0] += f" &lt; {clock(left)}"
+            parts.append(f"{rate:.2f} it/s")
         if self.comment:
             parts.append(html.escape(self.comment))
         return f"[{', '.join(parts)}]"

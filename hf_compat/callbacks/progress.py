@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.callbacks.figures import Figures
+from hf_compat.callbacks.log_lines import log_line, shorten_floats, shortens_floats
+from hf_compat.callbacks.terminal_bars import TerminalBar, is_terminal
 from hf_compat.callbacks.trainer_callback import TrainerCallback
+from hf_compat.environment import is_switched_on
 from hf_compat.metrics import has_length
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["PrinterCallback", "ProgressCallback"]
+__all__ = ["ENVIRONMENT_VARIABLE", "PrinterCallback", "ProgressCallback"]
 
-
-def _shortens_floats(args: TrainingArguments) -> bool:
-    """Return whether the release shows floats with 4 significant digits, as 5.0 and later do."""
-    return resolve_semantics(getattr(args, "semantics", None)).release.major >= 5
-
-
-def _shorten_floats(logs: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()}
+ENVIRONMENT_VARIABLE = "HF_COMPAT_TERMINAL_BARS_ONLY"
+"""If set to 1, bars are drawn on a terminal alone, as with ``ProgressCallback(terminal_only=True)``."""
 
 
 class ProgressCallback(TrainerCallback):
     """Shows a progress bar over the update steps, a second one over the batches of an evaluation, and the logs.
 
+    On a terminal the bar has the epoch, the loss, the learning rate and the samples per second, as far as they fit, and
+    the bar of an evaluation vanishes with its end. Elsewhere, such as in a file, bars are drawn as transformers draws
+    them.
+
     Args:
         max_str_len: Maximum length of a string in the logs; longer ones are not shown.
+        terminal_only: Whether to draw no bars but on a terminal; logs are written anyway. Default: whether
+            ``HF_COMPAT_TERMINAL_BARS_ONLY`` is set to 1.
+
+    Attributes:
+        training_bar: The bar of the training; None outside it and on all ranks but 0.
+        prediction_bar: The bar of the current evaluation or prediction.
+        current_step: The update step that the bar shows.
     """
 
-    def __init__(self, max_str_len: int = 100) -> None:
+    def __init__(self, max_str_len: int = 100, terminal_only: bool | None = None) -> None:
         self.training_bar: Any = None
         self.prediction_bar: Any = None
         self.max_str_len = max_str_len
+        self.terminal_only = terminal_only
         self.current_step = 0
+        self._figures = Figures()
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        train_dataloader: object = None,
+        **kwargs: Any,
     ) -> None:
-        """Open the bar; again if training restarts with a smaller batch size."""
+        """Open the bar, at the update step that the run resumes from; again if training restarts."""
+        self.close_bars()
+        self._figures.begin(args, state, train_dataloader)
+        self.current_step = state.global_step
         if state.is_world_process_zero:
-            self._close_training_bar()
-            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True)
-        self.current_step = 0
+            settings = {"total": state.max_steps, "initial": state.global_step, **self._settings()}
+            self.training_bar = TerminalBar(self._figures, **settings) if is_terminal() else tqdm(**settings)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Advance the bar to the update step; after a resume it jumps there from 0."""
+        """Advance the bar to the update step."""
+        self._figures.advance(state)
         if self.training_bar is not None:
             self.training_bar.update(state.global_step - self.current_step)
         self.current_step = state.global_step
@@ -67,8 +84,13 @@ class ProgressCallback(TrainerCallback):
         if not (state.is_world_process_zero and has_length(eval_dataloader)):
             return
         if self.prediction_bar is None:
-            # The bar stays only if there is no training bar above it.
-            self.prediction_bar = tqdm(total=len(eval_dataloader), leave=self.training_bar is None, dynamic_ncols=True)
+            is_nested = self.training_bar is not None
+            self.prediction_bar = tqdm(
+                total=len(eval_dataloader),
+                desc="Evaluation" if is_nested and is_terminal() else None,
+                leave=not is_nested,
+                **self._settings(),
+            )
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -95,16 +117,9 @@ class ProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Write the logs above the bar, without ``total_flos``."""
-        if self.training_bar is None:
-            return
-        shown: dict[str, Any] = {
-            name: self._shown(value) for name, value in (logs or {}).items() if name != "total_flos"
-        }
-        if _shortens_floats(args):
-            shown = _shorten_floats(shown)
-        elif "epoch" in shown:
-            shown["epoch"] = round(shown["epoch"], 2)
-        self.training_bar.write(str(shown))
+        if self.training_bar is not None:
+            self._figures.log(logs or {})
+            self.training_bar.write(log_line(args, logs or {}, self.max_str_len))
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -112,12 +127,23 @@ class ProgressCallback(TrainerCallback):
         """Close the bar."""
         self._close_training_bar()
 
-    def _shown(self, value: object) -> object:
-        if isinstance(value, str) and len(value) > self.max_str_len:
-            return f"[{len(value)} characters, more than `max_str_len={self.max_str_len}`]"
-        return value
+    def close_bars(self, *, evaluation_only: bool = False) -> None:
+        """Close the bars that an error has left open, so that it is told below them.
+
+        Args:
+            evaluation_only: Leave the bar of the training.
+        """
+        self._close_prediction_bar()
+        if not evaluation_only:
+            self._close_training_bar()
+
+    def _settings(self) -> dict[str, Any]:
+        chosen = is_switched_on(ENVIRONMENT_VARIABLE) if self.terminal_only is None else self.terminal_only
+        # `disable` is left out otherwise, so that TQDM_DISABLE has its effect.
+        return {"dynamic_ncols": True, **({"disable": True} if chosen and not is_terminal() else {})}
 
     def _close_training_bar(self) -> None:
+        self._figures.end()
         if self.training_bar is not None:
             self.training_bar.close()
         self.training_bar = None
@@ -143,5 +169,5 @@ class PrinterCallback(TrainerCallback):
         if logs is not None:
             logs.pop("total_flos", None)
         if state.is_local_process_zero:
-            shortens = logs is not None and _shortens_floats(args)
-            print(_shorten_floats(logs) if shortens and logs is not None else logs)  # noqa: T201  (the purpose of this class)
+            shortens = logs is not None and shortens_floats(args)
+            print(shorten_floats(logs) if shortens and logs is not None else logs)  # noqa: T201  (the purpose of this class)

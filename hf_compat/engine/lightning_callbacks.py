@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
+    RichProgressBar,
     WeightAveraging,
 )
 
@@ -24,7 +25,15 @@ from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["NEVER_CALLED", "SUPPORT", "Support", "callback_problems", "defines_hook", "without_logger"]
+__all__ = [
+    "NEVER_CALLED",
+    "SUPPORT",
+    "Support",
+    "callback_problems",
+    "defines_hook",
+    "draws_with_rich",
+    "without_logger",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,9 @@ SUPPORT: dict[str, Support] = {
     ),
     "ProgressBar": _works("The base class of progress bars: they count update steps."),
     "RichModelSummary": _works("As `ModelSummary`. Needs rich."),
-    "RichProgressBar": _works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`. Needs rich."),
+    "RichProgressBar": _works(
+        "Counts update steps, in place of transformers' bar; logs are printed above it. Needs rich."
+    ),
     "StochasticWeightAveraging": _refused(
         "it replaces Lightning's schedule and skips backward passes, which have no effect under manual optimization",
         "WeightAveraging with a `should_update` of yours, and `lr_scheduler_type`",
@@ -177,6 +188,11 @@ def callback_problems(
 def without_logger(callbacks: Sequence[Callback]) -> list[str]:
     """Return the names of the callbacks that cannot work without a Lightning logger."""
     return [_name(one) for one in callbacks if isinstance(one, DeviceStatsMonitor | LearningRateMonitor)]
+
+
+def draws_with_rich(callbacks: Sequence[Callback]) -> bool:
+    """Return whether one of ``callbacks`` draws bars with Rich, beside which no other bar can be drawn."""
+    return any(isinstance(one, RichProgressBar) for one in callbacks)
 
 
 def _refused_class(callback: Callback) -> str | None:

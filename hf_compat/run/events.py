@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
 
-from hf_compat.callbacks.firing import fire
+from hf_compat.callbacks.firing import close_bars, fire
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
 
@@ -82,3 +82,7 @@ class Events(RunCallback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Fire ``on_epoch_end``."""
         fire(self._host, "on_epoch_end")
+
+    def end(self) -> None:
+        """Close the bars of a run that ended without ``on_train_end``."""
+        close_bars(self._host)

@@ -12,11 +12,12 @@ from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
 from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.callbacks import CallbackHandler, PrinterCallback, defaults
+from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
 from hf_compat.distributed.run_state import Compilation, RunState
 from hf_compat.engine.keywords import is_lightning_callback
+from hf_compat.engine.lightning_callbacks import draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
@@ -186,4 +187,6 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
         trainer.optimizer,
         trainer.lr_scheduler,
     )
-    trainer.add_callback(PrinterCallback if trainer.args.disable_tqdm else defaults.DEFAULT_PROGRESS_CALLBACK)
+    if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
+        prints = trainer.args.disable_tqdm or draws_with_rich(runtime.callbacks)
+        trainer.add_callback(PrinterCallback if prints else defaults.DEFAULT_PROGRESS_CALLBACK)

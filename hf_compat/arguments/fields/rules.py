@@ -132,6 +132,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "plan/plan.py",
         also_in=(
+            "callbacks/figures.py",
             "model_card/eval_results.py",
             "optim/in_backward.py",
             "optim/low_rank.py",
