@@ -341,7 +341,7 @@ def test_one_of_two_processes_shows(words, tmp_path):
     """Of two ranks one writes: each log is there once, and so is the full bar, if bars are drawn in a file."""
     ended = torchrun(SCRIPTS / "progress_script.py", tmp_path, *words)
     assert ended.code == 0, ended.output
-    lines = re.split(r"[\r\n]+", ended.output)
+    lines = re.split(r"[\r\n]+|\x1b\[A", ended.output)
     assert len(logs_among(lines)) == 7  # 4 update steps, two evaluations, the end
     assert sum("0/4 [00:00<?" in line for line in lines) == (0 if words else 1)
 
