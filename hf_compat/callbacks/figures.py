@@ -136,7 +136,7 @@ def _two_digits(speed: float) -> str:
 
 def _samples_per_update_step(args: TrainingArguments, loader: object) -> int | None:
     """Return the samples of a full update step over all ranks; None if the loader does not tell its batch size."""
-    size: int | None = getattr(loader, "total_batch_size", None)
-    if size is None and getattr(loader, "batch_size", None):
-        size = int(loader.batch_size) * args.world_size  # type: ignore[attr-defined]
-    return None if size is None else size * args.gradient_accumulation_steps
+    size, ranks = getattr(loader, "total_batch_size", None), 1
+    if size is None:
+        size, ranks = getattr(loader, "batch_size", None), args.world_size
+    return size * ranks * args.gradient_accumulation_steps if isinstance(size, int) else None
