@@ -60,6 +60,7 @@ def test_star_import_in_a_fresh_process():
 DIFFERENT = {
     "EvaluationStrategy": "gone since 5.0",
     "HFCheckpointIO": "a plugin of Lightning's, which transformers does not have",
+    "RichProgressCallback": "the bars with Rich, which transformers does not have",
     "Seq2SeqTrainer": "compared method by method in test_trainer_api.py",
     "Seq2SeqTrainingArguments": "compared field by field in test_arguments.py",
     "Trainer": "compared method by method in test_trainer_api.py",

@@ -136,7 +136,8 @@ def _two_digits(speed: float) -> str:
 
 def _samples_per_update_step(args: TrainingArguments, loader: object) -> int | None:
     """Return the samples of a full update step over all ranks; None if the loader does not tell its batch size."""
-    size, ranks = getattr(loader, "total_batch_size", None), 1
-    if size is None:
-        size, ranks = getattr(loader, "batch_size", None), args.world_size
-    return size * ranks * args.gradient_accumulation_steps if isinstance(size, int) else None
+    over_all_ranks = getattr(loader, "total_batch_size", None)
+    size = getattr(loader, "batch_size", None) if over_all_ranks is None else over_all_ranks
+    if not isinstance(size, int):
+        return None
+    return size * (args.world_size if over_all_ranks is None else 1) * args.gradient_accumulation_steps
