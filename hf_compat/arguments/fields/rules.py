@@ -376,7 +376,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "semantics",
         "plan",
         "trainer/trainer.py",
-        also_in=("callbacks/default_flow.py", "callbacks/progress.py", "engine/settings.py"),
+        also_in=("callbacks/default_flow.py", "callbacks/log_lines.py", "engine/settings.py"),
     ),
     FieldRule("save_async", "plan", "checkpoint/background.py", also_in=("engine/strategies/deepspeed/limits.py",)),
     FieldRule("on_save_error", "plan", "run/saving.py"),
