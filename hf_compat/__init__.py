@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from hf_compat.seeding import enable_full_determinism, seed_worker, set_seed
     from hf_compat.state import ExportableState, TrainerControl, TrainerState
     from hf_compat.trainer import Seq2SeqTrainer, Trainer
+    from hf_compat.trainer.pieces import to_lightning
     from hf_compat.tuning.spaces import (
         BestRun,
         default_compute_objective,
@@ -171,6 +172,7 @@ _HOMES: dict[str, str] = {
     "set_seed": "hf_compat.seeding",
     "speed_metrics": "hf_compat.metrics",
     "string_to_bool": "hf_compat.arguments.fields.types",
+    "to_lightning": "hf_compat.trainer.pieces",
     "torch_default_data_collator": "hf_compat.data.collators",
     "total_processes_number": "hf_compat.distributed.ranks",
 }
@@ -254,6 +256,7 @@ __all__ = [
     "set_seed",
     "speed_metrics",
     "string_to_bool",
+    "to_lightning",
     "torch_default_data_collator",
     "total_processes_number",
 ]
@@ -262,6 +265,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name == "lightning":  # not in `__all__`: `import *` would hide Lightning's own package
+        value = importlib.import_module("hf_compat.lightning")
     elif is_handed_on(name):
         value = hand_on(name)
     else:

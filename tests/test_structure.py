@@ -164,16 +164,16 @@ def stores(tree, names):
 
 
 WRITERS = {
-    "_created_lr_scheduler": {"create_scheduler", "fit"},
+    "_created_lr_scheduler": {"create_scheduler", "_plan_fit"},
     "_eval_dataloaders": {"__init__", "_join_as_rank"},
     "_gen_kwargs": {"__init__", "_set_gen_kwargs"},
     "_past": {"on_train_epoch_start", "end", "_end", "fresh_past", "store_past"},
     "_signature_columns": {"_set_signature_columns_if_needed", "prepare_model"},
-    "_train_batch_size": {"__init__", "_begin", "_resume_batch_size", "fit", "set_up_trial"},
+    "_train_batch_size": {"__init__", "_begin", "_resume_batch_size", "_plan_fit", "set_up_trial"},
     "_trial": {"set_up_trial"},
     "accelerator": {"create_accelerator_and_postprocess"},
     "control": {"__init__", "fire", "load_callback_state"},
-    "deepspeed": {"_fit", "release_model", "take_wrapper"},
+    "deepspeed": {"_plan_fit", "release_model", "take_wrapper"},
     "gather_function": {"create_accelerator_and_postprocess", "finish", "_set_gen_kwargs"},
     "is_in_train": {"_begin", "_end", "finalize_training"},
     "lr_scheduler": {
@@ -181,14 +181,14 @@ WRITERS = {
         "create_both",
         "create_optimizer",
         "create_scheduler",
-        "fit",
+        "_plan_fit",
         "prepare_model",
         "release_model",
         "take_optimizers",
     },
-    "model": {"__init__", "activate_neftune", "prepare_model", "release_model"},
+    "model": {"__init__", "_with_model_of", "activate_neftune", "prepare_model", "release_model"},
     "model_accepts_loss_kwargs": {"inspect_model", "_set_loss_scaling"},
-    "model_wrapped": {"__init__", "_fit", "prepare_model", "release_model", "take_wrapper"},
+    "model_wrapped": {"__init__", "_plan_fit", "_with_model_of", "prepare_model", "release_model", "take_wrapper"},
     "neftune_hook_handle": {"_activate_neftune", "_deactivate_neftune"},
     "objective": {"_train", "report"},
     "optimizer": {
@@ -201,7 +201,7 @@ WRITERS = {
     },
     "processing_class": {"__init__", "tokenizer"},
     "push_in_progress": {"init_repo", "push_checkpoint"},
-    "run_plan": {"fit"},
+    "run_plan": {"_plan_fit"},
     "state": {"__init__", "init_training_state"},
 }
 """Attributes of the Trainer that more than one function assigns, or that a run does, to those that do."""

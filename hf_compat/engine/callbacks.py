@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hf_compat.data.windows import Window
 
-__all__ = ["HOOKS", "CallbackGroup", "RunCallback"]
+__all__ = ["HOOKS", "CallbackGroup", "FirstCallback", "RunCallback"]
 
 
 class RunCallback(pl.Callback):
@@ -42,6 +42,14 @@ class RunCallback(pl.Callback):
     def end(self) -> None:
         """Undo ``setup``. Called after a fit and after an error in it; a second call has no effect."""
 
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Call ``end``, of a callback outside a group."""
+        self.end()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Call ``end``, of a callback outside a group."""
+        self.end()
+
 
 HOOKS = (
     "setup",
@@ -66,7 +74,7 @@ class CallbackGroup(Checkpoint):
 
     It is a ``Checkpoint`` callback, so that Lightning calls it after all others and adds no ``ModelCheckpoint``: a
     checkpoint contains what the user's callbacks did in the same update step. Lightning sees one callback, since each
-    one costs time at each hook. It has no state.
+    one costs time at each hook. It has no state but the members.
 
     Args:
         members: The callbacks, in call order.
@@ -74,6 +82,10 @@ class CallbackGroup(Checkpoint):
     """
 
     def __init__(self, members: Sequence[RunCallback] = (), run: object | None = None) -> None:
+        self.take(members, run)
+
+    def take(self, members: Sequence[RunCallback], run: object | None) -> None:
+        """Call ``members`` from now on, the callbacks of ``run``."""
         self.members = tuple(members)
         self.run = run
         self._calls = {hook: tuple(getattr(one, hook) for one in self.members if _defines(one, hook)) for hook in HOOKS}
@@ -113,6 +125,22 @@ class CallbackGroup(Checkpoint):
         with ExitStack() as stack:
             for member in self.members:
                 stack.callback(member.end)
+
+
+class FirstCallback(pl.Callback):
+    """Begins a run before any callback is set up; the first callback of a ``lightning.Trainer``.
+
+    Args:
+        begin: Called with the Lightning trainer and the module when a fit is set up.
+    """
+
+    def __init__(self, begin: Callable[[pl.Trainer, pl.LightningModule], None]) -> None:
+        self._begin = begin
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Begin."""
+        if stage == "fit":
+            self._begin(trainer, pl_module)
 
 
 def _defines(member: RunCallback, hook: str) -> bool:

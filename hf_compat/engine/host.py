@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,6 +54,9 @@ class Host(Protocol):
             batch: The batch of this rank.
             num_items: Scored items in the window; None if the model does not take their number.
         """
+
+    def original(self, name: str) -> Callable[..., Any]:
+        """Return the Trainer's method ``name``, in whose place a module or data module may have its own."""
 
     def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Self
 
 import lightning.pytorch as pl
 import torch
@@ -14,6 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.host import EvaluationPass, Host
+from hf_compat.errors import TrainerSetupError
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
 
 __all__ = ["HFModule"]
 
@@ -31,36 +35,72 @@ class HFModule(pl.LightningModule):
     step. Callbacks do everything else; see :class:`~hf_compat.engine.callbacks.RunCallback`. Validation and test steps
     call the current evaluation session.
 
+    A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
+    for a module that a person builds; see ``docs/taking_apart.md``.
+
     Args:
         model: The model; ``self.model`` is the same object.
-        host: The run.
-        group: The callbacks of a fit; None for a module that only evaluates.
+        args: The training arguments. Default: those of the callbacks.
+        compute_loss_func: As of the Trainer.
+        compute_metrics: As of the Trainer.
+        preprocess_logits_for_metrics: As of the Trainer.
 
     Attributes:
         made_update: Whether the last window ended with an update step.
         session: The current evaluation, None outside one.
     """
 
-    def __init__(self, model: nn.Module, host: Host, group: CallbackGroup | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        args: TrainingArguments | None = None,
+        *,
+        compute_loss_func: Callable[..., Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
         super().__init__()
         self.automatic_optimization = False
         self.model = model
+        self.args = args
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.made_update = False
+        self.session: EvaluationPass | None = None
+        self._host: weakref.ref[Host] | None = None
+        self._group: weakref.ref[CallbackGroup] | None = None
+
+    def connect(self, host: Host, group: CallbackGroup | None = None) -> Self:
+        """Let the module train and evaluate for ``host``; return it.
+
+        Args:
+            host: The run.
+            group: The callbacks of a fit; None for a module that only evaluates.
+        """
         # A weak reference: a Lightning callback that copies the module must not copy the Trainer and its datasets.
         self._host = weakref.ref(host)
         self._group = None if group is None else weakref.ref(group)
-        self.made_update = False
-        self.session: EvaluationPass | None = None
+        return self
 
     @property
     def host(self) -> Host:
-        """The run of this module."""
-        host = self._host()
-        assert host is not None, "a fit's callbacks keep its run alive"
+        """The run of this module.
+
+        Raises:
+            TrainerSetupError: If it has none.
+        """
+        host = None if self._host is None else self._host()
+        if host is None:
+            raise TrainerSetupError(
+                "HFModule is not in a fit of hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
+                "`lightning.Trainer(callbacks=...)` and call its `fit`."
+            )
         return host
 
     def belongs_to(self, host: Host) -> bool:
         """Return whether ``host`` is the run of this module, which may be gone."""
-        return self._host() is host
+        return self._host is not None and self._host() is host
 
     def __getattr__(self, name: str) -> Any:
         """Return the model's attribute of this name, such as ``backbone``, for Lightning callbacks."""
@@ -91,6 +131,25 @@ class HFModule(pl.LightningModule):
     def transfer_batch_to_device(self, batch: object, device: torch.device, dataloader_idx: int) -> object:
         """Return ``batch`` unchanged: the Trainer's loader and ``_prepare_inputs`` move batches."""
         return batch
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Return the loss of one batch, ``()``; with ``return_outputs`` also the model's outputs.
+
+        Args:
+            model: The model, wrapped.
+            inputs: One batch, keyword arguments of the model's forward.
+            return_outputs: Return ``(loss, outputs)``.
+            num_items_in_batch: Scored items in the window.
+        """
+        return self.host.original("compute_loss")(
+            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
+        )
 
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -36,6 +35,7 @@ from hf_compat.engine.internals.loops import (
 )
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
+from hf_compat.engine.loaders import Loaders
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
@@ -54,41 +54,13 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["EVALUATION_LIMITS", "Loaders", "Runtime", "devices_of", "move_model"]
+__all__ = ["EVALUATION_LIMITS", "Runtime", "devices_of", "move_model"]
 
 EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 """Limits of a ``lightning.Trainer`` that only evaluates."""
 _AT_EVALUATIONS: dict[str, Any] = {"check_val_every_n_epoch": None, "val_check_interval": 1}
 _AT_EPOCH_END: dict[str, Any] = {"check_val_every_n_epoch": 1, "val_check_interval": 1.0}
 """When Lightning callbacks with a monitor act."""
-
-
-@dataclass(slots=True)
-class Loaders:
-    """The current loaders; ``gather_for_metrics`` drops the duplicates in their last batch.
-
-    Attributes:
-        train: The train loader of the current or last fit.
-        evaluation: The loader of the evaluation under way.
-    """
-
-    train: object = None
-    evaluation: object = None
-
-    @property
-    def current(self) -> object:
-        """The evaluation loader inside an evaluation, else the train loader in a pass over it; None without either.
-
-        As for accelerate, a pass that ends before the loader has no more batches lasts as long as the loader.
-        """
-        if self.evaluation is not None:
-            return self.evaluation
-        return self.train if getattr(self.train, "in_pass", False) else None
-
-    def watch_evaluation(self, loader: object) -> object:
-        """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
-        before, self.evaluation = self.evaluation, loader
-        return before
 
 
 class Runtime:
@@ -215,6 +187,7 @@ class Runtime:
         limits: Mapping[str, int],
         group: CallbackGroup,
         loggers: Sequence[Logger] = (),
+        first: Callback | None = None,
     ) -> pl.Trainer:
         """Create a ``lightning.Trainer``, set it as ``trainer`` and return it.
 
@@ -224,6 +197,7 @@ class Runtime:
             limits: ``max_epochs`` and ``max_steps``.
             group: The run's callbacks; an empty group for an evaluation outside a fit.
             loggers: The Lightning loggers of trackers, besides the user's.
+            first: A callback that is called before the user's.
         """
         # Precision and cluster environment of the user are in `self.precision` and in the placement already.
         plugins = [plugin for plugin in self.plugins if not isinstance(plugin, Precision | ClusterEnvironment)]
@@ -236,10 +210,8 @@ class Runtime:
             **self.keywords,
             **device_keywords(self.placement, args, model),
             **limits,
-            "callbacks": [*with_window_counts(self.callbacks), group],
-            # Evaluations are by update step: callbacks with a monitor then wait for one, not for the epoch's end,
-            # unless there is none.
-            **(_AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS),
+            "callbacks": [*([] if first is None else [first]), *with_window_counts(self.callbacks), group],
+            **self.monitored_at(args),
             "inference_mode": False,  # tensors that a model caches in an evaluation must be usable in training
             "num_sanity_val_steps": 0,
             "plugins": [*plugins, self.precision],
@@ -248,16 +220,27 @@ class Runtime:
         self.strategy.close()
         with quiet_lightning():
             trainer = pl.Trainer(**settings)
-        if group.members and not trainer.loggers and (names := without_logger(self.callbacks)):
+        if limits is not EVALUATION_LIMITS and not trainer.loggers and (names := without_logger(self.callbacks)):
             raise TrainerSetupError(
                 f"`callbacks`: {', '.join(names)} needs a Lightning logger, and there is none. Set `report_to`, or "
                 "pass `lightning={'logger': ...}`."
             )
+        self.use(trainer)
+        return trainer
+
+    def monitored_at(self, args: TrainingArguments) -> dict[str, Any]:
+        """Return the keywords of ``lightning.Trainer`` that say when callbacks with a monitor act.
+
+        Evaluations are by update step: they wait for one, not for the epoch's end, unless there is none.
+        """
+        return _AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS
+
+    def use(self, trainer: pl.Trainer) -> None:
+        """Set ``trainer`` as ``trainer``; that it saves and ends on signals is left to the run."""
         resume_from_no_file(trainer)
         disable_signal_handlers(trainer)
         disable_sigterm_broadcast(trainer)
         self.trainer = trainer
-        return trainer
 
     def prepare_evaluation(
         self, args: TrainingArguments, model: nn.Module, loggers: Sequence[Logger]
@@ -276,32 +259,36 @@ class Runtime:
             self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, group=CallbackGroup(), loggers=loggers)
         return self.strategy.prepare_evaluation(model)
 
-    def begin_fit(self, loader: object) -> None:
-        """Run backward passes through the fit that begins now, over ``loader``."""
-        self.trains, self.loaders.train = True, loader
+    def begin_fit(self, loader: object, module: HFModule, start: tuple[int, int, int] | None) -> None:
+        """Run backward passes through the fit of ``module`` that begins now, over ``loader``.
+
+        Args:
+            loader: The train loader.
+            module: The model's module.
+            start: Where a resumed run starts: completed epochs, windows of the next epoch, and update steps.
+        """
+        self.trains, self.loaders.train, self.module = True, loader, module
         self.model_is_prepared = True
+        if start is not None:
+            assert self.trainer is not None, "built before"
+            fast_forward(self.trainer, *start)
 
     def end_fit(self) -> None:
         """Run backward passes without Lightning again."""
         self.trains = False
 
-    def fit(self, module: HFModule, windows: WindowLoader, *, start: tuple[int, int, int] | None = None) -> None:
+    def fit(self, module: HFModule, windows: WindowLoader) -> None:
         """Train ``module`` on ``windows`` with the current Lightning trainer.
 
         Args:
             module: The model's module.
             windows: One pass per epoch. Not a ``LightningDataModule``, which would add 30 µs per step.
-            start: Where a resumed run starts: completed epochs, windows of the next epoch, and update steps.
 
         Raises:
             KeyboardInterrupt: If the user interrupts; Lightning itself would exit the process.
         """
         trainer = self.trainer
         assert trainer is not None, "built before"
-        self.module = module
-        if start is not None:
-            epochs, windows_done, update_steps = start
-            fast_forward(trainer, epochs=epochs, windows=windows_done, update_steps=update_steps)
         handler = signal.getsignal(signal.SIGINT)
         with quiet_lightning():
             try:
@@ -329,7 +316,7 @@ class Runtime:
         assert trainer is not None, "evaluations are prepared before"
         module, fits = self.module, is_fitting(trainer)
         if module is None or module.model is not model or not (fits or module.belongs_to(host)):
-            module = self.module = HFModule(model, host)
+            module = self.module = HFModule(model).connect(host)
         if module.session is not None or (has_length(session.batches) and len(session.batches) == 0):
             for batch in session.batches:
                 session.step(batch)

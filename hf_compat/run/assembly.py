@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.data.windows import EpochStart, WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup, RunCallback
+from hf_compat.engine.internals.loops import train_on
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
@@ -35,9 +36,10 @@ from hf_compat.run.tokens import TokensAhead
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from hf_compat.run.host import RunHost
     from hf_compat.run.run import TrainingRun
 
-__all__ = ["Members", "Pieces", "assemble", "build_members"]
+__all__ = ["GivenPieces", "Members", "Pieces", "assemble", "assemble_given", "build_members"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,14 @@ class Pieces:
     trainer: pl.Trainer
     module: HFModule
     windows: WindowLoader
+    group: CallbackGroup
+
+
+class GivenPieces(NamedTuple):
+    """What a person calls ``fit`` with."""
+
+    trainer: pl.Trainer
+    module: HFModule
     group: CallbackGroup
 
 
@@ -123,20 +133,55 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Epoc
     """
     host, runtime = run.host, run.runtime
     group = CallbackGroup(run.members.in_order(), run)
-    limits = {
+    loggers = open_loggers(host.callback_handler.callbacks, host.args, host.state)
+    trainer = runtime.build(
+        host.args, unwrap_model(host.model), limits=limits_of(host, plan), group=group, loggers=loggers
+    )
+    module = HFModule(host.model, host.args).connect(run, group)
+    return Pieces(plan, trainer, module, windows_of(run, plan, loader, start, trainer), group)
+
+
+def assemble_given(
+    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None, given: GivenPieces
+) -> Pieces:
+    """Return the objects of one fit that a person has begun with their own; see :func:`assemble`.
+
+    Args:
+        run: The run.
+        plan: Epochs, update steps and batches of the fit.
+        loader: The train loader.
+        start: Where a resumed run starts; None for the beginning.
+        given: The Lightning trainer, which is inside its ``fit``, the module and the group.
+    """
+    trainer, module, group = given
+    group.take(run.members.in_order(), run)
+    module.model = run.host.model
+    module.connect(run, group)
+    windows = windows_of(run, plan, loader, start, trainer)
+    train_on(trainer, windows, **limits_of(run.host, plan))
+    return Pieces(plan, trainer, module, windows, group)
+
+
+def limits_of(host: RunHost, plan: RunPlan) -> dict[str, int]:
+    """Return ``max_steps`` and ``max_epochs`` of the Lightning trainer of a fit."""
+    return {
         # A resumed run that has made all its update steps makes one more, as in transformers.
         "max_steps": max(plan.max_steps, host.state.global_step + 1),
         "max_epochs": max(plan.num_train_epochs, 0) if plan.num_train_epochs < 2**31 else -1,  # -1: without end
     }
-    loggers = open_loggers(host.callback_handler.callbacks, host.args, host.state)
-    trainer = runtime.build(host.args, unwrap_model(host.model), limits=limits, group=group, loggers=loggers)
-    windows = WindowLoader(
+
+
+def windows_of(
+    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None, trainer: pl.Trainer
+) -> WindowLoader:
+    """Return the windows of a fit of ``trainer``; see :func:`assemble`."""
+    semantics = run.host.semantics
+    return WindowLoader(
         loader,
         plan,
         run,
         lambda: trainer.current_epoch,
         start,
-        restores_without_batches=host.semantics.restores_rng_without_batches,
-        asks_empty_loader=host.semantics.asks_empty_loader,
+        restores_without_batches=semantics.restores_rng_without_batches,
+        asks_empty_loader=semantics.asks_empty_loader,
     )
-    return Pieces(plan, trainer, HFModule(host.model, run, group), windows, group)

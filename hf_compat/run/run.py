@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.plan.data_limits import limited
 from hf_compat.plan.upstream import from_values
-from hf_compat.run.assembly import Pieces, assemble, build_members
+from hf_compat.run.assembly import GivenPieces, Pieces, assemble, assemble_given, build_members
 from hf_compat.run.batch_size import with_smaller_batches
 from hf_compat.run.host import RunHost
 from hf_compat.run.optimization import RunOptimization
@@ -69,6 +69,7 @@ class TrainingRun:
         members: The callbacks of the current or last fit.
         pieces: The objects of the current or last fit; None before the first.
         output: The result, None before the end.
+        originals: The Trainer's methods that methods of the module or the data stand in for.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class TrainingRun:
         self.watch: SignalWatch | None = None
         self.pieces: Pieces | None = None
         self.output: TrainOutput | None = None
+        self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
         self.optimization: Optimization = RunOptimization(host, 0)
         self._warn_once = warn_once
@@ -102,17 +104,8 @@ class TrainingRun:
     def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
         """Train and return the result; see the Trainer's ``train``."""
         host = self.host
-        self._begin(resume_from_checkpoint)
-        try:
-            prepare_model(host, self.runtime, self.trial, self._warn_once)
+        with self.begun(resume_from_checkpoint):
             args = host.args  # `call_model_init`, or a trial, may have replaced them
-            if self.point is None:
-                self.checkpoints.ledger = Ledger.start()
-            else:
-                self.checkpoints.ledger = Ledger.resume(self.point.folder)
-                if not self.runtime.facts.shards_model:
-                    host._load_from_checkpoint(self.point.path)
-                self._resume_batch_size(self.point)
             loop = functools.partial(
                 host._inner_training_loop,
                 args=args,
@@ -120,13 +113,27 @@ class TrainingRun:
                 trial=self.trial,
                 ignore_keys_for_eval=self.ignore_keys,
             )
-            quiet = quiet_progress_bars() if args.push_to_hub else nullcontext()
-            with self._watching_signals(), quiet:
-                if args.auto_find_batch_size:
-                    return with_smaller_batches(
-                        loop, host._train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
-                    )
-                return loop(batch_size=host._train_batch_size)
+            if self.may_fit_again:
+                return with_smaller_batches(
+                    loop, host._train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
+                )
+            return loop(batch_size=host._train_batch_size)
+
+    @contextmanager
+    def begun(self, resume_from_checkpoint: str | bool | None) -> Iterator[None]:
+        """Context of the run's fits: the model is prepared, with a checkpoint's weights, and signals are recorded."""
+        self._begin(resume_from_checkpoint)
+        try:
+            prepare_model(self.host, self.runtime, self.trial, self._warn_once)
+            if self.point is None:
+                self.checkpoints.ledger = Ledger.start()
+            else:
+                self.checkpoints.ledger = Ledger.resume(self.point.folder)
+                if not self.runtime.facts.shards_model:
+                    self.host._load_from_checkpoint(self.point.path)
+                self._resume_batch_size(self.point)
+            with self._watching_signals(), quiet_progress_bars() if self.host.args.push_to_hub else nullcontext():
+                yield
         finally:
             self._end()
 
@@ -195,6 +202,38 @@ class TrainingRun:
         ignore_keys_for_eval: list[str] | None,
     ) -> TrainOutput:
         """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
+        plan, loader, start = self._plan_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        pieces = self._begin_fit(assemble(self, plan, loader, start), start)
+        self.runtime.fit(pieces.module, pieces.windows)
+        self.finish_without_epoch()
+        return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
+
+    def fit_given(self, given: GivenPieces) -> None:
+        """Begin the one fit of ``given``, whose ``fit`` a person has called."""
+        point = None if self.point is None else self.point.path
+        plan, loader, start = self._plan_fit(self.host._train_batch_size, point, self.trial, self.ignore_keys)
+        self._begin_fit(assemble_given(self, plan, loader, start, given), start)
+
+    @property
+    def may_fit_again(self) -> bool:
+        """Whether a fit that runs out of memory is followed by another."""
+        return self.host.args.auto_find_batch_size
+
+    def finish_without_epoch(self) -> None:
+        """End the training if no epoch was left, for which Lightning calls no hook."""
+        pieces = self.pieces
+        if not self._is_finished and pieces is not None:
+            pieces.group.on_train_start(pieces.trainer, pieces.module)
+            pieces.group.on_train_end(pieces.trainer, pieces.module)
+
+    def _plan_fit(
+        self,
+        batch_size: int | None,
+        resume_from_checkpoint: str | None,
+        trial: Trial | None,
+        ignore_keys_for_eval: list[str] | None,
+    ) -> tuple[RunPlan, Iterable[Any], EpochStart | None]:
+        """Return plan and loader of a fit, and where a resumed one starts; its members are built."""
         host = self.host
         self._is_finished = False
         self.pieces = self.output = None  # frees the memory of a fit that ran out of memory
@@ -223,20 +262,16 @@ class TrainingRun:
         self.optimization = RunOptimization(host, plan.max_steps)
         members.progress.begin()
         host.callback_handler.train_dataloader = loader
-        self._fit(plan, loader, start)
-        return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
-
-    def _fit(self, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None) -> None:
-        host, runtime = self.host, self.runtime
-        host.model_wrapped = runtime.strategy.evaluation_model(host.model_wrapped)  # without the last run's wrapper
+        host.model_wrapped = self.runtime.strategy.evaluation_model(host.model_wrapped)  # not in the last run's wrapper
         host.deepspeed = None
-        pieces = self.pieces = assemble(self, plan, loader, start)
-        runtime.begin_fit(loader)
-        step = host.state.global_step
-        runtime.fit(pieces.module, pieces.windows, start=None if start is None else (start.epoch, step, step))
-        if not self._is_finished:  # no epoch was left, so Lightning called no hook
-            pieces.group.on_train_start(pieces.trainer, pieces.module)
-            pieces.group.on_train_end(pieces.trainer, pieces.module)
+        return plan, loader, start
+
+    def _begin_fit(self, pieces: Pieces, start: EpochStart | None) -> Pieces:
+        """Make ``pieces`` the current ones, where the fit starts; return them."""
+        self.pieces, step = pieces, self.host.state.global_step
+        loader = self.host.callback_handler.train_dataloader
+        self.runtime.begin_fit(loader, pieces.module, None if start is None else (start.epoch, step, step))
+        return pieces
 
     def resume_point(self, folder: str | None) -> ResumePoint | None:
         """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""
@@ -306,6 +341,10 @@ class TrainingRun:
             ("inputs", batch),
             ("num_items_in_batch", num_items),
         )
+
+    def original(self, name: str) -> Callable[..., Any]:
+        """Return the Trainer's method ``name``; where the module or the data stands in for it, the one before."""
+        return self.originals.get(name) or getattr(self.host, name)
 
     def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""

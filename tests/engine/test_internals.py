@@ -2,12 +2,14 @@
 
 import inspect
 import signal
+import warnings
 from functools import partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.strategies.launchers import subprocess_script
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loops import _EvaluationLoop, _TrainingEpochLoop
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -23,10 +25,13 @@ from lightning.pytorch.trainer.connectors.accelerator_connector import _Accelera
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+from torch.utils.data import DataLoader
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.engine.internals import callbacks, fsdp, loops, strategies
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
+
+PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
 def test_progress_counters_exist():
@@ -37,6 +42,33 @@ def test_progress_counters_exist():
     loop = trainer.fit_loop.epoch_loop
     assert loop.manual_optimization.optim_step_progress.total.completed == 7
     assert loop.total_batch_idx == 6
+
+
+def test_a_fit_that_has_begun_takes_limits_windows_and_strategy():
+    """In ``setup`` a fit has read neither limits nor loaders nor strategy: it trains as they are set there."""
+    made, loaders = SingleDeviceStrategy("cpu"), []
+
+    class Changing(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            loaders.extend(loops.given_loader(trainer, evaluates=evaluates) for evaluates in (False, True))
+            strategies.replace_strategy(trainer, made, trainer.precision_plugin)
+            loops.train_on(trainer, DataLoader(torch.ones(3, 32)), max_steps=-1, max_epochs=2)
+
+    trainer = pl.Trainer(max_epochs=9, callbacks=[Changing()], enable_progress_bar=False, **PLAIN)
+    given = DataLoader(torch.ones(5, 32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of loaders without workers
+        trainer.fit(BoringModel(), given, given)
+    assert (trainer.global_step, trainer.current_epoch, trainer.strategy) == (6, 2, made)
+    assert [load() for load in loaders] == [given, given]
+
+
+def test_settings_of_ddp_are_told_from_its_name():
+    """A strategy made of a name has no settings; each setting of Lightning's ``DDPStrategy`` is seen."""
+    assert strategies.has_plain_ddp(DDPStrategy())
+    assert strategies.has_plain_ddp(SingleDeviceStrategy("cpu"))
+    assert not strategies.has_plain_ddp(DDPStrategy(find_unused_parameters=True))
+    assert not strategies.has_plain_ddp(DDPStrategy(model_averaging_period=2))
 
 
 def test_evaluation_loop_takes_its_loader_from_the_data_source():

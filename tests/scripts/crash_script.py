@@ -14,15 +14,17 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+import hf_compat.lightning
 from hf_compat import HFCompatError, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from hf_compat.checkpoint.background import Deferred
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -166,6 +168,7 @@ def train(
     wait_step: int | None = None,
     full_after: int | None = None,
     environment: dict[str, str] | None = None,
+    pieces: bool = False,
     **settings: Any,
 ) -> None:
     """Train in ``folder``, with checkpoints of every update step in ``out``; the arguments are the request's.
@@ -178,6 +181,7 @@ def train(
         wait_step: The update step whose save waits.
         full_after: The update step after whose save no file can grow past a kilobyte, as on a full disk.
         environment: Environment variables.
+        pieces: Whether to train with pieces built by hand, without a Trainer; they wait at no stage.
         **settings: More training arguments. With ``save_async`` nobody waits for, or is told of, a save.
     """
     os.chdir(folder)
@@ -198,6 +202,9 @@ def train(
         **{**SAVES, "gradient_accumulation_steps": 2, **settings},
     )
     callbacks = [Progress() if args.save_async else Saves(full_after)]
+    if pieces:
+        fit_pieces(args, callbacks, width, resume)
+        return
     trainer = (PatientTrainer if args.save_async else WaitingTrainer)(
         Model(width), args, train_dataset=Rows(26, 1), eval_dataset=Rows(4, 2), callbacks=callbacks
     )
@@ -209,6 +216,17 @@ def train(
         report("error", kind=type(error).__name__, message=str(error))
     else:
         report("done", step=trainer.state.global_step)
+
+
+def fit_pieces(args: TrainingArguments, callbacks: list[TrainerCallback], width: int, resume: bool) -> None:
+    """Train as a script does that has no Trainer."""
+    ours = hf_compat.lightning.callbacks(args, callbacks, resume_from_checkpoint=resume)
+    data = hf_compat.lightning.HFDataModule(train_dataset=Rows(26, 1), eval_dataset=Rows(4, 2))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    with redirect_stdout(sys.stderr):  # standard output is for events
+        trainer = lightning.Trainer(max_epochs=-1, callbacks=ours, **quiet)
+        trainer.fit(hf_compat.lightning.HFModule(Model(width)), datamodule=data)
+    report("done", step=trainer.global_step)
 
 
 def serve() -> None:

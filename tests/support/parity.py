@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from tests.support.helpers import recording_callback
 
-Which = Literal["upstream", "ours", "mixed"]
-"""transformers; hf_compat; or our Trainer with transformers' arguments and callbacks."""
+Which = Literal["upstream", "ours", "mixed", "pieces"]
+"""transformers; hf_compat; our Trainer with transformers' arguments and callbacks; or ours, run by ``to_lightning``."""
 
 TIME = re.compile(r"(^|_)(runtime|per_second|model_preparation_time|jit_compilation_time)$")
 MEMORY = re.compile(r"(^|_)mem_(cpu|gpu)(_|$)")
@@ -120,7 +120,7 @@ class Kit:
         self.which = which
         self.release = Version(transformers.__version__)
         library = transformers if which == "upstream" else importlib.import_module("hf_compat")
-        parts = library if which == "ours" else transformers
+        parts = library if which in ("ours", "pieces") else transformers
         self.Trainer: Any = library.Trainer
         self.TrainingArguments: Any = parts.TrainingArguments
         self.Seq2SeqTrainer: Any = library.Seq2SeqTrainer
@@ -155,7 +155,7 @@ class Kit:
 
     def train(self, trainer: Any, **given: Any) -> Any:
         """Train; keep the output and the state in which everything was left."""
-        output = trainer.train(**given)
+        output = fit_pieces(trainer, **given) if self.which == "pieces" else trainer.train(**given)
         state = dataclasses.asdict(trainer.state)
         # Objects in memory and dicts in a file; the files are compared.
         state.pop("stateful_callbacks")
@@ -229,6 +229,14 @@ class Kit:
                 "gradients": torch.is_grad_enabled(),
             }
         )
+
+
+def fit_pieces(trainer: Any, **given: Any) -> Any:
+    """Train with the pieces of ``trainer``; return what ``train`` would."""
+    pieces = importlib.import_module("hf_compat.lightning")
+    lightning_trainer, module, data = pieces.to_lightning(trainer, **given)
+    lightning_trainer.fit(module, datamodule=data)
+    return lightning_trainer.callbacks[-1].output
 
 
 def run(scenario: Callable[[Kit], None], which: Which, folder: Path, *, starter: Which | None = None) -> Outcome:

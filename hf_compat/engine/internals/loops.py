@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
@@ -16,15 +18,19 @@ __all__ = [
     "disable_signal_handlers",
     "disable_sigterm_broadcast",
     "fast_forward",
+    "given_loader",
     "is_fitting",
     "quiet_lightning",
+    "train_on",
     "validate_in_fit",
+    "without_misleading_warnings",
 ]
 
-# Warnings that are wrong here: evaluations are called, not scheduled; their metrics are gathered from all ranks before
-# they are logged; checkpoints are saved after the update step; the first training step sets training mode. The last is
-# Lightning's use of a deprecated torch name.
+# Warnings that are wrong here: windows stay where they are, whoever loads them; evaluations are called, not scheduled;
+# their metrics are gathered from all ranks before they are logged; checkpoints are saved after the update step; the
+# first training step sets training mode. The last is Lightning's use of a deprecated torch name.
 _MISLEADING = (
+    r"You have overridden `transfer_batch_to_device` in `LightningModule` but have passed in a `LightningDataModule`.*",
     r".*defined a `validation_step` but have no `val_dataloader`.*",
     r".*`train_dataloader` does not have many workers.*",
     r".*The number of training batches .* is smaller than the logging interval.*",
@@ -67,7 +73,7 @@ def validate_in_fit(trainer: pl.Trainer, loader: object) -> None:
         trainer.lightning_module._current_fx_name = hook
 
 
-def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps: int) -> None:
+def fast_forward(trainer: pl.Trainer, epochs: int, windows: int, update_steps: int) -> None:
     """Set ``trainer``'s progress counters to a position in the run, before its fit loop starts.
 
     Contract: the fit loop counts epochs in ``epoch_progress`` and batches in ``epoch_loop.batch_progress``;
@@ -85,6 +91,29 @@ def fast_forward(trainer: pl.Trainer, *, epochs: int, windows: int, update_steps
         for stage in vars(tracker):  # ready, completed and, for some, started and processed
             setattr(tracker, stage, count)
     loop.epoch_loop._batches_that_stepped = update_steps
+
+
+def train_on(trainer: pl.Trainer, windows: object, *, max_steps: int, max_epochs: int) -> None:
+    """Train on ``windows``, with these limits, in the fit that ``trainer`` has begun; Lightning does not evaluate.
+
+    Contract: before the first hook but ``setup`` is called, the fit loop has read neither its limits nor its loaders,
+    which it asks of ``_data_source.instance``, and its validation loop of another; a module that defines no loader has
+    none.
+    """
+    loop = trainer.fit_loop
+    loop.max_epochs, loop.epoch_loop.max_steps = max_epochs, max_steps
+    loop._data_source.instance = windows
+    loop.epoch_loop.val_loop._data_source.instance = trainer.lightning_module
+
+
+def given_loader(trainer: pl.Trainer, *, evaluates: bool) -> Callable[[], Any] | None:
+    """Return what loads the batches that ``trainer.fit`` was given, from a module or as they are; None without any.
+
+    Contract: as for :func:`train_on`.
+    """
+    loop = trainer.fit_loop.epoch_loop.val_loop if evaluates else trainer.fit_loop
+    source = copy.copy(loop._data_source)  # the loop's is about to have another instance
+    return source.dataloader if source.is_defined() else None
 
 
 class _NoSignalHandlers(_SignalConnector):
@@ -115,17 +144,24 @@ def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
 def quiet_lightning() -> Iterator[None]:
     """Suppress Lightning's start-up messages and the warnings that are wrong here.
 
-    Errors and all other warnings are shown. Contract: the messages use the logger of Lightning's ``rank_zero`` module.
+    All other warnings are shown. Contract: the messages use the logger of Lightning's ``rank_zero`` module.
     """
     loggers = [logging.getLogger(f"lightning.{part}.utilities.rank_zero") for part in ("pytorch", "fabric")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            for message in _MISLEADING:
-                warnings.filterwarnings("ignore", message=message)
+        with without_misleading_warnings():
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def without_misleading_warnings() -> Iterator[None]:
+    """Suppress Lightning's warnings that are wrong here."""
+    with warnings.catch_warnings():
+        for message in _MISLEADING:
+            warnings.filterwarnings("ignore", message=message)
+        yield

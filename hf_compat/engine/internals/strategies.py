@@ -5,12 +5,16 @@ from __future__ import annotations
 import inspect
 from typing import Any, TypeVar
 
+import lightning.pytorch as pl
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 __all__ = [
     "calling_strategy",
+    "has_plain_ddp",
     "parse_ddp_strategy",
     "register_communication_hooks",
+    "replace_strategy",
     "starts_no_processes",
 ]
 
@@ -51,6 +55,32 @@ def register_communication_hooks(strategy: DDPStrategy) -> None:
     Contract: Lightning's ``DDPStrategy`` does that in ``_register_ddp_hooks``; ``teardown`` unwraps ``model``.
     """
     strategy._register_ddp_hooks()
+
+
+def has_plain_ddp(strategy: Strategy) -> bool:
+    """Return whether ``strategy`` has no settings of Lightning's ``DDPStrategy``.
+
+    Contract: it stores each argument as an attribute with an underscore.
+    """
+    if not isinstance(strategy, DDPStrategy):
+        return True
+    plain = DDPStrategy()
+    names = ("ddp_kwargs", "ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
+    return all(getattr(strategy, f"_{name}") == getattr(plain, f"_{name}") for name in names)
+
+
+def replace_strategy(trainer: pl.Trainer, strategy: Strategy, precision: Precision) -> None:
+    """Give ``trainer``, which is in the ``setup`` of a fit, another strategy and precision plugin.
+
+    Contract: ``trainer.strategy`` is the accelerator connector's; ``_lazy_init_strategy`` sets what its constructor
+    does not know, and what follows ``setup`` asks the trainer for it. A strategy is connected to the module, and its
+    environment is set up, before.
+    """
+    connector, module = trainer._accelerator_connector, trainer.lightning_module
+    connector.strategy, connector.precision_plugin = strategy, precision
+    connector._lazy_init_strategy()
+    strategy.connect(module)
+    strategy.setup_environment()
 
 
 def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

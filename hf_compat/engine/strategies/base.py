@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from hf_compat.checkpoint import names, optimizer_states, state_dict_files, weights
 from hf_compat.checkpoint.background import Writes
 from hf_compat.engine.internals.strategies import starts_no_processes
+from hf_compat.errors import TrainerSetupError
 
 __all__ = ["ModelStrategy"]
 
@@ -106,6 +107,17 @@ class ModelStrategy(Strategy):
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Do nothing, for the same reason."""
+
+    def load_checkpoint(self, checkpoint_path: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        """Refuse ``ckpt_path``, by which Lightning resumes: a run does so by itself.
+
+        Raises:
+            TrainerSetupError: Always.
+        """
+        raise TrainerSetupError(
+            f"`ckpt_path={str(checkpoint_path)!r}`: Lightning would resume without data position and random states. "
+            "Pass it as `resume_from_checkpoint` to `hf_compat.lightning.callbacks` or `to_lightning`."
+        )
 
     def teardown(self) -> None:
         """Tear down without moving the optimizers' state: the Trainer keeps the parameters on their device."""

@@ -1,0 +1,75 @@
+"""``HFDataModule``, the LightningDataModule with the loaders of transformers' Trainer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+
+from hf_compat.engine.host import Host
+from hf_compat.errors import TrainerSetupError
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["HFDataModule"]
+
+
+class HFDataModule(pl.LightningDataModule):
+    """The data of a fit of ``HFModule``: batches in the order, and with the columns, of transformers' Trainer.
+
+    A subclass may set the datasets in ``setup``, and override ``train_dataloader`` and ``val_dataloader``: each returns
+    a loader of batches. The fit puts the batches of an update step together, and gives each rank its own.
+
+    Args:
+        args: The training arguments. Default: those of the callbacks.
+        train_dataset: The training dataset; one without length needs ``max_steps``.
+        eval_dataset: The evaluation dataset, or a dict of several.
+        data_collator: A list of samples to a batch. Default: with padding if ``processing_class`` is a tokenizer.
+        processing_class: A tokenizer or processor, saved with the model.
+    """
+
+    def __init__(
+        self,
+        args: TrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        processing_class: Any = None,
+    ) -> None:
+        super().__init__()
+        self.args = args
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.data_collator, self.processing_class = data_collator, processing_class
+        self._host: weakref.ref[Host] | None = None
+
+    def connect(self, host: Host) -> None:
+        """Take the loaders from ``host``, the run."""
+        self._host = weakref.ref(host)
+
+    @property
+    def host(self) -> Host:
+        """The run of this data.
+
+        Raises:
+            TrainerSetupError: If it has none.
+        """
+        host = None if self._host is None else self._host()
+        if host is None:
+            raise TrainerSetupError(
+                "HFDataModule is not in a fit of hf_compat's callbacks: the columns that it keeps, and the batches of "
+                "each rank, are known there. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer"
+                "(callbacks=...)` and call `fit` with an `HFModule`."
+            )
+        return host
+
+    def train_dataloader(self) -> Any:
+        """Return the train loader, shuffled by seed and epoch."""
+        return self.host.original("get_train_dataloader")()
+
+    def val_dataloader(self) -> Any:
+        """Return the evaluation loader."""
+        return self.host.original("get_eval_dataloader")()

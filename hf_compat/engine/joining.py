@@ -1,0 +1,108 @@
+"""Joining a ``lightning.Trainer`` that a person has built: what it was given, and what a run needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ThroughputMonitor
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+
+from hf_compat.engine.internals.strategies import has_plain_ddp, replace_strategy
+from hf_compat.engine.strategies.kinds import device_keywords
+from hf_compat.errors import TrainerSetupError
+from hf_compat.model_facts import unwrap_model
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.engine.runtime import Runtime
+
+__all__ = ["join", "keywords_given"]
+
+_LIGHTNINGS_EPOCHS = 1000
+"""What Lightning takes for ``max_epochs`` if neither epochs nor steps are given."""
+
+_IS_DEFAULT: dict[str, Callable[[Any], bool]] = {
+    "check_val_every_n_epoch": lambda value: value == 1,
+    "fast_dev_run": lambda value: not value,
+    "limit_train_batches": lambda value: isinstance(value, float) and value == 1.0,
+    "limit_val_batches": lambda value: isinstance(value, float) and value == 1.0,
+    "max_epochs": lambda value: value in (None, -1, _LIGHTNINGS_EPOCHS),
+    "max_steps": lambda value: value == -1,
+    "min_steps": lambda value: value is None,
+    "overfit_batches": lambda value: not value,
+    "reload_dataloaders_every_n_epochs": lambda value: not value,
+    "val_check_interval": lambda value: isinstance(value, float) and value == 1.0,
+}
+"""Keywords of ``lightning.Trainer`` that it has as attributes, to whether a value is Lightning's default."""
+
+_FREE = {"limit_train_batches": 1.0, "limit_val_batches": 1.0, "overfit_batches": 0.0}
+"""What a Lightning trainer has whose run limits the data itself."""
+
+
+def keywords_given(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return the keywords with which a person has built ``trainer``, of those that training arguments say as well.
+
+    A value that is Lightning's default counts as not given: then the training arguments decide.
+    """
+    given = {name: value for name, is_default in _IS_DEFAULT.items() if not is_default(value := getattr(trainer, name))}
+    if type(trainer.precision_plugin) is not Precision:
+        given["precision"] = trainer.precision
+    if trainer.loggers:
+        given["logger"] = list(trainer.loggers)
+    return given
+
+
+def join(runtime: Runtime, trainer: pl.Trainer, args: TrainingArguments) -> None:
+    """Make ``trainer``, which is inside its ``fit``, that of ``runtime``.
+
+    Args:
+        runtime: Placement and precision.
+        trainer: The Lightning trainer.
+        args: The training arguments.
+
+    Raises:
+        TrainerSetupError: If it cannot run where ``args`` say.
+    """
+    problems = [*_strategy_problems(trainer, args), *_callback_problems(trainer)]
+    if problems:
+        raise TrainerSetupError("\n  ".join(problems))
+    model = unwrap_model(trainer.lightning_module.model)  # type: ignore[arg-type]
+    replace_strategy(trainer, device_keywords(runtime.placement, args, model)["strategy"], runtime.precision)
+    for name, value in {**_FREE, **runtime.monitored_at(args)}.items():
+        setattr(trainer, name, value)
+    runtime.use(trainer)
+
+
+def _strategy_problems(trainer: pl.Trainer, args: TrainingArguments) -> list[str]:
+    strategy = trainer.strategy
+    name = type(strategy).__name__
+    if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or not has_plain_ddp(strategy):
+        return [
+            f"`strategy`: {name} is not supported, or has settings, in a `lightning.Trainer` with hf_compat's "
+            "callbacks. The training arguments say how the model is distributed, with `fsdp`, `deepspeed` and the "
+            "`ddp_...` fields: pass `strategy='auto'` or, under a launcher, `strategy='ddp'`."
+        ]
+    if trainer.world_size != args.world_size:
+        return [
+            f"`devices`: this `lightning.Trainer` runs in {trainer.world_size} processes, the training arguments in "
+            f"{args.world_size}. Start the script with `torchrun`, or pass `devices=1`."
+        ]
+    if strategy.root_device.type != args.device.type:
+        return [
+            f"`accelerator`: this `lightning.Trainer` runs on {strategy.root_device}, the training arguments on "
+            f"{args.device}. Pass `accelerator={args.device.type!r}`, or set `use_cpu`."
+        ]
+    return []
+
+
+def _callback_problems(trainer: pl.Trainer) -> list[str]:
+    found = [each for each in trainer.callbacks if isinstance(each, ThroughputMonitor)]  # type: ignore[attr-defined]
+    if not found:
+        return []
+    return [
+        "`callbacks`: ThroughputMonitor would count a window as a batch. Use it with `hf_compat.Trainer`, or with the "
+        "`lightning.Trainer` of `hf_compat.to_lightning`."
+    ]

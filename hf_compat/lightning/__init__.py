@@ -1,0 +1,32 @@
+"""The pieces of a run for a ``lightning.Trainer`` of one's own; see docs/taking_apart.md.
+
+::
+
+    module, data = HFModule(model), HFDataModule(train_dataset=rows, eval_dataset=held_out)
+    lightning.Trainer(max_epochs=-1, callbacks=callbacks(args)).fit(module, datamodule=data)
+"""
+
+from hf_compat.engine.checkpoint_io import HFCheckpointIO
+from hf_compat.engine.data_module import HFDataModule
+from hf_compat.engine.module import HFModule
+from hf_compat.lightning.checkpoints import HFCheckpoints
+from hf_compat.lightning.logging import GradientNorm, UpdateStepLogs
+from hf_compat.lightning.preempting import PreemptionSaving
+from hf_compat.lightning.resuming import ResumableLoader
+from hf_compat.run.neftune import NEFTune
+from hf_compat.trainer.pieces import RunGroup, callbacks, to_lightning
+
+__all__ = [
+    "GradientNorm",
+    "HFCheckpointIO",
+    "HFCheckpoints",
+    "HFDataModule",
+    "HFModule",
+    "NEFTune",
+    "PreemptionSaving",
+    "ResumableLoader",
+    "RunGroup",
+    "UpdateStepLogs",
+    "callbacks",
+    "to_lightning",
+]

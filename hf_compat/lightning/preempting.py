@@ -1,0 +1,76 @@
+"""``PreemptionSaving``: on SIGTERM, and SLURM's signal, a run saves a checkpoint and exits; SLURM starts it again."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from contextlib import ExitStack
+
+import lightning.pytorch as pl
+
+from hf_compat.distributed.votes import max_over_ranks
+from hf_compat.engine.internals.loops import disable_signal_handlers
+from hf_compat.engine.signals import slurm_signal
+from hf_compat.lightning.checkpoints import HFCheckpoints
+from hf_compat.run.preemption import SignalWatch, exit_status, requeue
+
+__all__ = ["PreemptionSaving"]
+
+logger = logging.getLogger(__name__)
+
+
+class PreemptionSaving(pl.Callback):
+    """Saves a checkpoint after the update step under way when a signal asks the process to leave; for any module.
+
+    Lightning exits with status 0 on SIGTERM and saves nothing, and under SLURM saves in the signal handler. Here the
+    handler only notes the signal, and the status is 128 + signal, 143 for SIGTERM. After SLURM's signal (SIGUSR1) the
+    job is requeued. All ranks save together, whichever got the signal.
+
+    Args:
+        checkpoints: What saves; a callback of the same trainer.
+    """
+
+    def __init__(self, checkpoints: HFCheckpoints) -> None:
+        self._checkpoints = checkpoints
+        self._watching = ExitStack()
+        self._watch: SignalWatch | None = None
+        self._last_step = 0
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Note signals from now on."""
+        if stage == "fit":
+            disable_signal_handlers(trainer)
+            cluster = getattr(trainer.strategy, "cluster_environment", None)
+            self._watch = SignalWatch(slurm_signal([cluster]))
+            self._watching.enter_context(self._watch.watching())
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note where the run starts."""
+        self._last_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Save and exit if a rank has received a signal and an update step was made.
+
+        Raises:
+            SystemExit: With status 128 + signal.
+        """
+        if self._watch is None or trainer.global_step == self._last_step:
+            return
+        self._last_step = trainer.global_step
+        signum = max_over_ranks(self._watch.received)
+        if not signum:
+            return
+        folder = self._checkpoints.save(trainer)
+        logger.warning("%s: saved %s; exiting.", signal.Signals(signum).name, folder)
+        trainer.strategy.barrier()
+        if signum == self._watch.requeue_signal and trainer.is_global_zero:
+            requeue()
+        raise SystemExit(exit_status(signum))
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Restore the signal handlers."""
+        self._watching.__exit__(type(exception), exception, exception.__traceback__)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Restore the signal handlers; a signal that came after the last update step is raised again."""
+        self._watching.close()
