@@ -56,6 +56,7 @@ __all__ = [
     "LaunchError",
     "MetricNameError",
     "MissingPackageError",
+    "MissingWeightsError",
     "ModelError",
     "ModelInitError",
     "ModelOutputError",
@@ -158,6 +159,10 @@ class MetricNameError(HFCompatError, KeyError):
 
 class CheckpointError(HFCompatError, ValueError):
     """A checkpoint folder that cannot be read or written."""
+
+
+class MissingWeightsError(CheckpointError):
+    """A checkpoint folder without weights."""
 
 
 class CheckpointWriteError(CheckpointError):

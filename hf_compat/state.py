@@ -71,7 +71,7 @@ def _export(callbacks: Iterable[Any]) -> dict[str, Any]:
         if not is_exportable(callback):
             raise NotExportableError(
                 f"`stateful_callbacks` contains a {type(callback).__name__}, which has no state to save: "
-                "derive it from ExportableState, or remove it."
+                "all callbacks passed to be saved must inherit `ExportableState`. Remove it, or derive it from that."
             )
         states.setdefault(type(callback).__name__, []).append(callback.state())
     return {name: found[0] if len(found) == 1 else found for name, found in states.items()}

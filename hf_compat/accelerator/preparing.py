@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_compat.engine.moving import devices_of, move_model
 from hf_compat.engine.precision import autocast_forward, without_autocast
-from hf_compat.engine.runtime import devices_of, move_model
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_compiled, unwrap_model
 

@@ -45,7 +45,7 @@ class AcceleratorConfig:
         unknown = sorted(set(settings) - set(known))
         if unknown:
             names = ", ".join(known)
-            problem = f"`accelerator_config={str(json_file)!r}`: unknown keys {unknown} in the file; use {names}."
+            problem = f"The config file at {json_file} had unknown keys ({unknown}); use {names}."
             raise ArgumentsError([problem])
         return cls(**settings)
 

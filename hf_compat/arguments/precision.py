@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["PRECISION_VARIABLE", "allow_tf32", "mixed_precision"]
+
+logger = logging.getLogger(__name__)
 
 PRECISION_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 """Set by ``accelerate launch --mixed_precision``; used if neither ``fp16`` nor ``bf16`` is set."""
@@ -35,5 +38,7 @@ def allow_tf32(args: TrainingArguments) -> None:
     if args.tf32 is not None:
         if not gpu_lacks_tf32():
             set_tf32(args.tf32)
-    elif args.torch_compile and (args.bf16 or not args.fp16) and not gpu_lacks_tf32():
+    elif args.torch_compile and gpu_lacks_tf32():
+        logger.warning("The speedups for torchdynamo mostly come with GPU Ampere or higher, and there is none here.")
+    elif args.torch_compile and (args.bf16 or not args.fp16):
         set_tf32(True)

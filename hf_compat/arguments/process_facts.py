@@ -48,6 +48,11 @@ def set_up_device(args: TrainingArguments) -> torch.device:
         _check_configured_state(args)
     elif accelerate_state.is_imported():
         accelerate_state.share_process(_process_state(args, device))
+    if args.launch.launcher == "the script" and args.world_size == 1 and args.deepspeed_plugin is None:
+        logger.warning(
+            "torch.distributed process group is initialized, but parallel_mode != ParallelMode.DISTRIBUTED: it has one "
+            "process. Start more with `torchrun`."
+        )
     return device
 
 
@@ -88,9 +93,9 @@ def _check_configured_state(args: TrainingArguments) -> None:
         return  # checked when the arguments were built; emptied since, so that the Trainer sets it up
     if args.deepspeed_plugin is not None and state.distributed_type != "DEEPSPEED":
         raise TrainerSetupError(
-            f"`accelerator_config={{'use_configured_state': True}}`: accelerate is set up for {state.distributed_type}"
-            ", but `deepspeed` is set. Pass the DeepSpeed plugin to `Accelerator`, or do not set `use_configured_state`"
-            "."
+            "Tried to use an already configured `Accelerator` or `PartialState`, as `use_configured_state=True` says: "
+            f"it is set up for {state.distributed_type}, but `deepspeed` is set. Pass the DeepSpeed plugin to "
+            "`Accelerator`, or do not set `use_configured_state`."
         )
     if state.num_processes != size:
         raise TrainerSetupError(

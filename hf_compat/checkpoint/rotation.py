@@ -66,6 +66,9 @@ def by_age(checkpoints: Sequence[Checkpoint]) -> list[Path]:
     """Return the folders, oldest first: by file time, or by update step if the file times cannot be told apart."""
     dated = sorted((item.path.stat().st_mtime, str(item.path), item.path) for item in checkpoints)
     if len(dated) > 1 and dated[-1][0] - dated[0][0] < _USELESS_SPREAD:
+        logger.warning(
+            "mtime may not be reliable on this filesystem: checkpoints are told apart by their update steps."
+        )
         return [item.path for item in sorted(checkpoints)]
     return [path for _, _, path in dated]
 

@@ -20,7 +20,7 @@ from hf_compat.checkpoint import distributed_files, names
 from hf_compat.checkpoint.dtensors import distribute_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, MissingWeightsError
 from hf_compat.model_facts import is_peft_model, is_pretrained_model
 
 __all__ = [
@@ -173,7 +173,7 @@ def load_weights(
     sharded = distributed_files.sharded_weights(path)
     if sharded is not None:
         return distributed_files.load_model(model, sharded)
-    raise CheckpointError(
+    raise MissingWeightsError(
         f"Can't find a valid checkpoint at `{path}`: it has no weights for {type(model).__name__}, neither "
         f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, nor an index of shards."
     )
@@ -255,6 +255,8 @@ def _load_adapters(model: Any, folder: Path, children: tuple[Path, ...], *, trai
     """Load the adapter in ``folder``, the default one, and those in ``children``, each named like its folder."""
     was_training = model.training
     active = model.active_adapters[0] if hasattr(model, "active_adapters") else model.active_adapter
+    if len(getattr(model, "active_adapters", ())) > 1:
+        logger.warning("Multiple active adapters detected: only the first, %r, is active from now on.", active)
     own = [(folder, "default" if children else active)] if adapter_file(folder) is not None else []
     for path, name in (*own, *((child, child.name) for child in children)):
         file = adapter_file(path)

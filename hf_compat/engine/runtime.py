@@ -37,6 +37,7 @@ from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.loaders import Loaders
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.moving import move_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
 from hf_compat.engine.settings import Settings
@@ -44,7 +45,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy
-from hf_compat.errors import ModelError, TrainerSetupError
+from hf_compat.errors import TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["EVALUATION_LIMITS", "Runtime", "devices_of", "move_model"]
+__all__ = ["EVALUATION_LIMITS", "Runtime"]
 
 EVALUATION_LIMITS = {"max_epochs": 0, "max_steps": -1}
 """Limits of a ``lightning.Trainer`` that only evaluates."""
@@ -362,24 +363,3 @@ class Runtime:
     def _make_checkpoint_entries(self) -> dict[str, Any]:
         saves = self.trains and any(defines_hook(callback, "on_save_checkpoint") for callback in self.callbacks)
         return saved_checkpoint(self.trainer, self.callback_states()) if saves and self.trainer is not None else {}
-
-
-def devices_of(model: nn.Module) -> set[Any]:
-    """Return the devices that the ``device_map`` of ``model`` places it on; none without one."""
-    return set((getattr(model, "hf_device_map", None) or {}).values())
-
-
-def move_model(model: nn.Module, device: torch.device) -> None:
-    """Move ``model`` to ``device``, unless it is quantized or was loaded with a ``device_map``.
-
-    Raises:
-        ModelError: If its ``device_map`` has several devices.
-    """
-    devices = devices_of(model)
-    if len(devices) > 1:
-        raise ModelError(
-            f"`model`: its `device_map` places it on {sorted(map(str, devices))}, but each rank trains on one device. "
-            "Load it without `device_map`."
-        )
-    if not devices and getattr(model, "quantization_method", None) is None:
-        model.to(device)

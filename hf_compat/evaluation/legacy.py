@@ -36,12 +36,14 @@ class LegacySession(EvaluationSession):
         length_is_known = has_length(loader)
         if not length_is_known:
             raise DataError(
-                "`use_legacy_prediction_loop=True` needs a data loader with a working `__len__`: set it to False for "
-                "data without length."
+                "`use_legacy_prediction_loop=True`: the dataloader must implement a working __len__. Set it to False "
+                "for data without length."
             )
         size = getattr(loader, "total_batch_size", None) or getattr(loader, "batch_size", None)
         if size is None:
-            raise DataError("`use_legacy_prediction_loop=True` needs a loader with a `batch_size`: set it to False.")
+            raise DataError(
+                "`use_legacy_prediction_loop=True`: Batch size cannot be None in the loader. Set it to False."
+            )
         super().__init__(host, model, loader, **{**settings, "keeps_predictions": True})
         self.batch_size = size
         self._losses, self._predictions, self._labels, self._inputs = (EvalAccumulator() for _ in range(4))

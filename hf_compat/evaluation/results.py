@@ -38,7 +38,7 @@ class EvalPrediction:
 
     def __getitem__(self, idx: int) -> Arrays:
         if not 0 <= idx < len(self.elements):
-            raise IndexError(f"EvalPrediction index {idx} is out of range: it has {len(self.elements)} elements.")
+            raise IndexError(f"tuple index out of range: {idx}, but EvalPrediction has {len(self.elements)} elements.")
         return self.elements[idx]
 
 

@@ -28,7 +28,7 @@ UPDATED_IN_BACKWARD = frozenset({"lomo", "adalomo"})
 def lomo(request: OptimizerRequest, *, attribute: str) -> ClassAndKwargs:
     """Return LOMO or AdaLomo, built from the model instead of parameters."""
     if request.model is None:
-        raise ArgumentsError([f"`optim={request.name!r}` is built from the model: pass `model` too."])
+        raise ArgumentsError([f"`optim={request.name!r}`: You need to pass a `model`, from which it is built."])
     optimizer = request.load("lomo_optim", attribute, extra="lomo")
     if attribute == "AdaLomo" and not torch.cuda.is_available():
         raise UnsupportedArgumentsError(

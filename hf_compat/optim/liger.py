@@ -32,6 +32,8 @@ def apply_liger_kernels(model: nn.Module, switches: dict[str, Any] | None = None
     pretrained = require_package("transformers", extra="liger", purpose="`use_liger_kernel=True`").PreTrainedModel
     base = unwrap_peft(model)
     if not isinstance(base, pretrained):
-        logger.warning("`use_liger_kernel=True` has no effect: %s is not a transformers model.", type(base))
+        logger.warning(
+            "`use_liger_kernel=True`: No liger kernels will be applied, as %s is not a transformers model.", type(base)
+        )
         return
     kernels._apply_liger_kernel_to_instance(model=base, **(switches or {}))

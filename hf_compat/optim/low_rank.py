@@ -108,7 +108,7 @@ def _check(request: OptimizerRequest, *, layerwise: bool) -> None:
     elif is_wrong:
         problems.append(f"`optim_target_modules={targets!r}`: must be a list of strings, a regex or 'all-linear'.")
     if request.model is None:
-        problems.append(f"`optim={name!r}` is built from the model: pass `model` too.")
+        problems.append(f"`optim={name!r}`: You need to pass a model, from which it is built.")
     if layerwise and settings.gradient_accumulation_steps != 1:
         problems.append(
             f"`gradient_accumulation_steps={settings.gradient_accumulation_steps}` with `optim={name!r}`, which "

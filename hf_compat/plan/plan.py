@@ -96,8 +96,8 @@ def build_plan(args: _Schedule, *, batches: int | None, examples: int | None, sa
 def _plan_without_length(args: _Schedule, samples_per_update_step: int) -> RunPlan:
     if args.max_steps <= 0:
         raise DataError(
-            f"`max_steps={args.max_steps}`: `train_dataset` has no length, so the update steps per epoch are unknown. "
-            "Set `max_steps` to the number of update steps to train."
+            f"`max_steps={args.max_steps}` must be set to a positive value if dataloader does not have a length: the "
+            "number of update steps to train."
         )
     samples = args.max_steps * samples_per_update_step
     return RunPlan(

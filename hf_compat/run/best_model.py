@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_compat.checkpoint import names
-from hf_compat.errors import MetricNameError
+from hf_compat.errors import MetricNameError, MissingWeightsError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -81,4 +81,7 @@ def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
         logger.warning("Could not locate the best model at %s any more: the model keeps its last weights.", best)
         return
     logger.info("Loading best model from %s (score: %s).", best, state.best_metric)
-    load(best)
+    try:
+        load(best)
+    except MissingWeightsError as error:
+        logger.warning("Could not locate the best model at %s: the model keeps its last weights. %s", best, error)

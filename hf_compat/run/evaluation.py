@@ -58,8 +58,8 @@ class TrainingEvaluation(RunCallback):
         except RuntimeError as error:
             if host.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
-                    "An evaluation ran out of memory, but `auto_find_batch_size=True` only reduces the training batch "
-                    f"size. Set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
+                    "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "
+                    f"batch size. Set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
                 ) from error
             raise
         call_as_defined(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.model_facts import ignores_item_count, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["place_model", "prepare_model", "take_wrapper"]
 
 _REMEDY = "Set `TrainingArguments(semantics='corrected')` to correct that."
-_OWN_CHECKPOINTING_SETTINGS = ("every_n_layers", "offload")
+_OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
 
 
@@ -55,7 +58,10 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
     host.model_wrapped = host._wrap_model(host.model_wrapped)
     args = for_run(args)
     if args.activation_checkpointing or args.gradient_checkpointing:
-        _enable_checkpointing(host.model, args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs)
+        settings = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
+        _enable_checkpointing(
+            host.model, settings, is_renamed=semantics.release >= SINCE["renames_gradient_checkpointing"]
+        )
     if semantics.aligns_tokens_after_model_init:
         _align_special_tokens(host)
     _set_loss_scaling(host, warn_once)
@@ -84,15 +90,34 @@ def take_wrapper(host: RunHost, runtime: Runtime, wrapped: nn.Module) -> None:
     host.model_wrapped = wrapped
 
 
-def _enable_checkpointing(model: Any, settings: dict[str, Any] | None) -> None:
-    """Enable activation checkpointing of ``model``, by the method that its release has."""
-    if not hasattr(model, "activation_checkpointing_enable"):
+def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_renamed: bool) -> None:
+    """Enable activation checkpointing of ``model``, by the method that it has.
+
+    Args:
+        model: The model.
+        settings: The keyword arguments of the field.
+        is_renamed: Whether the emulated release knows ``activation_checkpointing_enable``.
+    """
+    if not is_renamed and not hasattr(model, "activation_checkpointing_enable"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
         return
-    given = settings or {}
-    own = {name: value for name, value in given.items() if name in _OWN_CHECKPOINTING_SETTINGS}
-    rest = {name: value for name, value in given.items() if name not in own}
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs=rest or None, **own)
+    given = {**_OWN_CHECKPOINTING_SETTINGS, **(settings or {})}
+    own = {name: given.pop(name) for name in _OWN_CHECKPOINTING_SETTINGS}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=given or None, **own)
+        return
+    text = (
+        f"`{type(model).__name__}` only defines `gradient_checkpointing_enable`, which is deprecated: define "
+        "`activation_checkpointing_enable`."
+    )
+    warnings.warn(text, FutureWarning, stacklevel=2)
+    enable = model.gradient_checkpointing_enable
+    known = inspect.signature(enable).parameters
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values()):
+        own = {
+            name: value for name, value in own.items() if name in known or value != _OWN_CHECKPOINTING_SETTINGS[name]
+        }
+    enable(gradient_checkpointing_kwargs=given or None, **own)
 
 
 def _set_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:

@@ -99,8 +99,8 @@ class Progress(RunCallback):
         assert counts.tr_loss is not None, "set as the fit begins"
         if counts.tr_loss.device != loss.device:
             raise ModelError(
-                f"`model`: its loss is on {loss.device}, but training runs on {counts.tr_loss.device}. Return the loss "
-                "on the device of the inputs."
+                f"Calculated loss must be on the original device: it is on {loss.device}, but training runs on "
+                f"{counts.tr_loss.device}. Return the loss on the device of the inputs."
             )
         if host.args.logging_nan_inf_filter:
             # torch.where instead of a branch, which would synchronise with the device.

@@ -22,6 +22,7 @@ from hf_compat.engine.internals.callbacks import (
     restore_checkpoint_entries,
     unfreeze_restored,
 )
+from hf_compat.engine.lightning_callbacks import defines_hook
 from hf_compat.errors import CheckpointError
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce
@@ -69,7 +70,8 @@ class Resume(RunCallback):
 
         def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
             restore_callback_states(trainer, states)
-            restore_checkpoint_entries(trainer, states, content.get("callback_entries", {}))
+            if any(defines_hook(callback, "on_load_checkpoint") for callback in trainer.callbacks):  # type: ignore[attr-defined]
+                restore_checkpoint_entries(trainer, states, content.get("callback_entries", {}))
 
         content = self._point.lightning_state()
         self._point.lightning("callbacks", restore)

@@ -28,6 +28,7 @@ from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import is_ours
 from hf_compat.state import TrainerState, is_exportable
+from hf_compat.trainer.loaded_models import check_loaded_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -107,6 +108,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
+    check_loaded_model(model)
     check_plan(model, trainer.get_tp_size())
     runtime = trainer._lightning_runtime
     trainer.place_model_on_device = _places_model(trainer, runtime)

@@ -7,16 +7,34 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
 from hf_compat.errors import CheckpointError, NotSupportedError, UnknownArgumentError
 
-__all__ = ["count_tokens", "resume_argument", "save_on_tpu", "sorted_checkpoints"]
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["count_tokens", "resume_argument", "save_on_tpu", "set_tokenizer", "sorted_checkpoints", "tokenizer_of"]
 
 logger = logging.getLogger(__name__)
+
+
+_OLD_TOKENIZER = "Trainer.tokenizer is now deprecated: use `Trainer.processing_class`."
+
+
+def tokenizer_of(trainer: Trainer) -> Any:
+    """Return the processing class of ``trainer``, asked for by its old name."""
+    logger.warning(_OLD_TOKENIZER)
+    return trainer.processing_class
+
+
+def set_tokenizer(trainer: Trainer, value: Any) -> None:
+    """Set the processing class of ``trainer`` by its old name."""
+    logger.warning(_OLD_TOKENIZER)
+    trainer.processing_class = value
 
 
 def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:

@@ -86,7 +86,7 @@ def optimizer_of(trainer: Trainer) -> Optimizer:
         NoOptimizerError: If there is none yet.
     """
     if trainer.optimizer is None:
-        raise NoOptimizerError("The Trainer has no optimizer yet: call `train` or `create_optimizer` first.")
+        raise NoOptimizerError("Trainer optimizer is None: call `train` or `create_optimizer` first.")
     optimizer: Optimizer = trainer.optimizer
     return optimizer
 

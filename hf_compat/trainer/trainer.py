@@ -27,7 +27,8 @@ from hf_compat.checkpoint import rng
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
-from hf_compat.engine.runtime import Runtime, move_model
+from hf_compat.engine.moving import move_model
+from hf_compat.engine.runtime import Runtime
 from hf_compat.engine.settings import effective_settings
 from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.legacy import LegacySession
@@ -228,8 +229,7 @@ class Trainer:
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator = data_collator or default_collator_for(self.processing_class)
-        self.compute_loss_func = compute_loss_func
-        self.compute_metrics = compute_metrics
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.optimizer, self.lr_scheduler = optimizers
@@ -283,11 +283,11 @@ class Trainer:
     @property
     def tokenizer(self) -> Any:
         """The processing class, by its name before transformers 4.46."""
-        return self.processing_class
+        return older.tokenizer_of(self)
 
     @tokenizer.setter
     def tokenizer(self, value: Any) -> None:
-        self.processing_class = value
+        older.set_tokenizer(self, value)
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is local rank 0."""
@@ -361,7 +361,7 @@ class Trainer:
     def _deactivate_neftune(self, model: nn.Module) -> None:
         """Undo :meth:`_activate_neftune`."""
         if self.neftune_hook_handle is None:
-            raise ModelError("NEFTune is not active: call `_activate_neftune` first.")
+            raise ModelError("Neftune is not activated: call `_activate_neftune` first.")
         neftune.deactivate_neftune(model, self.neftune_hook_handle)
         self.neftune_hook_handle = None
 

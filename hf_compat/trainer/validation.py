@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.engine.lightning_callbacks import callback_problems
 from hf_compat.engine.precision import precision_problems
 from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, TrainerSetupError
@@ -113,6 +114,12 @@ def _data_problems(trainer: Trainer) -> list[str]:
         problems.append(
             f"`max_steps={args.max_steps}`: max_steps has to be specified, as `train_dataset` has no length. Set it to "
             "the number of update steps."
+        )
+    is_stream = isinstance(trainer.train_dataset, torch.utils.data.IterableDataset)
+    if args.group_by_length and is_stream and trainer.semantics.release < SINCE["renames_group_by_length"]:
+        problems.append(
+            "`group_by_length=True`: the `--group_by_length` option is only available for `Dataset`, not for an "
+            "`IterableDataset`. Remove it, or pass a dataset with a length."
         )
     if is_metric(trainer.compute_metrics):
         if args.include_for_metrics:

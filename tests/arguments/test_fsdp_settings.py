@@ -176,9 +176,12 @@ def test_settings(asked, launcher, monkeypatch):
 
 
 WRONG = {
-    "an unknown word": ({"fsdp": "full_shard wrap"}, ["`fsdp='wrap'`: unknown option, not one of full_shard"]),
+    "an unknown word": (
+        {"fsdp": "full_shard wrap"}, ["`fsdp='wrap'`: Unknown `fsdp` option, not a valid FSDPOption: full_shard"]
+    ),
     "two words": (
-        {"fsdp": "full_shard shard_grad_op"}, ["`fsdp='full_shard shard_grad_op'`: are different sharding strategies"]
+        {"fsdp": "full_shard shard_grad_op"},
+        ["`fsdp='full_shard shard_grad_op'`: `full_shard` is not compatible with `shard_grad_op`"],
     ),
     "a word against the config": (
         {"fsdp": "full_shard", "fsdp_config": {"version": 1, "reshard_after_forward": "no_shard"}},
@@ -195,17 +198,17 @@ WRONG = {
             },
         },
         [
-            "`fsdp_config={'backward_prefetch': 'soon'}`: choose one of 'NO_PREFETCH'",
+            "`fsdp_config={'backward_prefetch': 'soon'}`: must be one of 'NO_PREFETCH'",
             "`fsdp_config={'wrap': 1}`: unknown key, not one of version, ",
             "`fsdp_config={'xla': True}`: is for TPUs",
             "`fsdp_config={'offload_params': True}`: is not a key of `fsdp_config`; use 'cpu_offload'",
-            "`fsdp_config={'activation_checkpointing': True}`: does the same as `gradient_checkpointing=True`",
-            "`fsdp_config={'cpu_ram_efficient_loading': True}`: needs 'sync_module_states': True",
+            "`fsdp_config={'activation_checkpointing': True}`: and `activation_checkpointing=True` of the arguments",
+            "`fsdp_config={'cpu_ram_efficient_loading': True}`: `sync_module_states` must be True",
         ],
     ),
     "layers by class and by size": (
         {"fsdp": "full_shard auto_wrap", "fsdp_config": {**BY_CLASS, "min_num_params": 5}},
-        ["`fsdp_config={'min_num_params': 5}`: cannot be combined with `transformer_layer_cls_to_wrap`"],
+        ["`fsdp_config={'min_num_params': 5}`: `min_num_params` and `transformer_layer_cls_to_wrap` are mutually"],
     ),
     "a class that is not used": (
         {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP", **BY_CLASS}},
@@ -227,25 +230,26 @@ WRONG = {
         ],
     ),
     "no word of version 2": (
-        {"fsdp": "no_shard", "fsdp_config": {"version": 2}}, ["`fsdp='no_shard'`: FSDP version 2 supports 'full_shard'"]
+        {"fsdp": "no_shard", "fsdp_config": {"version": 2}},
+        ["`fsdp='no_shard'`: is only available with FSDP1. FSDP version 2 supports 'full_shard'"],
     ),
-    "version 3": ({"fsdp": True, "fsdp_config": {"version": 3}}, ["`fsdp_config={'version': 3}`: choose one of"]),
+    "version 3": ({"fsdp": True, "fsdp_config": {"version": 3}}, ["`fsdp_config={'version': 3}`: must be one of"]),
     "a config alone": ({"fsdp_config": {"use_orig_params": True}}, ["has no effect without `fsdp`"]),
     "a file alone": ({"fsdp_config": "nowhere.json"}, ["`fsdp_config='nowhere.json'`: "]),
     "no file": ({"fsdp": True, "fsdp_config": "nowhere.json"}, ["`fsdp_config='nowhere.json'`: .*pass a dict"]),
     "only the model": (
         {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_only_model": True},
-        ["`save_only_model=True`: needs a full state dict"],
+        ["`save_only_model=True`: is not compatible with FSDP state dict type 'SHARDED_STATE_DICT'"],
     ),
     "the best of only models": (
         {
             "fsdp": True, "save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch",
             "save_strategy": "epoch",
         },
-        ["`save_only_model=True`: cannot be combined with `load_best_model_at_end=True`"],
+        ["`save_only_model=True`: FSDP can't be used with `save_only_model` along with `load_best_model_at_end`"],
     ),
     "local states": (
-        {"fsdp": True, "fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}}, ["choose one of 'FULL_STATE_DICT'"]
+        {"fsdp": True, "fsdp_config": {"state_dict_type": "LOCAL_STATE_DICT"}}, ["must be one of 'FULL_STATE_DICT'"]
     ),
 }  # fmt: skip
 

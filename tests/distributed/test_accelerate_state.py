@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from packaging.version import Version
 
 import hf_compat
 from hf_compat import Trainer, TrainingArguments
@@ -19,13 +20,12 @@ transformers = pytest.importorskip("transformers")
 get_logger = pytest.importorskip("accelerate.logging").get_logger
 AcceleratorState, PartialState = accelerate.state.AcceleratorState, accelerate.state.PartialState
 
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--mixed_precision=no"]
 LAUNCHES = {
     "python": ([sys.executable], 1),
     "torchrun": ([*TORCHRUN, "--nproc-per-node=2"], 2),
-    "accelerate launch": (
-        [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1", "--mixed_precision=no"],
-        1,
-    ),
+    "accelerate launch": ([*ACCELERATE, "--cpu", "--num_processes=1"], 1),
+    "accelerate launch of two": ([*ACCELERATE, "--multi_gpu", "--num_processes=2"], 2),
 }
 """Commands that start upstream and ours alike, and how many processes they start."""
 
@@ -39,9 +39,9 @@ def no_state_is_left(monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def told_by(command, folder, *words, processes=2, script="accelerate_state.py"):
+def told_by(command, folder, *words, processes=2, script="accelerate_state.py", **variables):
     """Return what each process of a run tells."""
-    ended = finish([start([*command, SCRIPTS / script, *words])], timeout=240)[0]
+    ended = finish([start([*command, SCRIPTS / script, *words], **variables)], timeout=240)[0]
     assert ended.code == 0, ended.output
     return [json.loads((folder / f"{words[0]}-{rank}.json").read_text()) for rank in range(processes)]
 
@@ -51,10 +51,35 @@ def told_by(command, folder, *words, processes=2, script="accelerate_state.py"):
 def test_the_state_is_upstreams(tmp_path, launch):
     """Loggers, seeds, gathered objects, ``PartialState`` and ``AcceleratorState`` are the same in every process."""
     command, processes = LAUNCHES[launch]
-    if launch == "accelerate launch":
-        command = [*command, f"--main_process_port={free_port()}"]
-    theirs, ours = (told_by(command, tmp_path, which, tmp_path, processes=processes) for which in ("upstream", "ours"))
+    theirs, ours = (
+        told_by(
+            [*command, *([f"--main_process_port={free_port()}"] if launch.startswith("accelerate") else [])],
+            tmp_path,
+            which,
+            tmp_path,
+            processes=processes,
+            ACCELERATE_USE_CPU="true",
+        )
+        for which in ("upstream", "ours")
+    )
     assert ours == theirs
+
+
+@pytest.mark.slow
+def test_the_state_under_fsdp(tmp_path):
+    """Under FSDP ours tells what upstream does on a CPU, where that trains under DDP, and kind and plugin besides."""
+    command, _ = LAUNCHES["torchrun"]
+    shards = ["fsdp"] if Version(transformers.__version__) >= Version("5.0") else []  # 4.57 wants a GPU for it
+    theirs = told_by(command, tmp_path, "upstream", tmp_path, *shards)
+    ours = told_by(command, tmp_path, "ours", tmp_path, "fsdp")
+    for told, expected in zip(ours, theirs, strict=True):
+        assert told["run"].pop("fsdp_plugin").startswith("FullyShardedDataParallelPlugin(fsdp_version=2,")
+        for name in ("process", "run"):
+            assert told[name].pop("distributed_type") == "DistributedType.FSDP"
+            assert expected[name].pop("distributed_type") == "DistributedType.MULTI_CPU"
+        assert "FSDP" in told.pop("distributed_state")
+        assert "MULTI_CPU" in expected.pop("distributed_state")
+        assert told == expected
 
 
 @pytest.mark.slow

@@ -56,9 +56,9 @@ SETUPS = {
     "best of weights alone": (
         {"save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
         {},
-        "`save_only_model=True` with `load_best_model_at_end=True`",
+        "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`",
     ),
-    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size=True` is not supported"),
+    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size` isn't supported yet with DeepSpeed"),
     "two optimizers": (
         {"optim": "sgd", "deepspeed": config(1, optimizer={"type": "Adam", "params": {}})},
         {},
@@ -88,7 +88,7 @@ SETUPS = {
     "two things at once": (
         {"auto_find_batch_size": True},
         {"lightning": {"max_epochs": 3}},
-        r"(?s)'max_epochs': 3.*`auto_find_batch_size=True` is not supported with `deepspeed`",
+        r"(?s)'max_epochs': 3.*`auto_find_batch_size` isn't supported yet with DeepSpeed",
     ),
     "another strategy and more": (
         {},
@@ -114,6 +114,7 @@ def finished(tmp_path_factory):
             f"ours:{IN_BACKGROUND[0]}",
             "ours:refused_checkpoints",
             "ours:parts_are_written_once",
+            "ours:second_model_beside_deepspeed",
             "ours:lora_under_zero_3",
             *(["upstream:lora_under_zero_3"] if UPSTREAM_TRAINS_LORA else []),
         ],
@@ -176,6 +177,14 @@ def test_parts_are_written_once(finished):
         assert kept["value"] == ["checkpoint", "mine", "mine"]
 
 
+def test_a_second_model(finished):
+    """Under ZeRO-2 and 3 a second model is prepared on every rank if it is not trained, else refused."""
+    for rank in (0, 1):
+        kept = outcome(finished, "second_model_beside_deepspeed", "ours", rank).results
+        refused = [["a second trainable model is not supported" in text for text in item["value"]] for item in kept]
+        assert refused == [[True, True]] * 2
+
+
 def test_lora(finished):
     """Under ZeRO-3 LoRA trains with the numbers of upstream, whose 4.57 cannot."""
     if UPSTREAM_TRAINS_LORA:
@@ -236,6 +245,15 @@ def test_scenario_thoroughly(finished_thoroughly, name):
 def test_zero_3_saved_in_the_background(finished_thoroughly, name):
     """So are those of ZeRO-3, with whole weights beside them or without."""
     check_in_background(finished_thoroughly, name)
+
+
+@pytest.mark.slow
+def test_full_weights_without_unwrapping(finished_thoroughly):
+    """``get_state_dict`` has the names of the model whether ``unwrap`` is set or not, as upstream's under DeepSpeed."""
+    for name in ("zero_2", "zero_3"):
+        kept = {item["name"]: item["value"] for item in outcome(finished_thoroughly, name, "ours", 0).results}
+        assert kept["gathered"].keys() == kept["weights"].keys()
+        assert all(torch.equal(kept["gathered"][key], weight) for key, weight in kept["weights"].items())
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_an_adapter_is_trained_and_resumed(together, tmp_path):
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("optimizers", "`optimizers` is not supported with FSDP"),
+        ("optimizers", "Passing `optimizers` is not allowed if PyTorch FSDP is enabled"),
         ("even_batches", "{'even_batches': False}` is not supported with FSDP: a rank with fewer batches"),
         ("peft", "`model`: the adapters of a peft model can only be saved as a full state dict"),
     ],

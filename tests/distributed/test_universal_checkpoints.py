@@ -91,7 +91,7 @@ def test_resumed_as_upstream(finished, name, processes):
 def test_resumed_as_uninterrupted(finished, name, processes):
     """The run ends as the uninterrupted one: bit for bit with as many processes, else to the rounding of the sums.
 
-    Not under ZeRO-3, where DeepSpeed gives all parameter groups the weight decay of the first.
+    Not under ZeRO-3, where DeepSpeed gives all parameter groups the weight decay and the step counter of the first.
     """
     whole = outcome(finished[0], f"begun_{name}", "ours", 0)
     resumed = outcome(finished[processes], f"resumed_{name}", "ours", 0)
@@ -130,3 +130,14 @@ def test_buffers_are_told_of(finished):
     found = outcome(finished[1], "universal_checkpoint_with_buffers", "ours", 0)
     assert kept(found, "batches") == 1  # of the second update step alone
     assert any("The buffers batches keep their values: DeepSpeed does not restore" in text for text in found.warnings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_shared_settings_are_told_of(finished, processes):
+    """Under ZeRO-3, and only there, a warning says that groups share weight decay and step counter on every process."""
+    words = "go on with the weight_decay of the first and share one step counter, which goes up 2 times an update step"
+    for name in SETTINGS:
+        for rank in range(processes):
+            told = outcome(finished[processes], f"resumed_{name}", "ours", rank).warnings
+            assert len([text for text in told if words in text]) == (name == "zero_3")

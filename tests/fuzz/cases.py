@@ -191,11 +191,20 @@ def draw_case(seed: int) -> Case:
         orders=tuple(_order(draw) for _ in range(draw.choice((0, 0, 1, 2, 4)))),
         overrides=tuple(draw.sample(OVERRIDES, draw.choice((0, 0, 1, 2)))),
     )
-    return case if draw.random() < 0.125 else _made_sensible(case)
+    return _ending(case if draw.random() < 0.125 else _made_sensible(case))
 
 
 def _order(draw: random.Random) -> Order:
     return draw.choice(EVENTS), draw.randint(0, 6), (draw.choice(FLAGS),)
+
+
+def _ending(case: Case) -> Case:
+    """Return ``case`` with full windows: with none in a stream without length both trainers read it again for ever."""
+    steps = case.fields.get("gradient_accumulation_steps", 1)
+    full = max(1, case.rows // case.fields.get("per_device_train_batch_size", 4))
+    if case.has_length or steps <= full:
+        return case
+    return Case(**{**vars(case), "fields": {**case.fields, "gradient_accumulation_steps": full}})
 
 
 def _made_sensible(case: Case) -> Case:

@@ -42,6 +42,7 @@ from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.engine.lightning_callbacks import NEVER_CALLED, SUPPORT
+from hf_compat.engine.module import HFModule
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import CLASSES, WIDTH, ListDataset, vector_rows
 from tests.support.lightning_callbacks_page import PAGE, page
@@ -523,3 +524,19 @@ def test_what_a_callback_adds_to_a_checkpoint_comes_back(tmp_path):
     assert saver.saves == len(list(tmp_path.glob("checkpoint-*"))) > 0
     trainer_of(tmp_path, keeper).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert keeper.loaded == {"step": 6, "weights": 4}
+
+
+def test_a_state_dict_is_made_for_those_who_read_it(tmp_path, monkeypatch):
+    """A resumed run builds the module's state dict only for a callback with ``on_load_checkpoint``."""
+
+    class Reader(Callback):
+        def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+            assert len(checkpoint["state_dict"]) == 4
+
+    made, whole = [], HFModule.state_dict
+    trained(tmp_path)
+    monkeypatch.setattr(HFModule, "state_dict", lambda self: made.append(self) or whole(self))
+    for callbacks, expected in (((Timer(),), 0), ((Reader(),), 1)):
+        made.clear()
+        trainer_of(tmp_path, *callbacks).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
+        assert len(made) == expected

@@ -1,6 +1,6 @@
-"""Tells what code beside the Trainer reads of accelerate: ``accelerate_state.py <ours|upstream> <folder> [start]``.
+"""Tells what code beside the Trainer reads of accelerate: ``accelerate_state.py <ours|upstream> <folder> [way]``.
 
-``start``, ``devices`` or ``spawn``, has the Trainer of hf_compat start its processes itself.
+``devices`` and ``spawn`` have the Trainer of hf_compat start its processes itself, ``fsdp`` shards the model.
 """
 
 import importlib
@@ -16,9 +16,10 @@ from accelerate.utils import gather_object, set_seed
 
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
-which, folder, start = (*sys.argv[1:], "")[:3]
+which, folder, way = (*sys.argv[1:], "")[:3]
 library = importlib.import_module("hf_compat" if which == "ours" else "transformers")
 LIGHTNING = {"devices": {"devices": 2}, "spawn": {"devices": 2, "strategy": "ddp_spawn"}}
+FIELDS = {"fsdp": {"fsdp": "full_shard", "fsdp_config": {"version": 2, "reshard_after_forward": True}}}
 
 
 class Kept(logging.Handler):
@@ -63,10 +64,9 @@ class Tells(library.TrainerCallback):
 
 def main():
     """Train one update step."""
-    more = {"lightning": LIGHTNING[start]} if start else {}
-    args = library.TrainingArguments(
-        output_dir=folder, use_cpu=True, bf16=True, report_to="none", disable_tqdm=True, max_steps=1, save_strategy="no"
-    )
+    more = {"lightning": LIGHTNING[way]} if way in LIGHTNING else {}
+    fields = {"bf16": True, "max_steps": 1, "save_strategy": "no", **FIELDS.get(way, {})}
+    args = library.TrainingArguments(output_dir=folder, use_cpu=True, report_to="none", disable_tqdm=True, **fields)
     get_logger("told").info("may be called as soon as there are arguments")
     rows = ListDataset(vector_rows(8))
     library.Trainer(PlainModel(), args, train_dataset=rows, callbacks=[Tells()], **more).train()

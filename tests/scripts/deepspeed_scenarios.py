@@ -13,7 +13,7 @@ import torch
 
 from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
-from tests.scripts.sharded_common import held
+from tests.scripts.sharded_common import held, second_model
 from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
@@ -42,6 +42,7 @@ def trained(kit: Kit, settings: dict[str, Any], **fields: Any) -> Any:
     trainer = language_model(kit, rows=27, fields={**ACCUMULATION, **cadence, **fields, "deepspeed": settings})
     kit.train(trainer)
     kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+    kit.keep("gathered", trainer.accelerator.get_state_dict(trainer.deepspeed, unwrap=False) or {})
     kit.keep("wrapped", type(trainer.model_wrapped).__name__)
     return trainer
 
@@ -228,6 +229,14 @@ def lora_under_zero_3(kit: Kit) -> None:
 @shared
 def weights_alone_of_deepspeed(kit: Kit) -> None:
     trained(kit, config(2), save_only_model=True, save_strategy="epoch")
+
+
+@shared
+def second_model_beside_deepspeed(kit: Kit) -> None:
+    without_extension()
+    for stage in (2, 3):
+        trainer = language_model(kit, fields={"deepspeed": config(stage)})
+        kit.keep("refused", second_model(trainer.accelerator))
 
 
 @shared

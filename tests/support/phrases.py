@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
@@ -12,6 +14,8 @@ from packaging.version import Version
 from tests.support.helpers import PlainModel
 
 LIBRARIES = ("transformers", "hf_compat")
+_WRITTEN = ("ACCELERATE_USE_FSDP", "FSDP_", "ACCELERATE_DYNAMO_")
+"""Beginnings of the variables that upstream's arguments write, and every later run would read."""
 _RELEASE = Version(metadata.version("transformers"))
 
 
@@ -30,3 +34,13 @@ def trainer(*, call: str | None = None, **given: Any) -> Callable[[Any, Any], An
         return getattr(made, call)() if call else made
 
     return build
+
+
+@contextmanager
+def variables_taken_back() -> Iterator[None]:
+    """Context after which the variables are gone that upstream's arguments write for FSDP and compiled models."""
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith(_WRITTEN)]:
+            del os.environ[name]

@@ -6,12 +6,13 @@ SageMaker, a GPU, several processes or an older package, and without apex, which
 
 from __future__ import annotations
 
-import os
+import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module, util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ import torch
 from datasets import Dataset
 
 from hf_compat.errors import HFCompatError
-from tests.support.helpers import ListDataset, PlainModel, bert_classifier, gpt2, vector_rows
-from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer
+from tests.support.helpers import ListDataset, PlainModel, Stream, bert_classifier, gpt2, vector_rows
+from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer, variables_taken_back
 
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
 
@@ -98,11 +99,72 @@ def setter(method: str) -> Callable[[Any, Any], object]:
     return lambda library, args: getattr(args, method)(strategy="steps", steps=0)
 
 
-class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-    """Rows without a length."""
+def loss_elsewhere(library: Any, args: Any) -> None:
+    class Elsewhere(library.Trainer):  # type: ignore[misc]
+        def training_step(self, *given: Any) -> Any:
+            return torch.zeros((), device="meta")
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from vector_rows(4)
+    Elsewhere(PlainModel(), args, train_dataset=ROWS).train()
+
+
+def loader_without_length(library: Any, args: Any) -> None:
+    class Streams(library.Trainer):  # type: ignore[misc]
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(Stream(vector_rows(4)))
+
+    Streams(PlainModel(), args, train_dataset=ROWS).train()
+
+
+def memory_of_evaluation(library: Any, args: Any) -> None:
+    class Large(PlainModel):
+        def forward(self, features: Any, labels: Any = None) -> Any:
+            if not self.training:
+                raise RuntimeError("CUDA out of memory.")
+            return super().forward(features, labels)
+
+    library.Trainer(Large(), args, train_dataset=ROWS, eval_dataset=ROWS).train()
+
+
+def loaded(**facts: Any) -> Callable[[Any, Any], object]:
+    """Return what builds a Trainer of a model that has ``facts`` from how it was loaded."""
+
+    def build(library: Any, args: Any) -> None:
+        model: Any = PlainModel()
+        for name, value in facts.items():
+            object.__setattr__(model, name, value)
+        library.Trainer(model, args)
+
+    return build
+
+
+def quantizer(**facts: bool) -> SimpleNamespace:
+    return SimpleNamespace(quantization_config=SimpleNamespace(quant_method="mine"), **facts)
+
+
+def predictions_of(**attributes: Any) -> Callable[[Any, Any], object]:
+    """Return what predicts by the old loop from a loader with ``attributes``."""
+
+    class Loader(list):  # type: ignore[type-arg]
+        dataset = Stream(vector_rows(4))
+
+    def call(library: Any, args: Any) -> None:
+        loader = Loader([1]) if attributes else torch.utils.data.DataLoader(Stream(vector_rows(4)))
+        for name, value in attributes.items():
+            setattr(loader, name, value)
+        library.Trainer(PlainModel(), args).prediction_loop(loader, "Prediction")
+
+    return call
+
+
+def unknown_key_in_a_file(library: Any, args: Any) -> None:
+    path = Path(args.output_dir, "accelerator.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"nothing": 1}), "utf-8")
+    library.TrainingArguments(args.output_dir, accelerator_config=str(path))
+
+
+def of_no_model(library: Any, args: Any) -> None:
+    library.Trainer.get_optimizer_cls_and_kwargs(args)
 
 
 ROWS = ListDataset(vector_rows(4))
@@ -161,6 +223,41 @@ TABLE: dict[str, Row] = {
     "strategy": Row(ValueError, "is not a valid IntervalStrategy", {"eval_strategy": "never"}),
     "optimizer": Row(ValueError, "is not a valid OptimizerNames", {"optim": "adam"}),
     "schedule": Row(ValueError, "is not a valid SchedulerType", {"lr_scheduler_type": "lines"}),
+    "unknown key of accelerator_config": Row(ValueError, "had unknown keys", then=unknown_key_in_a_file),
+    "mps": Row(
+        ValueError, "you do not have an MPS-enabled device on this machine", {"use_mps_device": True},
+        lambda library, args: args.device, until="5.0",
+    ),
+    "fsdp of no option": Row(ValueError, "nknown `fsdp` option", {"fsdp": "nothing"}, since="5.10"),
+    "fsdp of no member": Row(ValueError, "valid FSDPOption", {"fsdp": "nothing"}, until="5.0"),
+    "offload alone": Row(ValueError, "can't work on its own", {"fsdp": "offload"}, until="5.0"),
+    "two sharding strategies": Row(
+        ValueError, "is not compatible with `", {"fsdp": "full_shard shard_grad_op"}, until="5.0"
+    ),
+    "strategy of version 1": Row(
+        ValueError, "is only available with FSDP1", {"fsdp": "hybrid_shard"}, since="5.10"
+    ),
+    "two ways to wrap": Row(
+        ValueError, "`min_num_params` and `transformer_layer_cls_to_wrap` are mutually exclusive",
+        {"fsdp": "full_shard auto_wrap", "fsdp_config": {"min_num_params": 9, "transformer_layer_cls_to_wrap": "X"}},
+        until="5.0",
+    ),
+    "weights of one rank": Row(
+        ValueError, "`sync_module_states` must be",
+        {"fsdp": "full_shard", "fsdp_config": {"sync_module_states": False, "cpu_ram_efficient_loading": True}},
+        until="5.0",
+    ),
+    "way to wrap": Row(
+        ValueError, "must be one of", {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "X"}}, since="5.10"
+    ),
+    "truth": Row(
+        ValueError, "invalid truth value perhaps",
+        {"fsdp": True, "fsdp_config": {"cpu_ram_efficient_loading": "perhaps"}}, since="5.10",
+    ),
+    "truth of version 2": Row(
+        ValueError, "invalid truth value perhaps",
+        {"fsdp": True, "fsdp_config": {"reshard_after_forward": "perhaps"}}, since="5.10",
+    ),
     "accelerator_config": Row(
         NotImplementedError, "Tried passing in a callable to `accelerator_config`", {"accelerator_config": PlainModel}
     ),
@@ -180,6 +277,58 @@ TABLE: dict[str, Row] = {
         ValueError, "`num_steps` is set",
         {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 3}}},
         trainer(),
+    ),
+    "quantized": Row(
+        ValueError, "You cannot perform fine-tuning on purely quantized models", then=loaded(is_quantized=True)
+    ),
+    "quantized and compiled": Row(
+        ValueError, "You cannot fine-tune quantized model with `torch.compile()`",
+        then=loaded(is_quantized=True, _orig_mod=None),
+    ),
+    "quantized without training": Row(
+        ValueError, "that quantization method do not support training",
+        then=loaded(is_quantized=True, hf_quantizer=quantizer(is_trainable=False, is_qat_trainable=True)),
+    ),
+    "sharded when it was loaded": Row(
+        ValueError, "models sharded at load time (`DistributedConfig`)", {"save_strategy": "epoch"},
+        loaded(is_distributed_loading_by_transformers=True), since="5.23",
+    ),
+    "order of a stream": Row(
+        ValueError, "the `--group_by_length` option is only available for `Dataset`, not",
+        {"group_by_length": True, "max_steps": 1}, trainer(train_dataset=Stream(vector_rows(4))), until="5.0",
+    ),
+    "no length": Row(
+        ValueError, "must be set to a positive value if dataloader does not have a length", then=loader_without_length
+    ),
+    "loss elsewhere": Row(
+        ValueError, "Calculated loss must be on the original device", {"max_steps": 1, "logging_nan_inf_filter": False},
+        loss_elsewhere,
+    ),
+    "memory of an evaluation": Row(
+        RuntimeError, "out-of-memory",
+        {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "auto_find_batch_size": True},
+        memory_of_evaluation, since="5.4",
+    ),
+    "learning rates": Row(ValueError, "Trainer optimizer is None", then=trainer(call="get_learning_rates")),
+    "group of an optimizer": Row(ValueError, "Trainer optimizer is None", then=trainer(call="get_optimizer_group")),
+    "keyword of train": Row(
+        TypeError, "train() got unexpected keyword arguments: other",
+        then=lambda library, args: library.Trainer(PlainModel(), args).train(other=1), until="5.0",
+    ),
+    "no noise": Row(
+        ValueError, "Neftune is not activated",
+        then=lambda library, args: library.Trainer(PlainModel(), args)._deactivate_neftune(PlainModel()), until="5.0",
+    ),
+    "old loop without length": Row(
+        ValueError, "must implement a working __len__", then=predictions_of(), until="5.0"
+    ),
+    "old loop without batch size": Row(
+        ValueError, "Batch size cannot be None", then=predictions_of(batch_size=None), until="5.0"
+    ),
+    "lomo without a model": Row(ValueError, "You need to pass a `model`", {"optim": "lomo"}, of_no_model),
+    "galore without a model": Row(
+        ValueError, "You need to pass a model", {"optim": "galore_adamw", "optim_target_modules": ["query"]},
+        of_no_model,
     ),
     "collator": Row(TypeError, "should be a simple callable", then=trainer(data_collator=Collator())),
     "no columns": Row(
@@ -205,7 +354,7 @@ TABLE: dict[str, Row] = {
         then=lambda library, args: library.Trainer(args=args, model_init=lambda: PlainModel(), optimizers=SGD),
     ),
     "stream without steps": Row(
-        ValueError, "max_steps has to be specified", then=trainer(train_dataset=Stream())
+        ValueError, "max_steps has to be specified", then=trainer(train_dataset=Stream(vector_rows(4)))
     ),
     "no train_dataset": Row(ValueError, "training requires a train_dataset", then=trainer(call="train")),
     "no dataset to evaluate": Row(ValueError, "evaluation requires an eval_dataset", then=trainer(call="evaluate")),
@@ -268,17 +417,13 @@ PACKAGES: dict[str, tuple[str, type[BaseException]]] = {
 """Optimizer to the package that it needs, and what upstream raises without it."""
 
 
-WRITTEN_FOR_FSDP = ("ACCELERATE_USE_FSDP", "FSDP_")
-"""Beginnings of what upstream's arguments write, and every later run would read."""
-
-
 def raised(row: Row, library: str, folder: Path) -> BaseException | None:
     """Return the error in which a row ends under a library."""
     parts = import_module(library)
     saves = any(name.startswith(("save_", "load_best")) for name in row.fields)
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "steps" if saves else "no"}
     settings |= row.fields
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), variables_taken_back():
         warnings.simplefilter("ignore")
         try:
             args = parts.TrainingArguments(str(folder / library), **settings)
@@ -286,9 +431,6 @@ def raised(row: Row, library: str, folder: Path) -> BaseException | None:
                 row.then(parts, args)
         except Exception as error:
             return error
-        finally:
-            for name in [name for name in os.environ if name.startswith(WRITTEN_FOR_FSDP)]:
-                del os.environ[name]
     return None
 
 

@@ -470,5 +470,5 @@ def test_methods_of_older_releases_can_be_called(tmp_path):
     assert found == ["checkpoint-3", "checkpoint-2", "checkpoint-10"]
     with pytest.raises(ValueError, match="checkpoint_prefix"):
         trainer._sorted_checkpoints(tmp_path, "copy")
-    with pytest.raises(ValueError, match="NEFTune is not active"):
+    with pytest.raises(ValueError, match="Neftune is not activated"):
         trainer._deactivate_neftune(trainer.model)

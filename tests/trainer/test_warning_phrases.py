@@ -1,12 +1,13 @@
 """What transformers warns of, ours does too, with the phrase that people search for: in the log or as a warning.
 
 Rows of ``training_args.py``, ``trainer.py`` and what they call, of both releases, in their order, without those that
-need an accelerator, several processes, DeepSpeed, FSDP, a tracker, Liger or PEFT.
+need an accelerator, several processes, DeepSpeed, a tracker or Liger, and without those that are an error of ours.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from tests.support.helpers import (
     tokenizer,
     vector_rows,
 )
-from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer
+from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer, variables_taken_back
 
 ROWS = ListDataset(vector_rows(4))
 STEPS = {"max_steps": 1, "per_device_train_batch_size": 2}
@@ -63,9 +64,9 @@ class Row:
     needs: str | None = None
 
 
-def old(name: str, value: Any, *, kind: type[Warning] | None = FutureWarning) -> Row:
-    """Return the row of a field that 4.57 deprecated."""
-    return Row(name, {name: value}, lambda library, args: args.train_batch_size, kind, until="5.0")
+def old(name: str, value: Any, *, kind: type[Warning] | None = FutureWarning, **more: Any) -> Row:
+    """Return the row of a field that 4.57 deprecated, beside ``more``."""
+    return Row(name, {name: value, **more}, lambda library, args: args.train_batch_size, kind, until="5.0")
 
 
 def several_labels(library: Any, args: Any) -> None:
@@ -177,8 +178,104 @@ def unknown_in_trial(library: Any, args: Any) -> None:
     made.hyperparameter_search(hp_space=space, n_trials=1, backend="optuna")
 
 
+def with_old_names(library: Any, args: Any) -> None:
+    class OldNames(PlainModel):
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **more: Any) -> None:
+            assert (gradient_checkpointing_kwargs, more) == (
+                {"use_reentrant": False},
+                {"every_n_layers": 2, "offload": False},
+            )
+
+    library.Trainer(OldNames(), args, train_dataset=ROWS).train()
+
+
+def group_of_one(library: Any, args: Any) -> None:
+    where = Path(args.output_dir).as_uri() + "-group"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=0, world_size=1)
+    try:
+        assert library.TrainingArguments(args.output_dir, use_cpu=True).device
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def placed_by_a_map(library: Any, args: Any) -> None:
+    model: Any = PlainModel()
+    model.hf_device_map = {"": "cpu"}
+    library.Trainer(model, args)._move_model_to_device(model, args.device)
+
+
+def written_at_once(library: Any, args: Any) -> None:
+    for step in (1, 2):
+        folder = Path(args.output_dir, f"checkpoint-{step}")
+        folder.mkdir(parents=True)
+        os.utime(folder, (1e9, 1e9))
+    older = library.Trainer(PlainModel(), args)
+    if hasattr(older, "_sorted_checkpoints"):
+        older._sorted_checkpoints(output_dir=args.output_dir, use_mtime=True)
+    else:
+        import_module("transformers.trainer_utils").sort_checkpoints(args.output_dir, use_mtime=True)
+
+
+def set_tokenizer(library: Any, args: Any) -> None:
+    library.Trainer(PlainModel(), args).tokenizer = None
+
+
+def adapters() -> Any:
+    """Return a model with two active adapters."""
+    peft = import_module("peft")
+    settings = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = peft.get_peft_model(gpt2(), settings)
+    model.add_adapter("other", settings)
+    model.base_model.set_adapter(["default", "other"])
+    return model
+
+
+def two_adapters(library: Any, args: Any) -> None:
+    library.Trainer(adapters(), args).save_model(f"{args.output_dir}/checkpoint-1")
+    library.Trainer(adapters(), args)._load_from_checkpoint(f"{args.output_dir}/checkpoint-1")
+
+
+def best_without_weights(library: Any, args: Any) -> None:
+    class Loses(library.TrainerCallback):  # type: ignore[misc]
+        def on_save(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            Path(state.best_model_checkpoint, "model.safetensors").unlink()
+
+    library.Trainer(PlainModel(), args, train_dataset=ROWS, eval_dataset=ROWS, callbacks=[Loses]).train()
+
+
+FSDP = {"fsdp": "full_shard"}
+FSDP_WRAPPED = {"fsdp": "full_shard auto_wrap"}
+
 TABLE: dict[str, Row] = {
     # training_args.py
+    "fsdp in a string": Row("Passing `fsdp` as a string is deprecated", FSDP, since="5.10"),
+    "fsdp in a list": Row("Passing `fsdp` as a list is deprecated", {"fsdp": ["full_shard"]}, since="5.10"),
+    "fsdp of version 1": Row(
+        "FSDP1 (`fsdp_config['version'] = 1`) is deprecated", {"fsdp": True, "fsdp_config": {"version": 1}},
+        since="5.10",
+    ),
+    "checkpointing under fsdp": Row("redundant AllGather", {**FSDP, "activation_checkpointing": True}, since="5.23"),
+    "gradient_checkpointing under fsdp": Row("redundant AllGather", {**FSDP, "gradient_checkpointing": True}),
+    "gradient_checkpointing under hybrid_shard": Row(
+        "redundant AllGather", {"fsdp": "hybrid_shard", "gradient_checkpointing": True}, until="5.0"
+    ),
+    "fsdp_min_num_params": old("fsdp_min_num_params", 9, **FSDP_WRAPPED),
+    "fsdp_transformer_layer_cls_to_wrap": old("fsdp_transformer_layer_cls_to_wrap", "X", **FSDP_WRAPPED),
+    "set_training": Row(
+        "`gradient_checkpointing` is deprecated", {},
+        lambda library, args: args.set_training(gradient_checkpointing=True), kind=FutureWarning, since="5.23",
+    ),
+    "compiled on an old device": Row(
+        "The speedups for torchdynamo mostly come with GPU Ampere or higher", {"torch_compile": True}
+    ),
+    "group of one process": Row(
+        "torch.distributed process group is initialized, but parallel_mode != ParallelMode.DISTRIBUTED",
+        then=group_of_one,
+    ),
+    "per_gpu_eval_batch_size": Row(
+        "per_gpu_eval_batch_size", {"per_gpu_eval_batch_size": 2}, lambda library, args: args.eval_batch_size,
+        until="5.0",
+    ),
     "gradient_checkpointing": Row(
         "`gradient_checkpointing` is deprecated", {"gradient_checkpointing": True}, kind=FutureWarning, since="5.23"
     ),
@@ -195,6 +292,27 @@ TABLE: dict[str, Row] = {
     "include_inputs_for_metrics": old("include_inputs_for_metrics", True, kind=None),
     "per_gpu_train_batch_size": old("per_gpu_train_batch_size", 2, kind=None),
     # trainer.py
+    "old name of the model's method": Row(
+        "only defines `gradient_checkpointing_enable`, which is deprecated",
+        {
+            **STEPS,
+            "activation_checkpointing": True,
+            "activation_checkpointing_kwargs": {"every_n_layers": 2, "use_reentrant": False},
+        },
+        with_old_names, kind=FutureWarning, since="5.23",
+    ),
+    "old name of processing_class": Row(
+        "Trainer.tokenizer is now deprecated", {}, lambda library, args: library.Trainer(PlainModel(), args).tokenizer,
+        until="5.0",
+    ),
+    "old name of processing_class, set": Row("Trainer.tokenizer is now deprecated", {}, set_tokenizer, until="5.0"),
+    "device_map": Row("Skipping the move to device specified in `args`", {}, placed_by_a_map),
+    "times of files": Row("mtime may not be reliable on this filesystem", {}, written_at_once),
+    "two adapters": Row("ultiple active adapters", {}, two_adapters, needs="peft"),
+    "best model without weights": Row(
+        "Could not locate the best model at",
+        {**SAVES, "eval_strategy": "steps", "eval_steps": 1, "load_best_model_at_end": True}, best_without_weights,
+    ),
     "two models": Row(
         "`Trainer` requires either a `model` or `model_init` argument, but not both",
         then=trainer(model_init=lambda: PlainModel()), kind=FutureWarning, until="5.2",
@@ -296,9 +414,9 @@ def test_warnings(row: Row, library: str, tmp_path: Path, caplog: pytest.LogCapt
     torch.manual_seed(0)
     parts = import_module(library)
     settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", **row.fields}
-    if "gradient_checkpointing" in row.fields or "no_cuda" in row.fields:
+    if row.fields.keys() & {"gradient_checkpointing", "no_cuda"}:
         del settings["use_cpu"]
-    with warnings.catch_warnings(record=True) as caught, caplog.at_level("WARNING"):
+    with variables_taken_back(), warnings.catch_warnings(record=True) as caught, caplog.at_level("WARNING"):
         warnings.simplefilter("always")
         args = parts.TrainingArguments(str(tmp_path), **settings)
         if row.then is not None:

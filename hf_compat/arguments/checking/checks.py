@@ -211,8 +211,8 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
     config = args.accelerator_config
     if uses_configured_state(args) and configured_state() is None:
         text = (
-            "use_configured_state=True needs a state that is set up before the arguments, by accelerate's "
-            "`PartialState()` or `Accelerator()`; do that, or remove it."
+            "use_configured_state=True requires a pre-configured `AcceleratorState` or `PartialState`; call "
+            "accelerate's `PartialState()` or `Accelerator()` before, or remove it."
         )
         yield Problem("accelerator_config", config, text)
     accumulation = config.gradient_accumulation_kwargs or {}
@@ -256,7 +256,11 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.tf32 and gpu_lacks_tf32():
         yield Problem("tf32", True, "--tf32 requires Ampere or a newer GPU; remove it.")
     if args.use_mps_device and not mps_is_available():
-        yield Problem("use_mps_device", True, "no MPS device was found; remove it, MPS is used automatically.")
+        yield Problem(
+            "use_mps_device",
+            True,
+            "you do not have an MPS-enabled device on this machine; remove it, MPS is used automatically.",
+        )
     inherited = os.environ.get(PRECISION_VARIABLE, "no")
     if not (args.fp16 or args.bf16) and inherited not in ("no", "fp16", "bf16"):
         text = f"{PRECISION_VARIABLE}={inherited} in the environment is not supported; use 'bf16'."

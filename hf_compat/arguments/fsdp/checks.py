@@ -69,12 +69,15 @@ def option_problems(options: list[str], is_switch: bool) -> Problems:
     known = [member.value for member in FSDPOption]
     for option in options:
         if option not in known:
-            yield Problem("fsdp", option, f"unknown option, not one of {', '.join(known)}; remove it.")
+            yield Problem(
+                "fsdp", option, f"Unknown `fsdp` option, not a valid FSDPOption: {', '.join(known)}; remove it."
+            )
     strategies = [option for option in options if option in SHARDING_STRATEGIES]
     if len(set(strategies)) > 1:
-        yield Problem("fsdp", " ".join(strategies), "are different sharding strategies; keep one.")
+        text = f"`{strategies[0]}` is not compatible with `{strategies[-1]}`: each is a sharding strategy; keep one."
+        yield Problem("fsdp", " ".join(strategies), text)
     if options == ["offload"] and not is_switch:
-        yield Problem("fsdp", "offload", "needs a sharding strategy; use 'full_shard offload'.")
+        yield Problem("fsdp", "offload", "can't work on its own; use 'full_shard offload'.")
 
 
 def contradictions(args: TrainingArguments, config: dict[str, Any], values: dict[str, Any]) -> Problems:
@@ -88,10 +91,10 @@ def contradictions(args: TrainingArguments, config: dict[str, Any], values: dict
     yield from _wrapping(config, values)
     yield from _saving(args, values)
     if values["activation_checkpointing"] and (args.activation_checkpointing or args.gradient_checkpointing):
-        text = "does the same as `gradient_checkpointing=True`; remove one of them."
+        text = "and `activation_checkpointing=True` of the arguments can't both be set to True; remove the latter."
         yield Problem("fsdp_config", {"activation_checkpointing": True}, text)
     if values["version"] == 1 and values["cpu_ram_efficient_loading"] and not values["sync_module_states"]:
-        text = "needs 'sync_module_states': True, or the other ranks would train random weights; set it."
+        text = "`sync_module_states` must be True too, or the other ranks would train random weights; set it."
         yield Problem("fsdp_config", {"cpu_ram_efficient_loading": True}, text)
     for row in KEYS if values["version"] == 2 else ():
         if (
@@ -101,7 +104,7 @@ def contradictions(args: TrainingArguments, config: dict[str, Any], values: dict
         ):
             yield _config(config, row.key, "is only supported by FSDP version 1; remove it, or set 'version': 1.")
     if args.deepspeed:
-        yield Problem("deepspeed", args.deepspeed, "cannot be combined with FSDP; remove one of them.")
+        yield Problem("deepspeed", args.deepspeed, "together with `fsdp` is not possible; remove one of them.")
     for variable in _UNSUPPORTED_VARIABLES:
         value = os.environ.get(variable, "")
         if value.lower() not in ("", "0", "false", "none"):
@@ -112,9 +115,8 @@ def _wrapping(config: dict[str, Any], values: dict[str, Any]) -> Problems:
     classes, size = config.get("transformer_layer_cls_to_wrap"), config.get("min_num_params")
     by_class = "add 'auto_wrap' to `fsdp`, or set 'auto_wrap_policy': 'TRANSFORMER_BASED_WRAP'"
     if classes and size:
-        yield _config(
-            config, "min_num_params", "cannot be combined with `transformer_layer_cls_to_wrap`; remove one of them."
-        )
+        text = "`min_num_params` and `transformer_layer_cls_to_wrap` are mutually exclusive; remove one of them."
+        yield _config(config, "min_num_params", text)
     elif size and values["wrapping"] != "size":
         text = "needs wrapping by size; set 'auto_wrap_policy': 'SIZE_BASED_WRAP', or remove it."
         yield _config(config, "min_num_params", text)
@@ -128,11 +130,14 @@ def _wrapping(config: dict[str, Any], values: dict[str, Any]) -> Problems:
 
 def _saving(args: TrainingArguments, values: dict[str, Any]) -> Problems:
     if args.save_only_model and values["state_dict_type"] == "sharded":
-        text = "needs a full state dict; set `fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`, or remove it."
+        text = (
+            "is not compatible with FSDP state dict type 'SHARDED_STATE_DICT'; set "
+            "`fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`, or remove it."
+        )
         yield Problem("save_only_model", True, text)
     if args.save_only_model and args.load_best_model_at_end:
         yield Problem(
             "save_only_model",
             True,
-            "cannot be combined with `load_best_model_at_end=True` under FSDP; remove one of them.",
+            "FSDP can't be used with `save_only_model` along with `load_best_model_at_end`; remove one of them.",
         )

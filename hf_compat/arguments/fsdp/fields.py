@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 __all__ = ["resolve_fsdp"]
+
+logger = logging.getLogger(__name__)
 
 _UNSET = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 """Keys that every ``fsdp_config`` has after construction."""
@@ -47,6 +50,7 @@ def resolve_fsdp(args: TrainingArguments, semantics: Semantics) -> Iterator[Prob
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     args.fsdp_config = _UNSET | config
     if not any(fsdp_problems(args)):
+        _advise(args, is_switch)
         _apply_options(args, is_switch)
 
 
@@ -79,6 +83,27 @@ def _apply_old_fields(args: TrainingArguments, config: dict[str, Any], is_switch
         listed = config.get("transformer_layer_cls_to_wrap") or []
         listed = [listed] if isinstance(listed, str) else list(listed)
         config["transformer_layer_cls_to_wrap"] = [*listed, *([] if name in listed else [name])]
+
+
+def _advise(args: TrainingArguments, is_switch: bool) -> None:
+    """Log what the release advises against."""
+    if not args.fsdp:
+        return
+    gathers = is_switch or args.fsdp is True or {"full_shard", "hybrid_shard"} & set(fsdp_options(args.fsdp))
+    if gathers and (args.activation_checkpointing or args.gradient_checkpointing):
+        logger.warning(
+            "`activation_checkpointing=True` introduces a redundant AllGather in the backward pass: with FSDP, use "
+            "`activation_checkpointing` in `fsdp_config` instead."
+        )
+    if not is_switch:
+        return
+    if args.fsdp is not True:
+        kind = "string" if isinstance(args.fsdp, str) else "list"
+        logger.warning(
+            "Passing `fsdp` as a %s is deprecated: use `fsdp=True`, and set the rest in `fsdp_config`.", kind
+        )
+    if str(args.fsdp_config.get("version", 2)) == "1":
+        logger.warning("FSDP1 (`fsdp_config['version'] = 1`) is deprecated: use version 2, the default.")
 
 
 def _apply_options(args: TrainingArguments, is_switch: bool) -> None:

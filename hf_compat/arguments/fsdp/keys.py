@@ -27,7 +27,7 @@ _OFF = ("n", "no", "f", "false", "off", "0")
 def _switch(value: object) -> bool:
     text = str(value).lower()
     if text not in (*_ON, *_OFF):
-        raise ValueError("must be True or False")
+        raise ValueError(f"invalid truth value {value}; use True or False")
     return text in _ON
 
 
@@ -35,7 +35,7 @@ def _choice(choices: dict[str, Any]) -> Callable[[object], object]:
     def read(value: object) -> object:
         text = str(value).upper()
         if text not in choices:
-            raise ValueError(f"choose one of {', '.join(map(repr, dict.fromkeys(choices)))}")
+            raise ValueError(f"must be one of {', '.join(map(repr, dict.fromkeys(choices)))}")
         return choices[text]
 
     return read

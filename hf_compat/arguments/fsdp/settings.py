@@ -173,10 +173,11 @@ def _sharding(options: list[str], config: dict[str, Any], version: int) -> tuple
     known = sharding_values(version, is_option=field == "fsdp")
     found = known.get(str(value).lower())
     if found is None:
-        text = f"FSDP version {version} supports {', '.join(map(repr, known))}"
-        remedy = (
-            "set `fsdp_config={'version': 1}`" if version == 2 and value in SHARDING_STRATEGIES else "use one of them"
-        )
+        text, remedy = f"FSDP version {version} supports {', '.join(map(repr, known))}", "use one of them"
+        if version == 2 and value in SHARDING_STRATEGIES:
+            text, remedy = f"is only available with FSDP1. {text}", "set `fsdp_config={'version': 1}`"
+        elif version == 2:
+            text = f"invalid truth value {value}: {text}"
         return "full_shard", [Problem(field, shown, f"{text}; {remedy}.")]
     if field == "fsdp_config" and option not in (None, found):
         return found, [Problem("fsdp", option, f"contradicts `fsdp_config={shown}`; remove one of them.")]

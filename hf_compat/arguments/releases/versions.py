@@ -19,6 +19,7 @@ SINCE: dict[str, Version] = {
     "leaves_model_placement_open": Version("5.2"),
     "makes_fsdp_a_switch": Version("5.10"),
     "renames_gradient_checkpointing": Version("5.23"),
+    "renames_group_by_length": Version("5.2"),
 }
 """Changes of ``TrainingArguments`` and enums that do not affect numbers, and the transformers release of each."""
 

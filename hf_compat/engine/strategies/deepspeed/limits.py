@@ -45,12 +45,12 @@ def deepspeed_limits(
         )
     if args.save_only_model and args.load_best_model_at_end:
         problems.append(
-            "`save_only_model=True` with `load_best_model_at_end=True` is not supported with `deepspeed`, which loads "
-            "full checkpoints only. Set one of them to False."
+            "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`: it loads full "
+            "checkpoints only. Set one of them to False."
         )
     if args.auto_find_batch_size:
         problems.append(
-            "`auto_find_batch_size=True` is not supported with `deepspeed`: its engine is built for one batch size. "
+            "`auto_find_batch_size` isn't supported yet with DeepSpeed: its engine is built for one batch size. "
             "Set `per_device_train_batch_size`."
         )
     problems += _writer_problems(args, args.hf_deepspeed_config.config)

@@ -243,7 +243,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
         """Save this rank's shards to ``folder``; every rank calls it."""
         logger.warning(
-            "The weights in `%s` are sharded, as `stage3_gather_16bit_weights_on_model_save=False`: run "
+            "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: run "
             "`zero_to_fp32.py` in it to consolidate them.",
             folder,
         )
@@ -283,6 +283,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         check_files(folder, launch=self._launch, universal=universal)
         if universal:
             _warn_of_buffers(self.engine.module)
+        differing = _differing_settings(self.engine.optimizer.param_groups) if universal and self._is_sharded else []
         try:
             path, _ = self.engine.load_checkpoint(folder, load_module_strict=not is_peft_model(self.engine.module))
         except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -292,6 +293,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             ) from error
         if path is None:
             raise CheckpointError(f"DeepSpeed found no checkpoint in `{folder}`.")
+        if universal and self._is_sharded:
+            _warn_of_shared_settings(self.engine.optimizer.optimizer, differing)
 
     # ---- the end ----
 
@@ -310,6 +313,32 @@ def _warn_of_buffers(model: nn.Module) -> None:
         warnings.warn(
             f"The buffers {', '.join(buffers)} keep their values: DeepSpeed does not restore buffers from a universal "
             "checkpoint, with transformers' Trainer neither. Load them into the model before training.",
+            HFCompatWarning,
+            stacklevel=2,
+        )
+
+
+def _differing_settings(groups: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the settings in which parameter groups differ."""
+    first = groups[0]
+    return [name for name in first if name != "params" and any(first[name] != group[name] for group in groups)]
+
+
+def _warn_of_shared_settings(optimizer: Optimizer, differing: list[str]) -> None:
+    """Warn of what parameter groups have in common after DeepSpeed has read a universal checkpoint under ZeRO-3.
+
+    Args:
+        optimizer: The optimizer inside ZeRO's.
+        differing: The settings in which its groups differed before.
+    """
+    steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
+    facts = [f"go on with the {', '.join(differing)} of the first"] if differing else []
+    if len({id(step) for step in steps}) < len(steps):
+        facts.append(f"share one step counter, which goes up {len(steps)} times an update step")
+    if facts:
+        warnings.warn(
+            f"All parameter groups {' and '.join(facts)}: that is how DeepSpeed reads a universal checkpoint under "
+            "ZeRO-3, with transformers' Trainer too. Use ZeRO-1 or 2 to go on as the checkpoint's run would have.",
             HFCompatWarning,
             stacklevel=2,
         )

@@ -54,7 +54,7 @@ def fsdp_limits(
         )
     if has_optimizers:
         problems.append(
-            "`optimizers` is not supported with FSDP: the optimizer was created with the full parameters, which FSDP "
-            "replaces by shards. Override `create_optimizer`, or pass `optimizer_cls_and_kwargs`."
+            "Passing `optimizers` is not allowed if PyTorch FSDP is enabled: it was created with the full parameters, "
+            "which FSDP replaces by shards. Override `create_optimizer`, or pass `optimizer_cls_and_kwargs`."
         )
     return problems

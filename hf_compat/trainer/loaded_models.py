@@ -1,0 +1,47 @@
+"""Which models cannot be trained because of how they were loaded: quantized, or in shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hf_compat.errors import ModelError
+from hf_compat.model_facts import is_peft_model
+
+__all__ = ["check_loaded_model"]
+
+
+def check_loaded_model(model: nn.Module) -> None:
+    """Raise if ``model`` is quantized and cannot be trained, or was split over processes when it was loaded.
+
+    Raises:
+        ModelError: If so; it says what to do.
+    """
+    if getattr(model, "is_distributed_loading_by_transformers", False):
+        raise ModelError(
+            "`model`: models sharded at load time (`DistributedConfig`) are not supported. Load it without "
+            "`distributed_config`, and set `fsdp` or `parallelism_config`: the Trainer shards it."
+        )
+    if getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
+        _check_quantized(model)
+
+
+def _check_quantized(model: nn.Module) -> None:
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if hasattr(model, "_orig_mod"):
+        raise ModelError(
+            "`model`: You cannot fine-tune quantized model with `torch.compile()`. Pass the model as it was before it "
+            "was compiled, and set `torch_compile=True`."
+        )
+    if not is_peft_model(model) and not getattr(quantizer, "is_qat_trainable", False):
+        raise ModelError(
+            "`model`: You cannot perform fine-tuning on purely quantized models, whose weights are not trained. Attach "
+            "adapters with peft, or load it without a `quantization_config`."
+        )
+    if not getattr(quantizer, "is_trainable", False):
+        method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", "a method of its own")
+        raise ModelError(
+            f"`model`: it is quantized with {method}, but that quantization method do not support training. Load it "
+            "with another `quantization_config`, or without one."
+        )
