@@ -7,34 +7,22 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
 from hf_compat.errors import CheckpointError, NotSupportedError, UnknownArgumentError
 
-if TYPE_CHECKING:
-    from hf_compat.trainer.trainer import Trainer
-
-__all__ = ["count_tokens", "resume_argument", "save_on_tpu", "set_tokenizer", "sorted_checkpoints", "tokenizer_of"]
+__all__ = ["by_old_name", "count_tokens", "resume_argument", "save_on_tpu", "sorted_checkpoints"]
 
 logger = logging.getLogger(__name__)
 
 
-_OLD_TOKENIZER = "Trainer.tokenizer is now deprecated: use `Trainer.processing_class`."
-
-
-def tokenizer_of(trainer: Trainer) -> Any:
-    """Return the processing class of ``trainer``, asked for by its old name."""
-    logger.warning(_OLD_TOKENIZER)
-    return trainer.processing_class
-
-
-def set_tokenizer(trainer: Trainer, value: Any) -> None:
-    """Set the processing class of ``trainer`` by its old name."""
-    logger.warning(_OLD_TOKENIZER)
-    trainer.processing_class = value
+def by_old_name(processing_class: Any) -> Any:
+    """Return ``processing_class``, which was read or set as ``tokenizer``."""
+    logger.warning("Trainer.tokenizer is now deprecated: use `Trainer.processing_class`.")
+    return processing_class
 
 
 def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool | None) -> str | bool | None:

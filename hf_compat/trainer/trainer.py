@@ -283,11 +283,11 @@ class Trainer:
     @property
     def tokenizer(self) -> Any:
         """The processing class, by its name before transformers 4.46."""
-        return older.tokenizer_of(self)
+        return older.by_old_name(self.processing_class)
 
     @tokenizer.setter
     def tokenizer(self, value: Any) -> None:
-        older.set_tokenizer(self, value)
+        self.processing_class = older.by_old_name(value)
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is local rank 0."""

@@ -116,7 +116,8 @@ def _data_problems(trainer: Trainer) -> list[str]:
             "the number of update steps."
         )
     is_stream = isinstance(trainer.train_dataset, torch.utils.data.IterableDataset)
-    if args.group_by_length and is_stream and trainer.semantics.release < SINCE["renames_group_by_length"]:
+    groups = args.train_sampling_strategy == "group_by_length"
+    if groups and is_stream and trainer.semantics.release < SINCE["renames_group_by_length"]:
         problems.append(
             "`group_by_length=True`: the `--group_by_length` option is only available for `Dataset`, not for an "
             "`IterableDataset`. Remove it, or pass a dataset with a length."

@@ -266,7 +266,7 @@ def test_low_rank_errors(name, changes, text):
 @pytest.mark.parametrize("name", OF_MODULES)
 def test_model_is_needed(name):
     """What is built from the model's modules asks for the model."""
-    with pytest.raises(ArgumentsError, match="pass `model` too"):
+    with pytest.raises(ArgumentsError, match=r"You need to pass a `?model"):
         optimizer_class_and_kwargs(Settings(name, optim_target_modules="all-linear"))
 
 
