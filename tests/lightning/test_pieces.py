@@ -253,6 +253,7 @@ def test_pieces_are_for_one_fit(tmp_path):
         plain_trainer(*callbacks(args)).fit(HFModule(model()), datamodule=data, ckpt_path=folder)
 
 
+@pytest.mark.filterwarnings("ignore")  # of loaders, by Lightning, before the errors
 def test_what_is_no_piece_is_refused(tmp_path):
     """Another module, a module without the callbacks, and a callback that counts windows as batches."""
     with pytest.raises(TrainerSetupError, match="BoringModel is not an HFModule"):
