@@ -54,7 +54,7 @@ def test_a_wrong_place_of_the_memory(tmp_path):
 def test_the_older_loop_needs_a_length(tmp_path):
     """Data without length is refused before the first batch."""
     trainer = trainer_of(tmp_path, helpers.PlainModel(), use_legacy_prediction_loop=True)
-    with pytest.raises(DataError, match=r"`use_legacy_prediction_loop=True`.*`__len__`"):
+    with pytest.raises(DataError, match=r"`use_legacy_prediction_loop=True`.*working __len__"):
         trainer.evaluate(helpers.Stream(helpers.vector_rows(4)))
     assert trainer.evaluate()["eval_loss"] > 0
 
