@@ -415,6 +415,7 @@ class Accelerator(ProcessState):
             rank=self.data_parallel_rank,
             split_batches=config.split_batches,
             even_batches=config.even_batches,
+            shards_batches=self._runtime.loop.shards_batches,
             dispatch_batches=config.dispatch_batches,
         )
         return prepare_dataloader(

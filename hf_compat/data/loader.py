@@ -74,6 +74,7 @@ class PreparedDataLoader(DataLoader[Any]):
         remainder_from_batch: Take ``remainder`` from the last batch itself, as accelerate does where rank 0 reads the
             data for all ranks.
         synchronized_generator: Draws the order of samples; set to the state of rank 0's before each pass.
+        shares_are_own: Whether each rank reads a loader of its own: which samples others read is not known.
         **settings: As for ``DataLoader``.
     """
 
@@ -82,6 +83,7 @@ class PreparedDataLoader(DataLoader[Any]):
         "drops_partial_batch",
         "non_blocking",
         "remainder_from_batch",
+        "shares_are_own",
         "synchronized_generator",
     )
     """Settings that a plain ``DataLoader`` does not have."""
@@ -95,6 +97,7 @@ class PreparedDataLoader(DataLoader[Any]):
         non_blocking: bool = False,
         remainder_from_batch: bool = False,
         synchronized_generator: torch.Generator | None = None,
+        shares_are_own: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -104,6 +107,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.non_blocking = non_blocking
         self.remainder_from_batch = remainder_from_batch
         self.synchronized_generator = synchronized_generator
+        self.shares_are_own = shares_are_own
         self.iteration = 0
         self.end_of_dataloader = False
         self.in_pass = False
@@ -196,7 +200,7 @@ class PreparedDataLoader(DataLoader[Any]):
         return len(self.dataset)  # type: ignore[arg-type]
 
     def _count_remainder(self) -> int:
-        if self.drops_partial_batch:
+        if self.drops_partial_batch or self.shares_are_own:
             return -1
         batch_size = self.total_batch_size
         try:

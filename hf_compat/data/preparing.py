@@ -29,6 +29,8 @@ class DataParallelLayout:
     """Split every batch over the ranks, rather than give each rank whole batches in turn."""
     even_batches: bool = True
     """Repeat samples so that every rank gets the same number of batches."""
+    shards_batches: bool = True
+    """Whether each rank gets its share; otherwise it reads its own loader, whose sampler may have chosen the share."""
     dispatch_batches: bool | None = None
     """Whether rank 0 reads the data for all ranks; None: for iterable data sets only."""
 
@@ -73,6 +75,8 @@ def prepare_dataloader(
         "non_blocking": non_blocking,
         "remainder_from_batch": dispatches,
     }
+    if layout.size > 1 and not layout.shards_batches:
+        return PreparedDataLoader(loader.dataset, **loader_batching(loader), **settings, shares_are_own=True)
     if layout.size > 1 and dispatches:
         settings.pop("generator", None)
         settings |= {"split": layout.split_batches, "num_processes": layout.size, "process_index": layout.rank}

@@ -78,7 +78,7 @@ def skip_samples(loader: object, count: int) -> PreparedDataLoader | None:
     Returns:
         The loader; None if the order of samples depends on how they are batched, or is not known.
     """
-    if not isinstance(loader, PreparedDataLoader) or isinstance(loader.dataset, StreamShard):
+    if not isinstance(loader, PreparedDataLoader) or isinstance(loader.dataset, StreamShard) or loader.shares_are_own:
         return None
     if isinstance(loader.dataset, IterableDataset):
         return _skip_samples_of_stream(loader, loader.dataset, count)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hf_compat.errors import DataError
+from hf_compat.metrics import has_length
 from hf_compat.plan import RunPlan
 
 __all__ = ["EpochStart", "Window", "WindowLoader", "WindowSource"]
@@ -100,6 +102,20 @@ class WindowLoader:
     def __len__(self) -> int:
         """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
         return self._plan.update_steps_per_epoch
+
+    def replace(self, loader: Any) -> None:
+        """Read ``loader`` from the next epoch on.
+
+        Raises:
+            DataError: If it has another length: the update steps of a run are planned with that of the first.
+        """
+        lengths = [len(one) for one in (self._loader, loader) if has_length(one)]
+        if len(set(lengths)) > 1:
+            raise DataError(
+                f"`reload_dataloaders_every_n_epochs`: the new train loader has {lengths[1]} batches, the first had "
+                f"{lengths[0]}, for which update steps and learning rates are planned. Return loaders of one length."
+            )
+        self._loader = loader
 
     def __iter__(self) -> Iterator[Window]:
         """Yield the windows of the next epoch until it ends or a callback asks to stop."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,12 +13,15 @@ from lightning.pytorch.callbacks import Callback
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
 from hf_compat.errors import TrainerSetupError
+from hf_compat.plan.data_limits import Share
+from hf_compat.plan.evaluation_times import EvaluationTimes
 
 __all__ = [
+    "EVALUATION_KEYWORDS",
     "FIELD_KEYWORDS",
-    "OWNED_KEYWORDS",
     "SHARES",
-    "evaluation_fields",
+    "clipping_meant",
+    "evaluation_meant",
     "is_lightning_callback",
     "keyword_problems",
     "lightning_callbacks",
@@ -27,32 +31,53 @@ __all__ = [
 
 Fields = Mapping[str, Any]
 
-OWNED_KEYWORDS: dict[str, str] = {
-    "barebones": "nothing: it would disable evaluation and checkpoints",
-    "callbacks": "Trainer(callbacks=[...]), which takes Lightning callbacks too",
-    "fast_dev_run": "TrainingArguments(max_steps=...)",
-    "gradient_clip_algorithm": "TrainingArguments(max_grad_norm=...)",
-    "inference_mode": "nothing: evaluation runs under torch.no_grad",
-    "min_epochs": "nothing: callbacks may stop a run at any time",
-    "min_steps": "nothing: callbacks may stop a run at any time",
-    "num_sanity_val_steps": "TrainingArguments(eval_on_start=True)",
-    "reload_dataloaders_every_n_epochs": "a dataset with `set_epoch`",
-    "use_distributed_sampler": "nothing: batches are sharded over the ranks as in transformers",
-}
-"""Keywords of ``lightning.Trainer`` that are not supported → what to use instead."""
-
 FIELD_KEYWORDS: dict[str, Callable[[Any], Fields]] = {
     "accumulate_grad_batches": lambda batches: {"gradient_accumulation_steps": batches},
     "enable_checkpointing": lambda enables: {"save_strategy": SaveStrategy.NO} if enables is False else {},
-    "gradient_clip_val": lambda value: {} if value is None else {"max_grad_norm": float(value)},
+    "enable_progress_bar": lambda enables: {"disable_tqdm": True} if enables is False else {},
+    "logger": lambda logger: {"report_to": []} if logger is False else {},
     "max_epochs": lambda epochs: {} if epochs in (None, -1) else {"num_train_epochs": float(epochs)},
     "max_steps": lambda steps: {} if steps == -1 else {"max_steps": steps},
     "overfit_batches": lambda share: {"train_sampling_strategy": "sequential"} if share else {},
+    "barebones": lambda bare: {"logging_strategy": IntervalStrategy.NO} if bare else {},
 }
 """Keywords that say what fields of ``TrainingArguments`` say → the value of each of these fields."""
 
 SHARES = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches", "overfit_batches")
 """Keywords that say how much of its data a run reads: a number, or as a float a fraction."""
+
+EVALUATION_KEYWORDS = ("val_check_interval", "check_val_every_n_epoch")
+"""Keywords that say when a run evaluates."""
+_PARTS_OF_A_TIME = ("days", "hours", "minutes", "seconds")
+
+
+def _is_count(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "barebones": (lambda value: isinstance(value, bool), "True or False"),
+    "fast_dev_run": (lambda value: isinstance(value, bool) or _is_count(value), "a bool, or a number of update steps"),
+    "gradient_clip_algorithm": (
+        lambda value: value is None or str(value).lower() in ("norm", "value"),
+        "'norm' or 'value'",
+    ),
+    "gradient_clip_val": (lambda value: value is None or _is_number(value), "a number, 0 for no clipping"),
+    "inference_mode": (lambda value: isinstance(value, bool), "True or False"),
+    "min_epochs": (lambda value: value is None or _is_count(value), "a number of epochs"),
+    "min_steps": (lambda value: value is None or _is_count(value), "a number of update steps"),
+    "num_sanity_val_steps": (
+        lambda value: value is None or _is_count(value, -1),
+        "a number of batches, or -1 for all",
+    ),
+    "reload_dataloaders_every_n_epochs": (_is_count, "a number of epochs, 0 for never"),
+    "use_distributed_sampler": (lambda value: isinstance(value, bool), "True or False"),
+}
+"""Keywords that decide how a run goes about its work → whether a value is one, and what it may be."""
 
 _PRECISIONS: dict[Any, str] = {
     **dict.fromkeys((32, "32", "32-true"), "no"),
@@ -79,25 +104,63 @@ def precision_meant(value: object) -> str | None:
         raise TrainerSetupError(f"`lightning={{'precision': {value!r}}}` is not one of {known}.") from None
 
 
-def evaluation_fields(keywords: Mapping[str, Any]) -> Fields:
-    """Return what ``val_check_interval`` and ``check_val_every_n_epoch`` say of when to evaluate.
+def clipping_meant(keywords: Mapping[str, Any]) -> tuple[Fields, float | None]:
+    """Return the fields that say how gradients are clipped, and the value to clip each element to; None for none."""
+    value, algorithm = keywords.get("gradient_clip_val"), keywords.get("gradient_clip_algorithm")
+    if value is None:
+        return {}, None
+    if algorithm is None or algorithm.lower() == "norm":
+        return {"max_grad_norm": float(value)}, None
+    return {"max_grad_norm": 0.0}, float(value) if value > 0 else None
+
+
+def evaluation_meant(keywords: Mapping[str, Any], delay: float) -> tuple[Fields, EvaluationTimes | None]:
+    """Return what ``val_check_interval`` and ``check_val_every_n_epoch`` say: fields, and what no field says.
+
+    Args:
+        keywords: The user's keywords.
+        delay: ``eval_delay``.
 
     Raises:
-        TrainerSetupError: If no fields say that.
+        TrainerSetupError: If they say nothing that can be.
     """
-    names = [name for name in ("val_check_interval", "check_val_every_n_epoch") if name in keywords]
-    if not names:
-        return {}
-    interval, epochs = keywords.get("val_check_interval"), keywords.get("check_val_every_n_epoch", 1)
-    if epochs == 1 and (interval is None or (isinstance(interval, float) and interval == 1.0)):
-        return {"eval_strategy": IntervalStrategy.EPOCH}
-    if epochs is None and isinstance(interval, int):
-        return {"eval_strategy": IntervalStrategy.STEPS, "eval_steps": interval}
-    given = ", ".join(f"{name!r}: {keywords[name]!r}" for name in names)
-    raise TrainerSetupError(
-        f"`lightning={{{given}}}` is not supported: evaluate after each epoch with `'val_check_interval': 1.0`, or "
-        "every so many update steps with a number and `'check_val_every_n_epoch': None`."
-    )
+    if not any(name in keywords for name in EVALUATION_KEYWORDS):
+        return {}, None
+    given = keywords.get("val_check_interval")
+    every = _interval(1.0 if given is None else given)
+    epochs = keywords.get("check_val_every_n_epoch", 1)
+    counts = epochs is None or (isinstance(epochs, int) and not isinstance(epochs, bool) and epochs > 0)
+    if every is None or not counts or (epochs is None and isinstance(every, float)):
+        shown = ", ".join(f"{name!r}: {keywords[name]!r}" for name in EVALUATION_KEYWORDS if name in keywords)
+        raise TrainerSetupError(
+            f"`lightning={{{shown}}}`: evaluate after a fraction of an epoch above 0.0 and up to 1.0, a number of "
+            "update steps, or a time such as '00:01:30:00' or a `timedelta`; of each n-th epoch, or of all with "
+            "`'check_val_every_n_epoch': None`, which takes no fraction."
+        )
+    if epochs is None and isinstance(every, int):
+        return {"eval_strategy": IntervalStrategy.STEPS, "eval_steps": every}, None
+    times = EvaluationTimes(every, epochs or 1, delay)
+    if not times.at_epoch_end:
+        return {"eval_strategy": IntervalStrategy.STEPS, "eval_steps": 1}, times
+    return {"eval_strategy": IntervalStrategy.EPOCH}, None if epochs == 1 else times
+
+
+def _interval(value: Any) -> Share | timedelta | None:
+    """Return ``val_check_interval`` as a number or a time; None if it is neither."""
+    if isinstance(value, str):
+        parts = value.split(":")
+        if len(parts) != len(_PARTS_OF_A_TIME) or not all(part.isdigit() for part in parts):
+            return None
+        value = dict(zip(_PARTS_OF_A_TIME, map(int, parts), strict=True))
+    if isinstance(value, Mapping):
+        value = timedelta(**value)
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return None
+    if isinstance(value, int) or value <= 1.0:
+        return value
+    return int(value) if value.is_integer() else None
 
 
 def is_lightning_callback(callback: object) -> bool:
@@ -121,14 +184,20 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
         nearest = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f" Did you mean `{nearest[0]}`?" if nearest else ""
         problems.append(f"`lightning` contains keywords that `lightning.Trainer` does not have: {names}.{hint}")
-    owned = sorted(set(keywords) & set(OWNED_KEYWORDS))
-    if owned:
-        advice = "; ".join(f"`{name}={keywords[name]!r}`: use {OWNED_KEYWORDS[name]}" for name in owned)
-        problems.append(f"`lightning` contains keywords that are not supported: {advice}.")
-    if isinstance(keywords.get("logger"), bool):
-        value = keywords["logger"]
+    if "callbacks" in keywords:
         problems.append(
-            f"`lightning={{'logger': {value}}}`: pass loggers, or use `report_to`; a bool is not supported."
+            "`lightning={'callbacks': ...}` is not supported: use Trainer(callbacks=[...]), which takes Lightning "
+            "callbacks too."
+        )
+    problems += [
+        f"`lightning={{{name!r}: {keywords[name]!r}}}`: pass {VALUES[name][1]}."
+        for name in VALUES
+        if name in keywords and not VALUES[name][0](keywords[name])
+    ]
+    if str(keywords.get("gradient_clip_algorithm")).lower() == "value" and keywords.get("gradient_clip_val") is None:
+        problems.append(
+            f"`lightning={{'gradient_clip_algorithm': {keywords['gradient_clip_algorithm']!r}}}` does not say what to "
+            "clip to: set `gradient_clip_val` too."
         )
     problems += [
         f"`lightning={{{name!r}: {keywords[name]!r}}}`: pass a number of batches, or a fraction from 0.0 to 1.0."

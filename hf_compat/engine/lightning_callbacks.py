@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import (
     Callback,
@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
+    ProgressBar,
     RichProgressBar,
     WeightAveraging,
 )
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER_CALLED",
+    "OF_SANITY_CHECK",
     "SUPPORT",
     "Support",
     "callback_problems",
@@ -152,10 +154,10 @@ NEVER_CALLED = (
     "on_predict_epoch_end",
     "on_predict_epoch_start",
     "on_predict_start",
-    "on_sanity_check_end",
-    "on_sanity_check_start",
 )
-"""Hooks that no run calls: ``Trainer.predict`` calls those of tests, and there is no sanity check."""
+"""Hooks that no run calls: ``Trainer.predict`` calls those of tests."""
+OF_SANITY_CHECK = ("on_sanity_check_end", "on_sanity_check_start")
+"""Hooks that a run calls with ``num_sanity_val_steps``."""
 
 
 def defines_hook(callback: Callback, hook: str) -> bool:
@@ -165,7 +167,11 @@ def defines_hook(callback: Callback, hook: str) -> bool:
 
 
 def callback_problems(
-    callbacks: Sequence[Callback], args: TrainingArguments, *, shards_model: bool = False
+    callbacks: Sequence[Callback],
+    args: TrainingArguments,
+    *,
+    shards_model: bool = False,
+    keywords: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Return why Lightning callbacks are refused, one message each.
 
@@ -173,6 +179,7 @@ def callback_problems(
         callbacks: The user's Lightning callbacks.
         args: The training arguments.
         shards_model: Whether the strategy shards the model.
+        keywords: The keywords that ``lightning.Trainer`` is given.
     """
     problems: list[str] = []
     for callback in callbacks:
@@ -182,6 +189,7 @@ def callback_problems(
             problems.append(f"`callbacks`: {_name(callback)} is not supported: {reason}. Use {instead}.")
         else:
             problems += _setting_problems(callback, args, shards_model=shards_model)
+            problems += _keyword_problems(callback, keywords or {})
     return problems
 
 
@@ -200,11 +208,31 @@ def _refused_class(callback: Callback) -> str | None:
     return next((name for name in names if name in SUPPORT and not SUPPORT[name].works), None)
 
 
+def _keyword_problems(callback: Callback, keywords: Mapping[str, Any]) -> Iterable[str]:
+    """Yield why ``callback`` is refused beside keywords of ``lightning.Trainer``."""
+    name, hooks = f"`callbacks`: {_name(callback)}", _hooks_of(callback)
+    if (
+        hooks & set(OF_SANITY_CHECK)
+        and hooks <= {*NEVER_CALLED, *OF_SANITY_CHECK}
+        and not keywords.get("num_sanity_val_steps")
+    ):
+        yield f"{name} would do nothing: there is no sanity check. Set `lightning={{'num_sanity_val_steps': 2}}`."
+    if isinstance(callback, ProgressBar) and keywords.get("enable_progress_bar") is False:
+        yield f"{name} is a progress bar, but `lightning={{'enable_progress_bar': False}}`. Remove one of them."
+    if isinstance(callback, ModelCheckpoint | EarlyStopping) and keywords.get("barebones"):
+        yield f"{name} cannot do its work with `lightning={{'barebones': True}}`. Remove one of them."
+
+
+def _hooks_of(callback: Callback) -> set[str]:
+    return {hook for hook in dir(Callback) if hook.startswith("on_") and defines_hook(callback, hook)}
+
+
 def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_model: bool) -> Iterable[str]:
     name = f"`callbacks`: {_name(callback)}"
-    hooks = [hook for hook in dir(Callback) if hook.startswith("on_") and defines_hook(callback, hook)]
-    if hooks and set(hooks) <= set(NEVER_CALLED):
-        yield f"{name} would do nothing: no run calls {', '.join(hooks)}. `predict` calls the hooks `on_test_*`."
+    hooks = _hooks_of(callback)
+    if hooks and hooks <= set(NEVER_CALLED):
+        called = ", ".join(sorted(hooks))
+        yield f"{name} would do nothing: no run calls {called}. `predict` calls the hooks `on_test_*`."
     monitor = getattr(callback, "monitor", None)
     watches = isinstance(callback, EarlyStopping | ModelCheckpoint) and str(monitor).startswith("eval_")
     if watches and args.eval_strategy == "no":

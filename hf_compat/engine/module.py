@@ -188,6 +188,8 @@ class HFModule(pl.LightningModule):
         """Compute the session's metrics and log them for Lightning callbacks with a monitor."""
         assert self.session is not None, "an evaluation has a session"
         metrics = self.session.finish()
+        if self.trainer.barebones:
+            return
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         self.log_dict(numbers, logger=False, batch_size=1)
 

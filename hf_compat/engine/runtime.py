@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.precision import Precision
 from torch import nn
 
@@ -30,12 +33,16 @@ from hf_compat.engine.internals.loops import (
     disable_sigterm_broadcast,
     fast_forward,
     is_fitting,
+    may_stop,
     quiet_lightning,
+    sanity_checking,
     validate_in_fit,
+    without_minimum,
 )
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.loaders import Loaders
+from hf_compat.engine.loggers.given import given_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
@@ -76,6 +83,8 @@ class Runtime:
     Attributes:
         keywords: The user's keywords that ``lightning.Trainer`` is given, without the loggers.
         limits: How much of its data a run reads.
+        loop: How a run goes about its work, besides its arguments.
+        sanity_batches: Batches of the sanity check under way, which is neither logged nor told; None outside one.
         placement: Ranks and strategy.
         facts: The properties of the strategy that are known by its name.
         precision: The precision plugin of every run; its gradient scaler is kept from one training to the next.
@@ -92,7 +101,8 @@ class Runtime:
     """
 
     def __init__(self, settings: Settings, callbacks: Sequence[Any] | None = None) -> None:
-        args, self.keywords, self.limits = settings.args, dict(settings.keywords), settings.limits
+        args, self.keywords = settings.args, dict(settings.keywords)
+        self.limits, self.loop = settings.limits, settings.loop
         self.problems = [*settings.problems]
         # Processes are started only if the keywords are valid; all problems are reported in one error later.
         if self.problems:
@@ -101,8 +111,9 @@ class Runtime:
         else:
             placement = place_run(args, self.keywords)
         self.set_placement(placement)
-        loggers = self.keywords.pop("logger", ())
-        self.user_loggers: list[Logger] = [*loggers] if isinstance(loggers, list | tuple) else [loggers]
+        given, folder = self.keywords.pop("logger", None), self.keywords.get("default_root_dir", args.output_dir)
+        # A development run writes to none; Lightning callbacks that need one get a dummy.
+        self.user_loggers: list[Logger] = [] if "fast_dev_run" in self.keywords else given_loggers(given, folder)
         self.precision: Precision = precision_plugin(
             "no" if self.facts.own_precision else args.mixed_precision,
             args.device,
@@ -111,6 +122,7 @@ class Runtime:
         )
         self._input_dtype = input_dtype(self.precision)
         self.callbacks: list[Callback] = lightning_callbacks(callbacks)
+        self.sanity_batches: float | None = None
         self.trainer: pl.Trainer | None = None
         self.module: HFModule | None = None
         self.loaders = Loaders()
@@ -208,19 +220,22 @@ class Runtime:
             # The default callbacks include transformers' progress bar.
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in self.callbacks),
             "logger": [*loggers, *self.user_loggers] or False,
-            **self.keywords,
+            "inference_mode": False,  # as in transformers: what a model caches in an evaluation can be trained on
+            "num_sanity_val_steps": 0,
+            **{name: value for name, value in self.keywords.items() if name != "barebones"},
             **device_keywords(self.placement, args, model),
             **limits,
             "callbacks": [*([] if first is None else [first]), *with_window_counts(self.callbacks), group],
             **self.monitored_at(args),
-            "inference_mode": False,  # tensors that a model caches in an evaluation must be usable in training
-            "num_sanity_val_steps": 0,
             "plugins": [*plugins, self.precision],
             "use_distributed_sampler": False,
         }
+        if "fast_dev_run" in settings:
+            settings["logger"] = DummyLogger()
         self.strategy.close()
         with quiet_lightning():
             trainer = pl.Trainer(**settings)
+        trainer.barebones = bool(self.keywords.get("barebones"))  # as a keyword it would refuse the group
         if limits is not EVALUATION_LIMITS and not trainer.loggers and (names := without_logger(self.callbacks)):
             raise TrainerSetupError(
                 f"`callbacks`: {', '.join(names)} needs a Lightning logger, and there is none. Set `report_to`, or "
@@ -334,6 +349,26 @@ class Runtime:
                     trainer.validate(module, dataloaders=session.batches, verbose=False)
         finally:
             module.session = None
+
+    @contextmanager
+    def sanity_check(self) -> Iterator[None]:
+        """Context in which evaluations inside the fit are its sanity check: of a few batches, told to nobody."""
+        assert self.trainer is not None, "there is a fit"
+        self.sanity_batches = math.inf if self.loop.sanity_batches < 0 else self.loop.sanity_batches
+        try:
+            with sanity_checking(self.trainer):
+                yield
+        finally:
+            self.sanity_batches = None
+
+    def may_stop(self) -> bool:
+        """Return whether the fit is past ``min_epochs`` and ``min_steps``."""
+        return self.trainer is None or may_stop(self.trainer)
+
+    def stop_without_minimum(self) -> None:
+        """Let the fit end before ``min_epochs`` and ``min_steps``."""
+        if self.trainer is not None:
+            without_minimum(self.trainer)
 
     # ---- the user's Lightning callbacks ----
 

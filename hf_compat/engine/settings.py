@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,25 +13,38 @@ from lightning.pytorch.plugins.precision import Precision
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import raise_all
+from hf_compat.arguments.checking.reporters import tracker_names
+from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.engine.keywords import (
+    EVALUATION_KEYWORDS,
     FIELD_KEYWORDS,
     SHARES,
-    evaluation_fields,
+    clipping_meant,
+    evaluation_meant,
     keyword_problems,
     precision_meant,
     user_plugins,
 )
 from hf_compat.engine.precision import true_precision
+from hf_compat.engine.standing_for import barebones_problems, development_fields, spelled_out
 from hf_compat.errors import TrainerSetupError
 from hf_compat.plan.data_limits import DataLimits
+from hf_compat.plan.evaluation_times import EvaluationTimes
+from hf_compat.plan.loop_settings import LoopSettings
 
 __all__ = ["Settings", "effective_settings"]
 
-_SETTLED = (*FIELD_KEYWORDS, *SHARES, "precision", "val_check_interval", "check_val_every_n_epoch")
-"""Keywords that ``lightning.Trainer`` is not given, as they are in the arguments, the limits or the plugins."""
+_SETTLED = (
+    *(name for name in FIELD_KEYWORDS if name not in ("barebones", "enable_progress_bar", "logger")),
+    *(*SHARES, *EVALUATION_KEYWORDS, "gradient_clip_algorithm", "gradient_clip_val", "precision"),
+    "use_distributed_sampler",
+)
+"""Keywords that ``lightning.Trainer`` is not given, as they are in the arguments, the settings or the plugins."""
+_NEVER = sys.maxsize
+"""``eval_delay`` of a run whose evaluations are not at the times that training arguments can say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +57,22 @@ class Settings:
     """The other keywords, for ``lightning.Trainer``."""
     limits: DataLimits = field(default_factory=DataLimits)
     """How much of its data a run reads."""
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    """How a run goes about its work."""
     problems: list[str] = field(default_factory=list)
     """Why keywords are refused."""
 
 
-def effective_settings(args: Any, lightning: Mapping[str, Any] | None) -> Settings:
+def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_eval_data: bool = False) -> Settings:
     """Return what ``args`` and the keywords ``lightning`` say together.
 
     A keyword that says what a field says sets that field, in a copy of ``args``; one that contradicts a field which
-    differs from its default is a problem.
+    differs from its default is a problem, but ``fast_dev_run`` overrules fields as it overrules keywords.
 
     Args:
         args: The training arguments, ours or transformers'; None for ``TrainingArguments("tmp_trainer")``.
         lightning: The user's keywords of ``lightning.Trainer``.
+        has_eval_data: Whether there is something to evaluate on.
 
     Raises:
         ArgumentsError: If the arguments are not valid, with what the keywords say or without.
@@ -63,54 +80,141 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None) -> Settin
     """
     args = TrainingArguments("tmp_trainer") if args is None else from_transformers(args)
     given = dict(lightning or {})
-    problems = keyword_problems(given)
+    problems = [*keyword_problems(given), *barebones_problems(given)]
     if problems or not given:
         return Settings(args, given, problems=problems)
-    fields, problems = _fields_meant(args, given)
-    plugin = None
-    try:
-        plugin, mixed = _precision_meant(args, given)
-        fields |= mixed
-    except TrainerSetupError as error:
-        problems.append(str(error))
-    if fields and args.hf_deepspeed_config is not None:
-        names = ", ".join(f"`{name}`" for name in fields)
-        problems.append(
-            f"`lightning={given}`: with `deepspeed` the training arguments have to say that. Set {names} there."
-        )
-    if problems:
-        return Settings(args, given, problems=problems)
-    keywords = {name: value for name, value in given.items() if name not in _SETTLED}
-    if plugin is not None:
-        keywords["plugins"] = [*user_plugins(given), plugin]
-    return Settings(_with_fields(args, fields), keywords, _limits_meant(args, given))
+    args = _with_fields(args, development_fields(given, has_eval_data=has_eval_data))
+    meant = _Meaning(args, given, spelled_out(given), has_eval_data=has_eval_data)
+    if meant.problems:
+        return Settings(args, given, problems=meant.problems)
+    keywords = {name: value for name, value in meant.keywords.items() if name not in _SETTLED}
+    if meant.plugin is not None:
+        keywords["plugins"] = [*user_plugins(given), meant.plugin]
+    return Settings(_with_fields(args, meant.fields), keywords, _limits_meant(meant.keywords), meant.loop)
 
 
-def _fields_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields that keywords set, and the problems of those that contradict ``args``."""
-    said: list[tuple[str, Mapping[str, Any]]] = [
-        (f"'{name}': {given[name]!r}", FIELD_KEYWORDS[name](given[name])) for name in FIELD_KEYWORDS if name in given
-    ]
-    problems, fields = [], {}
-    try:
-        names = [name for name in ("val_check_interval", "check_val_every_n_epoch") if name in given]
-        said.append((", ".join(f"'{name}': {given[name]!r}" for name in names), evaluation_fields(given)))
-    except TrainerSetupError as error:
-        problems.append(str(error))
-    if given.get("max_epochs") == -1 and max(args.max_steps, given.get("max_steps", -1)) < 0:
-        problems.append(
-            "`lightning={'max_epochs': -1}`: without an end there is no learning-rate schedule. Set `max_steps`."
+class _Meaning:
+    """What keywords mean beside ``args``: fields, a plugin, how the run goes about its work; and their problems.
+
+    Args:
+        args: The training arguments.
+        given: The user's keywords, for the messages.
+        keywords: The same, with those that others stand for.
+        has_eval_data: Whether there is something to evaluate on.
+    """
+
+    def __init__(
+        self, args: TrainingArguments, given: Mapping[str, Any], keywords: dict[str, Any], *, has_eval_data: bool
+    ) -> None:
+        self._args = args
+        self._given = given
+        self.keywords = keywords
+        self.fields: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self.plugin: Precision | None = None
+        self._clip_value: float | None = None
+        self._times: EvaluationTimes | None = None
+        for read in (self._read_fields, self._read_clipping, self._read_evaluation, self._read_precision):
+            try:
+                read()
+            except TrainerSetupError as error:
+                self.problems.append(str(error))
+        self._check_end()
+        self._check_data(has_eval_data=has_eval_data)
+        changed = [name for name, value in self.fields.items() if getattr(args, name) != value]
+        if changed and args.hf_deepspeed_config is not None:
+            names = ", ".join(f"`{name}`" for name in changed)
+            self.problems.append(
+                f"`lightning={dict(given)}`: with `deepspeed` the training arguments have to say that. Set {names} "
+                "there."
+            )
+
+    @property
+    def loop(self) -> LoopSettings:
+        """How the run goes about its work."""
+        keywords = self.keywords
+        return LoopSettings(
+            clip_value=self._clip_value,
+            sanity_batches=keywords.get("num_sanity_val_steps") or 0,
+            reload_every=keywords.get("reload_dataloaders_every_n_epochs", 0),
+            shards_batches=keywords.get("use_distributed_sampler", True),
+            evaluation_times=self._times,
         )
-    for keyword, values in said:
+
+    def _set(self, keyword: str, values: Mapping[str, Any]) -> None:
+        """Set fields as ``keyword`` says, unless the user has set them to something else."""
         for name, value in values.items():
-            current = getattr(args, name)
-            if current not in (defaults()[name], value):
-                problems.append(_contradiction(keyword, name, current))
-            fields[name] = value
-    if given.get("limit_val_batches") == 0 and args.eval_strategy != "no":
-        keyword = f"'limit_val_batches': {given['limit_val_batches']!r}"
-        problems.append(_contradiction(keyword, "eval_strategy", args.eval_strategy))
-    return fields, problems
+            current = getattr(self._args, name)
+            if current != value and not _is_default(self._args, name):
+                self.problems.append(_contradiction(keyword, name, current))
+            self.fields[name] = value
+
+    def _read_fields(self) -> None:
+        args, keywords = self._args, self.keywords
+        for name in FIELD_KEYWORDS:
+            if name in keywords:
+                shown = f"'{name}': {keywords[name]!r}" if name in self._given else "'barebones': True"
+                self._set(shown, FIELD_KEYWORDS[name](keywords[name]))
+        if keywords.get("max_epochs") == -1 and max(args.max_steps, keywords.get("max_steps", -1)) < 0:
+            self.problems.append(
+                "`lightning={'max_epochs': -1}`: without an end there is no learning-rate schedule. Set `max_steps`."
+            )
+
+    def _read_clipping(self) -> None:
+        fields, self._clip_value = clipping_meant(self.keywords)
+        names = [name for name in ("gradient_clip_val", "gradient_clip_algorithm") if name in self._given]
+        shown = ", ".join(f"'{name}': {self._given[name]!r}" for name in names)
+        if self._clip_value is not None and self._args.hf_deepspeed_config is not None:
+            raise TrainerSetupError(
+                f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine clips by norm alone: set "
+                "`max_grad_norm` instead."
+            )
+        self._set(shown, fields)
+
+    def _read_evaluation(self) -> None:
+        args, given = self._args, self.keywords
+        fields, self._times = evaluation_meant(given, args.eval_delay)
+        shown = ", ".join(f"'{name}': {given[name]!r}" for name in EVALUATION_KEYWORDS if name in given)
+        self._set(shown, fields)
+        if self._times is not None:
+            self.fields["eval_delay"] = _NEVER
+            if args.load_best_model_at_end and args.save_strategy != "best" and not self._times.at_epoch_end:
+                self.problems.append(
+                    f"`lightning={{{shown}}}` beside `load_best_model_at_end=True`: `save_strategy="
+                    f"'{SaveStrategy(args.save_strategy).value}'` does not save where these evaluations are. Set "
+                    "`save_strategy='best'`."
+                )
+        if given.get("limit_val_batches") == 0 and args.eval_strategy != "no":
+            keyword = f"'limit_val_batches': {given['limit_val_batches']!r}"
+            self.problems.append(_contradiction(keyword, "eval_strategy", args.eval_strategy))
+
+    def _read_precision(self) -> None:
+        self.plugin, mixed = _precision_meant(self._args, self.keywords)
+        self.fields |= mixed
+
+    def _check_end(self) -> None:
+        """Note a minimum that is behind the end of the run."""
+        end = {name: self.fields.get(name, getattr(self._args, name)) for name in ("max_steps", "num_train_epochs")}
+        by_steps = end["max_steps"] >= 0
+        least, most = ("min_steps", "max_steps") if by_steps else ("min_epochs", "num_train_epochs")
+        if not self.keywords.get("fast_dev_run") and (self.keywords.get(least) or 0) > end[most]:
+            self.problems.append(_contradiction(f"'{least}': {self.keywords[least]!r}", most, end[most]))
+
+    def _check_data(self, *, has_eval_data: bool) -> None:
+        """Note what the data do not allow."""
+        batches = self.keywords.get("num_sanity_val_steps")
+        if batches and not has_eval_data:
+            self.problems.append(
+                f"`lightning={{'num_sanity_val_steps': {batches!r}}}`: `eval_dataset=None`, so that there is nothing "
+                "to check. Pass one, or remove the keyword."
+            )
+
+
+def _is_default(args: TrainingArguments, name: str) -> bool:
+    """Return whether ``args`` have the default of a field, or one that cannot be told from it."""
+    if name == "report_to":
+        return bool(args.report_to == tracker_names(None, resolve_semantics(args.semantics))[0])
+    return name == "disable_tqdm" or bool(getattr(args, name) == defaults()[name])
 
 
 def _contradiction(keyword: str, name: str, current: object) -> str:
@@ -143,7 +247,7 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
     return (None if meant == "no" else true_precision(meant)), {}
 
 
-def _limits_meant(args: TrainingArguments, given: Mapping[str, Any]) -> DataLimits:
+def _limits_meant(given: Mapping[str, Any]) -> DataLimits:
     """Return how much of its data a run reads."""
     shares = {name: 1.0 if given.get(name) is None else given[name] for name in SHARES}
     both = shares["overfit_batches"] if given.get("overfit_batches") else None

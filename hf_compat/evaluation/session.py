@@ -115,6 +115,7 @@ class EvaluationSession:
         prefix: Prefix of metric names, without the underscore.
         keeps_predictions: Keep predictions even if the metrics are computed batch by batch, as ``predict`` does.
         data_parallel_group: The ranks that see different batches. Default: all.
+        fires_events: Whether callbacks are told of each batch.
         times: Seconds for preparing the model, by name; reported with the metrics.
 
     Attributes:
@@ -144,6 +145,7 @@ class EvaluationSession:
         prefix: str,
         keeps_predictions: bool,
         data_parallel_group: ProcessGroup | None = None,
+        fires_events: bool = True,
         times: Mapping[str, float] | None = None,
     ) -> None:
         self._host = host
@@ -162,6 +164,7 @@ class EvaluationSession:
         self._loss_only = prediction_loss_only
         self._ignore_keys = ignore_keys
         self._prefix = prefix
+        self._fires_events = fires_events
         self._times = dict(times or {})
         args = host.args
         self.batch_size: int | None = args.eval_batch_size
@@ -202,7 +205,8 @@ class EvaluationSession:
             logits = self._update_stream(self._stream, logits, labels)
         if self._keeps or self._per_batch:
             logits, labels, main_inputs = self._gather(inputs, logits, labels)
-        fire(host, "on_prediction_step")
+        if self._fires_events:
+            fire(host, "on_prediction_step")
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))

@@ -27,10 +27,13 @@ from hf_compat.run.overflow import OverflowDebug
 from hf_compat.run.past import PastState
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
+from hf_compat.run.reloading import Reloading
 from hf_compat.run.resume import Resume
+from hf_compat.run.sanity import SanityCheck
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.schedule import LRSchedule
 from hf_compat.run.stopping import Stopping
+from hf_compat.run.timing import EvaluationTiming
 from hf_compat.run.tokens import TokensAhead
 
 if TYPE_CHECKING:
@@ -50,6 +53,8 @@ class Members:
     overflow: OverflowDebug | None
     early_mode: EarlyTrainMode | None
     resume: Resume
+    sanity: SanityCheck | None
+    reloading: Reloading | None
     past: PastState
     clipping: GradientClipping
     tokens: TokensAhead | None
@@ -58,6 +63,7 @@ class Members:
     schedule: LRSchedule
     progress: Progress
     logging: TrainingLogs
+    timing: EvaluationTiming | None
     evaluation: TrainingEvaluation
     saving: CheckpointSaving
     flow: Flow
@@ -95,7 +101,9 @@ def build_members(run: TrainingRun) -> Members:
     debugs = DebugOption.UNDERFLOW_OVERFLOW in host.args.debug
     noisy = host.neftune_noise_alpha is not None
     ahead = not host.semantics.counts_tokens_after_batch and host.args.include_num_input_tokens_seen != "no"
-    clipping = GradientClipping(partial(clip_gradients, host))
+    loop = run.runtime.loop
+    checks = loop.sanity_batches != 0 and run.point is None  # as in Lightning, not in a resumed run
+    clipping = GradientClipping(partial(clip_gradients, host, loop.clip_value))
     schedule = LRSchedule(host)
     progress = Progress(host, counts)
     logging = TrainingLogs(host, counts, run.runtime.publish_metrics)
@@ -106,6 +114,8 @@ def build_members(run: TrainingRun) -> Members:
         overflow=OverflowDebug() if debugs else None,
         early_mode=None if host.semantics.leaves_mode_to_training_step else EarlyTrainMode(host),
         resume=Resume(host, run.point),
+        sanity=SanityCheck(run.runtime.sanity_check, partial(evaluation.measure, run.ignore_keys)) if checks else None,
+        reloading=Reloading(loop.reload_every, run.reload) if loop.reload_every else None,
         past=PastState(host),
         clipping=clipping,
         tokens=TokensAhead(host) if ahead else None,
@@ -114,6 +124,7 @@ def build_members(run: TrainingRun) -> Members:
         schedule=schedule,
         progress=progress,
         logging=logging,
+        timing=None if loop.evaluation_times is None else EvaluationTiming(host, loop.evaluation_times),
         evaluation=evaluation,
         saving=saving,
         flow=Flow(host, counts, clipping, schedule, progress, logging, evaluation, saving, run.set_output),

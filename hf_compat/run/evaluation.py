@@ -52,9 +52,26 @@ class TrainingEvaluation(RunCallback):
         Raises:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
+        host, metrics = self._host, self.measure(ignore_keys_for_eval)
+        call_as_defined(
+            host._report_to_hp_search, ("trial", trial), ("step", host.state.global_step), ("metrics", metrics)
+        )
+        if steps_on_metric(host.lr_scheduler) and not skip_scheduler:
+            host.lr_scheduler.step(metric_for_best(host.args, metrics))
+        return metrics
+
+    def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:
+        """Evaluate and return the metrics.
+
+        Args:
+            ignore_keys: Model outputs excluded from the predictions.
+
+        Raises:
+            BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
+        """
         host = self._host
         try:
-            metrics: dict[str, float] = call_as_defined(host.evaluate, ignore_keys=ignore_keys_for_eval)
+            return call_as_defined(host.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
         except RuntimeError as error:
             if host.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
@@ -62,9 +79,3 @@ class TrainingEvaluation(RunCallback):
                     f"batch size. Set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
                 ) from error
             raise
-        call_as_defined(
-            host._report_to_hp_search, ("trial", trial), ("step", host.state.global_step), ("metrics", metrics)
-        )
-        if steps_on_metric(host.lr_scheduler) and not skip_scheduler:
-            host.lr_scheduler.step(metric_for_best(host.args, metrics))
-        return metrics

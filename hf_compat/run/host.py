@@ -55,6 +55,7 @@ class RunHost(Protocol):
     neftune_noise_alpha: float | None
     current_gradient_accumulation_steps: int
     _created_lr_scheduler: bool
+    _eval_dataloaders: dict[str, DataLoader[Any]]
     _memory_tracker: TrainerMemoryTracker
     _past: Any
     _signature_columns: list[str] | None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.distributed.votes import max_over_ranks, vote
 from hf_compat.engine.callbacks import RunCallback
+from hf_compat.engine.internals.loops import may_stop
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -114,13 +115,13 @@ class Preemption(RunCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Exit if preempted; after the last window of an epoch, ``on_train_epoch_end`` does."""
         if pl_module.made_update and not trainer.is_last_batch:
-            self._exit_if_preempted()
+            self._exit_if_preempted(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Exit if preempted."""
-        self._exit_if_preempted()
+        self._exit_if_preempted(trainer)
 
-    def _exit_if_preempted(self) -> None:
+    def _exit_if_preempted(self, trainer: pl.Trainer) -> None:
         """Save and exit if a rank has received a signal.
 
         Raises:
@@ -129,7 +130,7 @@ class Preemption(RunCallback):
         host = self._host
         vote()
         signum = max_over_ranks(self._watch.received, host.args.ddp_timeout_delta)
-        if not signum or host.control.should_training_stop:
+        if not signum or (host.control.should_training_stop and may_stop(trainer)):
             return
         name, step = signal.Signals(signum).name, host.state.global_step
         logger.warning("%s: saving and exiting after update step %s.", name, step)

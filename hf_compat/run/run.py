@@ -240,9 +240,7 @@ class TrainingRun:
         host._train_batch_size = batch_size or host._train_batch_size
         self.ignore_keys = ignore_keys_for_eval
         self.point = self.resume_point(resume_from_checkpoint)
-        loader = host.get_train_dataloader()
-        if isinstance(loader, PreparedDataLoader):
-            loader.track_stream_states()
+        loader = self._train_loader()
         plan = host.run_plan = self._plan(loader)
         self.counts.train_tokens = count_train_tokens(host, plan, loader)
         done = host._init_training_state(
@@ -272,6 +270,21 @@ class TrainingRun:
         loader = self.host.callback_handler.train_dataloader
         self.runtime.begin_fit(loader, pieces.module, None if start is None else (start.epoch, step, step))
         return pieces
+
+    def _train_loader(self) -> Iterable[Any]:
+        """Return a new train loader."""
+        loader = self.host.get_train_dataloader()
+        if isinstance(loader, PreparedDataLoader):
+            loader.track_stream_states()
+        return loader
+
+    def reload(self) -> None:
+        """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""
+        assert self.pieces is not None, "called in a fit"
+        loader = self._train_loader()
+        self.pieces.windows.replace(loader)
+        self.runtime.loaders.train = self.host.callback_handler.train_dataloader = loader
+        self.host._eval_dataloaders.clear()
 
     def resume_point(self, folder: str | None) -> ResumePoint | None:
         """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""
@@ -349,7 +362,7 @@ class TrainingRun:
     def should_stop(self) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""
         control = self.host.control
-        return control.should_epoch_stop or control.should_training_stop
+        return control.should_epoch_stop or (control.should_training_stop and self.runtime.may_stop())
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model in the strategy's wrapper; a sharded model loads resumed weights now."""
@@ -383,3 +396,4 @@ class TrainingRun:
             state.max_steps,
         )
         self.host.control.should_training_stop = True
+        self.runtime.stop_without_minimum()

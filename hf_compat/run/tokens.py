@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hf_compat.data.limiting import FirstBatches
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
-from hf_compat.metrics import speed_metrics
+from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import WarnOnce
 from hf_compat.plan import RunPlan
 
@@ -60,7 +61,9 @@ def count_train_tokens(host: RunHost, plan: RunPlan, loader: Iterable[Any]) -> f
     if host.semantics.counts_tokens_as_seen or not args.include_tokens_per_second:
         return None
     if args.max_steps < 0:
-        return host.num_tokens(loader, None) * args.num_train_epochs
+        limited = has_length(loader) and plan.batches_per_epoch < len(loader)
+        read = FirstBatches(loader, plan.batches_per_epoch, args.world_size) if limited else loader
+        return host.num_tokens(read, None) * args.num_train_epochs
     return host.num_tokens(loader, plan.max_steps) * args.gradient_accumulation_steps
 
 

@@ -68,8 +68,9 @@ def evaluate(
             metric_key_prefix=metric_key_prefix,
         )
         _add_speed(trainer, output, metric_key_prefix, start_time)
-        trainer.log(output.metrics)
-        fire(trainer, "on_evaluate", output.metrics)
+        if trainer._lightning_runtime.sanity_batches is None:
+            trainer.log(output.metrics)
+            fire(trainer, "on_evaluate", output.metrics)
         trainer._memory_tracker.stop_and_update_metrics(output.metrics, "eval")
     return output.metrics
 
@@ -136,6 +137,7 @@ def run_loop(
             ignore_keys=ignore_keys,
             prefix=prefix,
             keeps_predictions=is_prediction,
+            fires_events=runtime.sanity_batches is None,
             times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
         )
         announce_evaluation(description, session.examples, session.batch_size)
@@ -152,12 +154,14 @@ def run_loop(
 
 def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> Iterable[Any]:
     """Return ``dataloader``, or its first batches if Lightning's keywords limit them."""
-    limits = trainer._lightning_runtime.limits
+    limits, most = trainer._lightning_runtime.limits, trainer._lightning_runtime.sanity_batches
     named = (limits.evaluation, "limit_val_batches")
     if description == "Prediction":
         named = (limits.prediction, "limit_predict_batches")
     whole = len(dataloader) if has_length(dataloader) else None
     batches = share_of(named[0], whole, named[1])
+    if most is not None and most < (math.inf if batches is None else batches):
+        batches = int(most)
     if batches == whole or batches is None:
         return dataloader
     return FirstBatches(dataloader, batches, trainer.accelerator.data_parallel_size)

@@ -25,7 +25,9 @@ def add_callback(trainer: Trainer, callback: Any) -> None:
     if not found:
         trainer.callback_handler.add_callback(callback)
         return
-    problems = callback_problems(found, for_run(trainer.args), shards_model=runtime.facts.shards_model)
+    problems = callback_problems(
+        found, for_run(trainer.args), shards_model=runtime.facts.shards_model, keywords=runtime.keywords
+    )
     if problems:
         raise TrainerSetupError("\n  ".join(problems))
     runtime.callbacks += found

@@ -105,9 +105,8 @@ class Trainer:
         optimizer_cls_and_kwargs: An optimizer class and its keywords; created with the model's parameter groups.
         preprocess_logits_for_metrics: ``(logits, labels)`` to the predictions of a batch.
         tokenizer: The name of ``processing_class`` before transformers 4.46.
-        lightning: Keywords of the ``lightning.Trainer``, such as ``logger``, ``precision`` or ``profiler``; one that
-            says what a field of ``args`` says sets that field. With the strategies ``"ddp_spawn"``, ``"ddp_fork"`` and
-            ``"ddp_notebook"``, ``train`` starts its processes: see ``trainer.launching``.
+        lightning: Keywords of the ``lightning.Trainer``; one that says what a field of ``args`` says sets it. With
+            ``"ddp_spawn"``, ``"ddp_fork"`` and ``"ddp_notebook"``, ``train`` starts processes: ``trainer.launching``.
 
     Attributes:
         lightning_trainer: The ``lightning.Trainer`` of the current or last run.
@@ -220,7 +219,7 @@ class Trainer:
     ) -> None:
         refuse_overrides_never_called(type(self))
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
-        settings = effective_settings(args, lightning)
+        settings = effective_settings(args, lightning, has_eval_data=eval_dataset is not None)
         self.args, self.semantics = settings.args, resolve_semantics(settings.args.semantics)
         self._warn_once, self._checkpoint_writer, self._hub_pusher = WarnOnce(), CheckpointWriter(), Pusher()
         self._training_run = None

@@ -60,11 +60,19 @@ def _setup_problems(trainer: Trainer) -> list[str]:
         settings=placement.fsdp,
     )
     problems += precision_problems(args.mixed_precision, runtime.plugins)
-    problems += callback_problems(runtime.callbacks, for_run(args), shards_model=facts.shards_model)
+    problems += callback_problems(
+        runtime.callbacks, for_run(args), shards_model=facts.shards_model, keywords=runtime.keywords
+    )
     if args.auto_find_batch_size and (args.world_size > 1 or placement.start is not None):
         problems += batch_size_problems(
             placement, trainer.model, syncs_norms=bool(runtime.keywords.get("sync_batchnorm"))
         )
+    for name in ("dispatch_batches", "split_batches"):
+        if not runtime.loop.shards_batches and getattr(args.accelerator_config, name):
+            problems.append(
+                f"`lightning={{'use_distributed_sampler': False}}` contradicts `accelerator_config={{{name!r}: True}}` "
+                "of the training arguments. Set one of them only."
+            )
     is_single_process = args.world_size == 1 and placement.start is None
     if is_single_process and args.device.type == "cuda" and torch.cuda.device_count() > 1:
         problems.append(

@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import (
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
@@ -76,6 +77,32 @@ def test_evaluation_loop_takes_its_loader_from_the_data_source():
     parameters = list(inspect.signature(_EvaluationLoop.__init__).parameters)
     assert parameters[1:] == ["trainer", "trainer_fn", "stage", "verbose", "inference_mode"]
     assert "_data_source" in inspect.getsource(_EvaluationLoop.setup_data)
+
+
+def test_a_minimum_is_what_the_loops_ask_for():
+    """``_can_stop_early`` compares the loops' ``min_epochs`` and ``min_steps``, which can be taken back."""
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", min_epochs=1, min_steps=5)
+    assert not loops.may_stop(trainer)
+    loops.without_minimum(trainer)
+    assert loops.may_stop(trainer)
+    for loop in (pl.loops.fit_loop._FitLoop, _TrainingEpochLoop):
+        assert "_can_stop_early" in inspect.getsource(loop.done.fget)
+
+
+def test_a_sanity_check_is_a_stage():
+    """Callbacks know it by ``sanity_checking``, during which an evaluation loop takes ``num_sanity_val_steps``."""
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", num_sanity_val_steps=3)
+    module = pl.LightningModule()
+    module.one, module.other = nn.Linear(1, 1), nn.Linear(1, 1).eval()
+    trainer.strategy._lightning_module = module
+    trainer.state.fn, trainer.training, before = TrainerFn.FITTING, True, torch.get_rng_state()
+    with loops.sanity_checking(trainer):
+        assert trainer.sanity_checking
+        module.eval()
+        torch.rand(1)
+    assert (trainer.training, module.one.training, module.other.training) == (True, True, False)
+    assert torch.equal(before, torch.get_rng_state())
+    assert "num_sanity_val_steps" in inspect.getsource(_EvaluationLoop.max_batches.fget)
 
 
 def test_connector_keeps_what_a_validation_changes():

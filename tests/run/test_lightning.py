@@ -153,19 +153,6 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
 @pytest.mark.parametrize(
     ("keyword", "value", "advice"),
     [
-        ("fast_dev_run", True, "max_steps"),
-        ("num_sanity_val_steps", 2, "eval_on_start"),
-    ],
-)
-def test_keywords_that_are_not_supported_are_refused(tmp_path, keyword, value, advice):
-    """A Lightning keyword that is not supported is refused, naming what to use."""
-    with pytest.raises(TrainerSetupError, match=f"`{keyword}={value!r}`.*{advice}"):
-        trainer_of(tmp_path, lightning={keyword: value})
-
-
-@pytest.mark.parametrize(
-    ("keyword", "value", "advice"),
-    [
         pytest.param("strategy", "dp", "'dp'.*not supported.*'ddp'", id="a strategy by name"),
         pytest.param("strategy", "fsdp", "`fsdp` shards.*world size is only 1", id="shards for one process"),
         pytest.param("strategy", "fsdp_cpu_offload", "CPU offloading needs a GPU", id="offloading on a CPU"),

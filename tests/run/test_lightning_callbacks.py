@@ -41,7 +41,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.engine.lightning_callbacks import NEVER_CALLED, SUPPORT
+from hf_compat.engine.lightning_callbacks import NEVER_CALLED, OF_SANITY_CHECK, SUPPORT
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import CLASSES, WIDTH, ListDataset, vector_rows
@@ -170,7 +170,7 @@ def callback(tmp_path):
     with pytest.raises(ZeroDivisionError):
         trained(tmp_path, spy(), LambdaCallback(on_train_batch_end=lambda *_: 1 / 0))
     trainer_of(tmp_path, spy(), gradient_accumulation_steps=3).train(resume_from_checkpoint=True)
-    assert set(hooks) - seen == set(NEVER_CALLED)
+    assert set(hooks) - seen == {*NEVER_CALLED, *OF_SANITY_CHECK}
     assert set(windows[0]) == {"features", "labels"}
 
 

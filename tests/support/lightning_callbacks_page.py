@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hf_compat.engine.lightning_callbacks import NEVER_CALLED, SUPPORT
+from hf_compat.engine.lightning_callbacks import NEVER_CALLED, OF_SANITY_CHECK, SUPPORT
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning_callbacks.md"
 INTRODUCTION = """\
@@ -34,6 +34,7 @@ def page() -> str:
         if not one.works
     ]
     never = ", ".join(f"`{hook}`" for hook in NEVER_CALLED)
+    checked = " and ".join(f"`{hook}`" for hook in OF_SANITY_CHECK)
     return "\n".join(
         [
             INTRODUCTION,
@@ -41,7 +42,8 @@ def page() -> str:
             *works,
             "\n## They are refused\n\n| callback | reason | instead |\n|---|---|---|",
             *refused,
-            f"\n## Hooks that no run calls\n\n{never}. A callback that defines no other hook is refused.\n",
+            f"\n## Hooks that no run calls\n\n{never}. A callback that defines no other hook is refused.",
+            f"\n{checked} are called with `lightning={{'num_sanity_val_steps': n}}` only.\n",
         ]
     )
 

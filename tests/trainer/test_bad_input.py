@@ -248,13 +248,13 @@ def test_all_problems_of_a_trainer_at_once(tmp_path):
             **lacking,
             optimizers=optimizers,
             optimizer_cls_and_kwargs=(torch.optim.SGD, {}),
-            lightning={"logger": True, "fast_dev_run": 3, "profilr": "simple"},
+            lightning={"min_steps": -1, "fast_dev_run": -3, "profilr": "simple"},
         )
     of_the_constructor = (
         "`model=None`",
         "Passing both `optimizers`",
-        "'logger': True",
-        "`fast_dev_run=3`",
+        "'min_steps': -1",
+        "'fast_dev_run': -3",
         "Did you mean `profiler`",
     )
     assert all(part in str(caught.value) for part in (*of_args, *of_the_constructor))

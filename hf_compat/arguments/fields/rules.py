@@ -81,8 +81,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer",
         "max_epochs",
         also_in=(
-            *("model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py", "run/tokens.py"),
-            "trainer/announcing.py",
+            *("engine/settings.py", "model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py"),
+            *("run/tokens.py", "trainer/announcing.py"),
         ),
     ),
     FieldRule(
@@ -200,8 +200,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("include_num_input_tokens_seen", "plan", "run/tokens.py", also_in=("run/assembly.py",)),
     FieldRule("log_level", "plan", "trainer/construction.py"),
     FieldRule("log_level_replica", "plan", "trainer/construction.py"),
-    FieldRule("disable_tqdm", "plan", "trainer/construction.py"),
-    FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers/reporters.py",)),
+    FieldRule("disable_tqdm", "plan", "trainer/construction.py", also_in=("engine/settings.py",)),
+    FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers/reporters.py", "engine/settings.py")),
     FieldRule(
         "run_name", "plan", "engine/loggers/wandb.py", also_in=("engine/loggers/comet.py", "engine/loggers/mlflow.py")
     ),
@@ -219,7 +219,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         ),
     ),
     FieldRule("eval_steps", "plan", "state.py", also_in=("run/resume.py",)),
-    FieldRule("eval_delay", "plan", "callbacks/default_flow.py"),
+    FieldRule("eval_delay", "plan", "callbacks/default_flow.py", also_in=("engine/settings.py",)),
     FieldRule("per_device_eval_batch_size", "plan", "arguments/training_arguments.py", also_in=("run/evaluation.py",)),
     FieldRule("prediction_loss_only", "plan", "trainer/evaluation.py", also_in=("trainer/seq2seq_trainer.py",)),
     FieldRule("eval_on_start", "plan", "run/evaluation.py"),
@@ -234,7 +234,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "callbacks/default_flow.py",
         also_in=(
-            *("engine/lightning_callbacks.py", "run/best_model.py", "run/flow.py", "run/run.py"),
+            *("engine/lightning_callbacks.py", "engine/settings.py", "run/best_model.py", "run/flow.py", "run/run.py"),
             *("trainer/pushing.py", "trainer/validation.py"),
         ),
     ),
@@ -256,10 +256,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "run/finishing.py",
         also_in=(
-            "callbacks/early_stopping.py",
-            "engine/loggers/wandb.py",
-            "engine/strategies/deepspeed/limits.py",
-            "trainer/validation.py",
+            *("callbacks/early_stopping.py", "engine/loggers/wandb.py", "engine/settings.py"),
+            *("engine/strategies/deepspeed/limits.py", "trainer/validation.py"),
         ),
     ),
     FieldRule(

@@ -11,8 +11,11 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.trainer.call import _call_callback_hooks
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.model_helpers import _ModuleMode
+from lightning.pytorch.utilities.seed import isolate_rng
 
 __all__ = [
     "disable_signal_handlers",
@@ -20,9 +23,12 @@ __all__ = [
     "fast_forward",
     "given_loader",
     "is_fitting",
+    "may_stop",
     "quiet_lightning",
+    "sanity_checking",
     "train_on",
     "validate_in_fit",
+    "without_minimum",
     "without_misleading_warnings",
 ]
 
@@ -62,7 +68,8 @@ def validate_in_fit(trainer: pl.Trainer, loader: object) -> None:
     loop = _EvaluationLoop(trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
     loop._data_source.instance = loader
     epoch_loop.val_loop = loop
-    trainer.validating = True
+    if not trainer.sanity_checking:
+        trainer.validating = True
     try:
         loop.run()
     finally:
@@ -71,6 +78,45 @@ def validate_in_fit(trainer: pl.Trainer, loader: object) -> None:
         trainer.state.stage = previous_stage
         connector._first_loop_iter = first_iteration
         trainer.lightning_module._current_fx_name = hook
+
+
+@contextmanager
+def sanity_checking(trainer: pl.Trainer) -> Iterator[None]:
+    """Context of a sanity check inside ``fit``, as Lightning's own: its hooks, and nothing is different afterwards.
+
+    Contract: callbacks and ``_EvaluationLoop`` know it by ``sanity_checking``, a stage, and the loop takes
+    ``num_sanity_val_steps`` batches of each loader; Lightning's ``_run_sanity_check`` does nothing without a loader in
+    ``fit``. Metrics are reset by the connector before and after; ``_ModuleMode`` keeps the modules' modes.
+    """
+    connector, stage = trainer._logger_connector, trainer.state.stage
+    modes = _ModuleMode()
+    modes.capture(trainer.lightning_module)
+    with isolate_rng():
+        trainer.sanity_checking = True
+        try:
+            connector.reset_results()
+            connector.reset_metrics()
+            _call_callback_hooks(trainer, "on_sanity_check_start")
+            yield
+            _call_callback_hooks(trainer, "on_sanity_check_end")
+            connector.reset_results()
+            connector.reset_metrics()
+        finally:
+            trainer.state.stage = stage
+            modes.restore(trainer.lightning_module)
+
+
+def may_stop(trainer: pl.Trainer) -> bool:
+    """Return whether ``trainer`` is past ``min_epochs`` and ``min_steps``.
+
+    Contract: ``fit_loop._can_stop_early`` is what Lightning's loops ask when ``should_stop`` is set.
+    """
+    return trainer.fit_loop._can_stop_early
+
+
+def without_minimum(trainer: pl.Trainer) -> None:
+    """Let ``trainer`` stop before ``min_epochs`` and ``min_steps``, which its loops have as attributes."""
+    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
 
 
 def fast_forward(trainer: pl.Trainer, epochs: int, windows: int, update_steps: int) -> None:

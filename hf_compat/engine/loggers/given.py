@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import numbers
@@ -18,7 +20,24 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerControl, TrainerState
 
-__all__ = ["LoggingCallback"]
+__all__ = ["LoggingCallback", "given_loggers"]
+
+
+def given_loggers(given: Any, folder: str) -> list[Logger]:
+    """Return the loggers of ``lightning={"logger": ...}``.
+
+    Args:
+        given: A logger, or several; True for Lightning's default, which is TensorBoard's where that is installed, else
+            a CSV file; None or False for none.
+        folder: Where the default logger writes.
+    """
+    if given is True:
+        has_tensorboard = any(importlib.util.find_spec(name) is not None for name in ("tensorboard", "tensorboardX"))
+        version = SLURMEnvironment.job_id()
+        return [TensorBoardLogger(folder, version=version) if has_tensorboard else CSVLogger(folder)]
+    if isinstance(given, Logger):
+        return [given]
+    return list(given or ())
 
 
 class LoggingCallback(TrainerCallback):
