@@ -21,7 +21,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -128,11 +128,19 @@ def creating_file(target: Path) -> Iterator[Path]:
         draft = staged / target.name
         yield draft
         _flush(draft)
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, "a file of that name is there", str(target))
-        draft.rename(target)
+        _name_new_file(draft, target)
         _flush(target.parent)
         abandon(staged)
+
+
+def _name_new_file(draft: Path, target: Path) -> None:
+    """Give ``draft`` the name ``target``; unlike a rename, a link does not replace a file that appears just now."""
+    with suppress(OSError):  # a file is there, or the file system has no hard links
+        os.link(draft, target)
+        return
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, "a file of that name is there", str(target))
+    draft.rename(target)
 
 
 @contextmanager
@@ -147,7 +155,7 @@ def _creating(target: Path) -> Iterator[Path]:
                 abandon(staged)
                 raise
     except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, CheckpointWriteError) or not is_write_failure(error):
+        if not is_write_failure(error):
             raise
         raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
 

@@ -15,7 +15,7 @@ from transformers import trainer_utils as upstream
 
 from hf_compat.checkpoint import layout, publish
 from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint
 from tests.support.paths import ROOT
 
@@ -282,3 +282,35 @@ def test_delete_folder(tmp_path):
     (tmp_path / "checkpoint-1").unlink()
     publish.delete_folder(folder)
     assert names_in(tmp_path) == []
+
+
+def create_file(target, meanwhile):
+    with publish.creating_file(target) as draft:
+        draft.write_text("ours")
+        meanwhile()
+
+
+def create_folder(target, meanwhile):
+    with publish.creating_folder(target, step=None) as staged:
+        (staged / "content").write_text("ours")
+        meanwhile()
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "no hard links"])
+def test_what_appears_meanwhile_is_not_replaced(links, tmp_path, monkeypatch):
+    """A new file or folder never takes the place of one that someone else made while it was written."""
+
+    def refuse(*_):
+        raise PermissionError
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    with pytest.raises(CheckpointWriteError, match="a file of that name is there"):
+        create_file(file, lambda: file.write_text("theirs"))
+    with pytest.raises(CheckpointWriteError, match="cannot be written"):
+        create_folder(folder, lambda: (folder.mkdir(), (folder / "content").write_text("theirs")))
+    assert file.read_text() == (folder / "content").read_text() == "theirs"
+    create_file(tmp_path / "new", lambda: None)
+    assert (tmp_path / "new").read_text() == "ours"
+    assert names_in(tmp_path) == ["file", "folder", "new"]

@@ -181,6 +181,7 @@ def test_a_trainer_goes_on_within_an_epoch(tmp_path):
     assert_equal(resumed.model.state_dict(), module.model.state_dict())
 
 
+@pytest.mark.slow
 def test_upstreams_trainer_resumes_too(tmp_path):
     """The Trainer of transformers resumes from the folder, and makes the same weights."""
     from transformers import Trainer as Upstream
@@ -331,6 +332,10 @@ def test_there_and_back(tmp_path):
             assert (found["numpy"][1] == expected["numpy"][1]).all()
             found["numpy"], expected["numpy"] = found["numpy"][2:], expected["numpy"][2:]
         assert_equal(found, expected)
+    convert(tmp_path / "run.ckpt", tmp_path / "other", Options(batch_size=7, steps_between=(1, 2, 3)))
+    state = json.loads((tmp_path / "other" / names.TRAINER_STATE_NAME).read_text())
+    changed = [state[name] for name in ("train_batch_size", "logging_steps", "eval_steps", "save_steps")]
+    assert changed == [7, 1, 2, 3]
 
 
 # What is refused, and what is said
@@ -367,6 +372,42 @@ def test_no_code_is_run(tmp_path):
     notes = convert(tmp_path / "path.ckpt", tmp_path / "out").notes
     assert any(note.startswith("objects of pathlib.") for note in notes)
     assert not (tmp_path / "made").exists()
+
+
+def test_a_file_names_no_other_file(tmp_path):
+    """Random states under a path instead of a name are refused; nothing is written outside the target."""
+    trainer_run(tmp_path / "ours", epochs=1)
+    convert(tmp_path / "ours" / "checkpoint-3", tmp_path / "run.ckpt")
+    content = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    states = content["hf_compat"]["random_states"]
+    for name in ("../mine", str(tmp_path / "mine"), "model.safetensors"):
+        content["hf_compat"]["random_states"] = {name: states["rng_state.pth"]}
+        torch.save(content, tmp_path / "evil.ckpt")
+        with pytest.raises(CheckpointError, match="do not trust"):
+            convert(tmp_path / "evil.ckpt", tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"ours", "run.ckpt", "evil.ckpt"}
+
+
+def test_a_class_is_not_read_either(tmp_path):
+    """A class in the optimizer's options, not an object of one, is refused, as no Trainer loads it."""
+    lightning_run(tmp_path / "run", Module(), epochs=1)
+    content = torch.load(tmp_path / "run" / "3.ckpt", weights_only=True)
+    content["optimizer_states"][0]["param_groups"][0]["kind"] = Trap
+    torch.save(content, tmp_path / "class.ckpt")
+    with pytest.raises(CheckpointError, match=r"`optimizer\.pt` would contain objects other than tensors"):
+        convert(tmp_path / "class.ckpt", tmp_path / "out")
+
+
+def test_options_without_effect_are_refused(tmp_path):
+    """Each option has its effect or is an error, and all are told at once."""
+    language_model().save_pretrained(tmp_path / "model")
+    with pytest.raises(CheckpointError, match=r"`--batch-size`: a `\.ckpt` file .*; `--max-shard-size`: a"):
+        convert(tmp_path / "model", tmp_path / "a.ckpt", Options(batch_size=4, max_shard_size=9))
+    with pytest.raises(CheckpointError, match=r"`--groups`: `--weights-only` leaves the training state out"):
+        convert(tmp_path / "model", tmp_path / "a.ckpt", Options(weights_only=True, groups="one"))
+    with pytest.raises(CheckpointError, match=r"`--batch-size 0`, `--steps-between -1`: pass 1 or more"):
+        Options(batch_size=0, steps_between=(5, 5, -1))
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
 
 
 def saved(path: Path, module: nn.Module, **entries: Any) -> Path:
@@ -420,10 +461,12 @@ def test_the_class_is_found(tmp_path):
     model = helpers.bert_classifier()
     config = model.config.to_dict() | {"architectures": ["BertForMaskedLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "notes.txt").write_text("beside the configuration, not of a model")
     source = saved(tmp_path / "run.ckpt", nn.ModuleDict({"net": model, "beside": nn.Linear(2, 2)}))
     convert(source, tmp_path / "out", Options(model=tmp_path / "config.json"))
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["architectures"] == ["BertForSequenceClassification"]
+    assert not (tmp_path / "out" / "notes.txt").exists()
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert_equal(dict(loaded.state_dict()), dict(model.state_dict()))
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))

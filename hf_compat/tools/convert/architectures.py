@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_compat.errors import CheckpointError
 from hf_compat.files import read_json_object
 from hf_compat.optim.groups import decay_parameter_names
+from hf_compat.tools.convert.lightning_checkpoints import is_plain
 
 __all__ = ["Architecture", "Place", "find_configuration", "find_place", "generation_in", "named_architecture"]
 
@@ -77,10 +78,10 @@ class Place:
 def find_configuration(
     given: Path | None, hyper_parameters: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, Path | None]:
-    """Return the model's configuration, and the folder that it comes from; None for each that is not known.
+    """Return the model's configuration, and the folder of the model; None for each that is not known.
 
     Args:
-        given: A folder with ``config.json``, or such a file; None to look into the hyperparameters.
+        given: A folder with ``config.json``, or such a file alone; None to look into the hyperparameters.
         hyper_parameters: A configuration as a dict in them is taken, or the path of a folder.
 
     Raises:
@@ -92,9 +93,9 @@ def find_configuration(
             raise CheckpointError(
                 f"`--model {given}` has no `{_CONFIG_NAME}`: pass a model's folder or its configuration."
             )
-        return read_json_object(file), file.parent
+        return read_json_object(file), given if given.is_dir() else None
     for value in hyper_parameters.values():
-        if isinstance(value, Mapping) and isinstance(value.get("model_type"), str):
+        if isinstance(value, Mapping) and isinstance(value.get("model_type"), str) and is_plain(value):
             return dict(value), None
     for name in _HINTS:
         folder = hyper_parameters.get(name)

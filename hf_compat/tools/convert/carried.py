@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = ["OWN_KEY", "Carried"]
 
 OWN_KEY = "hf_compat"
 """The entry of the checkpoint; Lightning ignores it, and a run that goes on from the file does not save it again."""
+_RNG_NAME = re.compile(r"rng_state(_[0-9]+)?\.pth")
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Carried:
                 entry["generation"],
                 None if state is None else TrainerState(**state),
                 entry["parameters"],
-                dict(entry["random_states"]),
+                _random_states_in(entry),
                 dict(entry["lightning"]),
             )
         except (KeyError, TypeError) as error:
@@ -80,3 +82,14 @@ class Carried:
             kind, keys, *numbers = state["numpy"]
             files[name] = {**state, "numpy": (kind, keys.numpy().astype(np.uint32), *numbers)}
         return files
+
+
+def _random_states_in(entry: Mapping[str, Any]) -> dict[str, Any]:
+    states = dict(entry["random_states"])
+    for name in states:
+        if not isinstance(name, str) or _RNG_NAME.fullmatch(name) is None:  # a path would lead out of the folder
+            raise CheckpointError(
+                f"The entry `{OWN_KEY}` of the checkpoint names {name!r} as a file of random states, which has to be "
+                "`rng_state.pth` or `rng_state_<rank>.pth`: do not trust this checkpoint."
+            )
+    return states

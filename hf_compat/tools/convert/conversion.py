@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.convert.lightning_checkpoints import is_lightning_folder, read_lightning_checkpoint
-from hf_compat.tools.convert.options import Options
+from hf_compat.tools.convert.options import Options, refuse_ineffective
 from hf_compat.tools.convert.to_file import convert_to_file
 from hf_compat.tools.convert.to_folder import convert_to_folder
 
@@ -37,20 +37,25 @@ def convert(
         options: What the conversion cannot find out by itself.
 
     Raises:
-        CheckpointError: If the source cannot be read or mapped with certainty, or the target exists.
+        CheckpointError: If the source cannot be read or mapped with certainty, the target exists, or an option has no
+            effect.
         CheckpointWriteError: If the target cannot be written.
     """
     origin, goal = Path(source), Path(target)
     if not origin.exists():
         raise CheckpointError(f"`{origin}` does not exist.")
-    if goal.is_dir() and not any(goal.iterdir()) and not _is_folder(origin):
-        pass
-    elif os.path.lexists(goal):
+    to_file = _is_folder(origin)
+    if os.path.lexists(goal) and (to_file or not _is_empty_folder(goal)):
         raise CheckpointError(f"`{goal}` exists already: name a new one, nothing is replaced.")
     asked = options or Options()
-    if _is_folder(origin):
+    refuse_ineffective(asked, to_file=to_file)
+    if to_file:
         return Conversion(goal, tuple(convert_to_file(origin, goal, asked)))
     return Conversion(goal, tuple(convert_to_folder(read_lightning_checkpoint(origin), goal, asked)))
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
 
 
 def _is_folder(path: Path) -> bool:

@@ -162,7 +162,7 @@ def _checkpoint(
 
 def is_plain(value: object) -> bool:
     """Return whether nothing in ``value`` stands for an object that was not read."""
-    if isinstance(value, Unread):
+    if isinstance(value, Unread) or (isinstance(value, type) and issubclass(value, Unread)):  # an object, or its class
         return False
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())

@@ -13,9 +13,13 @@ from typing import Any
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.convert.grouping import Groups
 
-__all__ = ["Options", "options_of"]
+__all__ = ["Options", "options_of", "refuse_ineffective"]
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "B": 1, "": 1}
+_OF_FOLDERS = ("batch_size", "steps_between", "max_shard_size")
+"""Options that a ``.ckpt`` file has no place for."""
+_OF_STATES = ("groups", "parameters", "batch_size", "steps_between")
+"""Options of the training state."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,40 @@ class Options:
     """Update steps between logs, evaluations and saves of the run that goes on."""
     max_shard_size: int | None = None
     """Maximum size of a weight file, in bytes."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers below 1.
+
+        Raises:
+            CheckpointError: If there is one.
+        """
+        numbers = {"batch_size": self.batch_size, "max_shard_size": self.max_shard_size}
+        if self.steps_between is not None:
+            numbers["steps_between"] = min(self.steps_between)
+        wrong = [f"`{_flag(name)} {number}`" for name, number in numbers.items() if number is not None and number < 1]
+        if wrong:
+            raise CheckpointError(f"{', '.join(wrong)}: pass 1 or more.")
+
+
+def refuse_ineffective(options: Options, *, to_file: bool) -> None:
+    """Refuse options that the conversion would not use.
+
+    Raises:
+        CheckpointError: If there are any.
+    """
+    reasons = []
+    if to_file:
+        reasons += [(name, "a `.ckpt` file has no place for it") for name in _OF_FOLDERS]
+    if options.weights_only:
+        reasons += [(name, "`--weights-only` leaves the training state out") for name in _OF_STATES]
+    given = {name: reason for name, reason in reasons if getattr(options, name) is not None}
+    if given:
+        told = "; ".join(f"`{_flag(name)}`: {reason}" for name, reason in given.items())
+        raise CheckpointError(f"Options without effect, leave them out: {told}.")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def options_of(given: argparse.Namespace) -> Options:

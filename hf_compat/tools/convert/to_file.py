@@ -48,6 +48,8 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     _check(folder)
     configuration, _ = find_configuration(options.model or _own_configuration(folder), {})
     architecture = None if configuration is None else named_architecture(configuration, options.architecture)
+    if options.architecture is not None and architecture is None:
+        raise CheckpointError(f"`--architecture {options.architecture}` needs a configuration: pass `--model`.")
     prefix = _PREFIX if options.prefix is None else options.prefix
     prefix += "." if prefix and not prefix.endswith(".") else ""
     notes: list[str] = []

@@ -252,7 +252,7 @@ def _trainer_state(
     checkpoint: LightningCheckpoint, carried: Carried, options: Options, notes: list[str]
 ) -> TrainerState:
     if carried.trainer_state is not None:
-        return carried.trainer_state
+        return _changed(carried.trainer_state, options)
     notes.append("logs: Lightning's loggers keep them, so that `log_history` is empty.")
     if options.steps_between is None:
         notes.append(
@@ -273,6 +273,15 @@ def _trainer_state(
         save_steps=save_steps,
         train_batch_size=options.batch_size,
     )
+
+
+def _changed(state: TrainerState, options: Options) -> TrainerState:
+    """Return ``state`` with the numbers that ``options`` give."""
+    if options.steps_between is not None:
+        state.logging_steps, state.eval_steps, state.save_steps = options.steps_between
+    if options.batch_size is not None:
+        state.train_batch_size = options.batch_size
+    return state
 
 
 def _refuse_unread(files: Mapping[str, Any]) -> None:
