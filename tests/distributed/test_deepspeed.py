@@ -87,13 +87,13 @@ SETUPS = {
     "another strategy": ({}, {"lightning": {"strategy": "ddp"}}, "'ddp'.* contradicts `deepspeed`"),
     "two things at once": (
         {"auto_find_batch_size": True},
-        {"lightning": {"max_epochs": 3}},
-        r"(?s)'max_epochs': 3.*`auto_find_batch_size` isn't supported yet with DeepSpeed",
+        {"lightning": {"max_epochs": 4}},
+        r"(?s)'max_epochs': 4.*`auto_find_batch_size` isn't supported yet with DeepSpeed",
     ),
     "another strategy and more": (
         {},
-        {"lightning": {"max_epochs": 3, "strategy": "ddp"}},
-        r"(?s)'max_epochs': 3.*'ddp'.* contradicts `deepspeed`",
+        {"lightning": {"max_epochs": 4, "strategy": "ddp"}},
+        r"(?s)'max_epochs': 4.*'ddp'.* contradicts `deepspeed`",
     ),
 }
 """Fields, arguments of the Trainer, and what the error says."""
