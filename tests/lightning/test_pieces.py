@@ -219,18 +219,30 @@ def test_lightnings_keywords_count(tmp_path):
         fitted(tmp_path / "both", named={"max_steps": 3}, max_steps=4)
 
 
-@pytest.mark.parametrize(
-    ("named", "given", "text"),
-    [
-        pytest.param({"precision": "64-true"}, {"bf16": True}, "precision", id="precision"),
-        pytest.param({"min_steps": 3}, {}, "min_steps", id="min_steps"),
-        pytest.param({"fast_dev_run": True}, {}, "fast_dev_run", id="fast_dev_run"),
-    ],
-)
-def test_keywords_that_no_run_can_follow(tmp_path, named, given, text):
-    """They are refused before training, by name."""
-    with pytest.raises(TrainerSetupError, match=text):
-        fitted(tmp_path, named=named, **given)
+class StopAtOnce(lightning.Callback):
+    """Wants to stop after the first update step."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop = True
+
+
+@pytest.mark.parametrize(("named", "steps"), [({}, 1), ({"min_steps": 3}, 3)], ids=["no minimum", "three steps"])
+def test_a_minimum_of_lightnings_trainer(tmp_path, named, steps):
+    """Who wants to stop waits for the minimum that the ``lightning.Trainer`` was given."""
+    assert fitted(tmp_path, StopAtOnce(), named={"min_epochs": 0, **named})[1] == steps
+
+
+def test_a_development_run_of_lightnings_trainer(tmp_path):
+    """``fast_dev_run`` of the ``lightning.Trainer`` is a run of so many update steps, without checkpoints."""
+    logs, step, _ = fitted(tmp_path, named={"fast_dev_run": 2})
+    assert (step, [row["step"] for row in logs if "eval_loss" in row]) == (2, [2])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_precision_that_contradicts_the_arguments(tmp_path):
+    """It is refused before training, by name."""
+    with pytest.raises(TrainerSetupError, match="precision"):
+        fitted(tmp_path, named={"precision": "64-true"}, bf16=True)
 
 
 def test_arguments_that_differ_are_refused(tmp_path):
