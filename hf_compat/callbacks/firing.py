@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hf_compat.callbacks.handler import CallbackHandler
     from hf_compat.state import TrainerControl, TrainerState
 
-__all__ = ["EventHost", "close_bars", "fire"]
+__all__ = ["EventHost", "close_progress_bars", "fire"]
 
 
 class EventHost(Protocol):
@@ -36,10 +36,10 @@ def fire(host: EventHost, event: str, *given: Any) -> None:
 class _HasBars(Protocol):
     """A callback that draws on the terminal."""
 
-    def close_bars(self, *, evaluation_only: bool = False) -> None: ...
+    def close_progress_bars(self, *, evaluation_only: bool = False) -> None: ...
 
 
-def close_bars(host: EventHost, *, evaluation_only: bool = False) -> None:
+def close_progress_bars(host: EventHost, *, evaluation_only: bool = False) -> None:
     """Close the bars that the callbacks of ``host`` have left open, so that an error is told below them.
 
     Args:
@@ -48,4 +48,4 @@ def close_bars(host: EventHost, *, evaluation_only: bool = False) -> None:
     """
     for callback in host.callback_handler.callbacks:
         if isinstance(callback, _HasBars):
-            callback.close_bars(evaluation_only=evaluation_only)
+            callback.close_progress_bars(evaluation_only=evaluation_only)

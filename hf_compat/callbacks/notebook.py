@@ -63,7 +63,7 @@ class NotebookProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Draw the bar, at the update step that the run resumes from, and the table."""
-        self.close_bars()
+        self.close_progress_bars()
         self._figures.begin(args, state, train_dataloader)
         validation = [] if args.eval_strategy == "no" else ["Validation Loss"]
         self.training_tracker = NotebookTrainingTracker(
@@ -148,7 +148,7 @@ class NotebookProgressCallback(TrainerCallback):
             self.training_tracker.update(state.global_step, comment=self._comment(), force_update=True)
         self.training_tracker = None
 
-    def close_bars(self, *, evaluation_only: bool = False) -> None:
+    def close_progress_bars(self, *, evaluation_only: bool = False) -> None:
         """Forget the bars that an error has left open; they stay as they are.
 
         Args:

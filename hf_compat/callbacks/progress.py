@@ -58,7 +58,7 @@ class ProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Open the bar, at the update step that the run resumes from; again if training restarts."""
-        self.close_bars()
+        self.close_progress_bars()
         self._figures.begin(args, state, train_dataloader)
         self.current_step = state.global_step
         if state.is_world_process_zero:
@@ -127,7 +127,7 @@ class ProgressCallback(TrainerCallback):
         """Close the bar."""
         self._close_training_bar()
 
-    def close_bars(self, *, evaluation_only: bool = False) -> None:
+    def close_progress_bars(self, *, evaluation_only: bool = False) -> None:
         """Close the bars that an error has left open, so that it is told below them.
 
         Args:

@@ -49,7 +49,7 @@ class RichProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Open the bar, at the update step that the run resumes from; again if training restarts."""
-        self.close_bars()
+        self.close_progress_bars()
         self._figures.begin(args, state, train_dataloader)
         self._trains = True
         if state.is_world_process_zero:
@@ -79,7 +79,7 @@ class RichProgressCallback(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the second bar."""
-        self.close_bars(evaluation_only=True)
+        self.close_progress_bars(evaluation_only=True)
 
     def on_predict(
         self,
@@ -90,7 +90,7 @@ class RichProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Close the second bar."""
-        self.close_bars(evaluation_only=True)
+        self.close_progress_bars(evaluation_only=True)
 
     def on_log(
         self,
@@ -109,9 +109,9 @@ class RichProgressCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Leave the bar as it is."""
-        self.close_bars()
+        self.close_progress_bars()
 
-    def close_bars(self, *, evaluation_only: bool = False) -> None:
+    def close_progress_bars(self, *, evaluation_only: bool = False) -> None:
         """Close the bars that an error has left open, so that it is told below them.
 
         Args:

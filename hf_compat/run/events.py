@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.optim import Optimizer
 
-from hf_compat.callbacks.firing import close_bars, fire
+from hf_compat.callbacks.firing import close_progress_bars, fire
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
 
@@ -85,4 +85,4 @@ class Events(RunCallback):
 
     def end(self) -> None:
         """Close the bars of a run that ended without ``on_train_end``."""
-        close_bars(self._host)
+        close_progress_bars(self._host)

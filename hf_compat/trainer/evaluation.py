@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.callbacks.firing import close_bars, fire
+from hf_compat.callbacks.firing import close_progress_bars, fire
 from hf_compat.data.limiting import FirstBatches
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.tracing import trace_model
@@ -144,7 +144,7 @@ def run_loop(
         with fresh_past(trainer):
             runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
-        close_bars(trainer, evaluation_only=True)
+        close_progress_bars(trainer, evaluation_only=True)
         raise
     finally:
         runtime.loaders.evaluation = outer  # also after an error

@@ -64,12 +64,12 @@ def test_requeue(tmp_path, receivers):
         for number in ids:
             os.kill(number, signal.SIGUSR2)
     finally:
-        ended = finish(tasks, timeout=60)
+        ended = finish(tasks, timeout=180)
     assert [each.code for each in ended] == [128 + signal.SIGUSR1] * 2, ended
     assert all("SIGUSR1: saving and exiting after update step 5." in each.output for each in ended)
     assert (tmp_path / "calls").read_text() == "requeue 17\n"
     assert get_last_checkpoint(tmp_path / "part") == str(tmp_path / "part" / "checkpoint-5")
-    for each in finish(start_tasks(tmp_path, "rest", SLURM_RESTART_COUNT="1"), timeout=60):
+    for each in finish(start_tasks(tmp_path, "rest", SLURM_RESTART_COUNT="1"), timeout=180):
         assert each.code == 0, each.output
     assert_same_states(tmp_path)
     assert (tmp_path / "calls").read_text() == "requeue 17\n"
