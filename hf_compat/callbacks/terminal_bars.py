@@ -28,7 +28,7 @@ def is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-class TerminalBar(tqdm):  # type: ignore[misc]
+class TerminalBar(tqdm):
     """A bar over update steps, with epoch, loss, learning rate and samples per second.
 
     A narrow terminal shows fewer of them. A description or postfix that a script sets is shown instead.
