@@ -113,13 +113,20 @@ class SizedStream(Stream):
 @pytest.mark.parametrize("kind", [Stream, SizedStream])
 def test_an_order_that_a_stream_cannot_have(kind, tmp_path, caplog):
     """A stream, with a length or without, has an order of its own: the field is ignored with a warning that is true."""
-    fields = {"train_sampling_strategy": "group_by_length", "max_steps": 1}
+    fields = {"train_sampling_strategy": "group_by_length", "max_steps": 1, "semantics": "5.23"}
     with caplog.at_level("WARNING", "hf_compat"):
         trainer_of(tmp_path, train=kind(vector_rows(4)), **fields).get_train_dataloader()
     told = (
         "`train_sampling_strategy='group_by_length'` is ignored: the order of samples can only be chosen for a dataset"
     )
     assert caplog.text.count(told) == 1
+
+
+@pytest.mark.parametrize("kind", [Stream, SizedStream])
+def test_an_order_that_releases_before_5_2_refuse(kind, tmp_path):
+    """Under their semantics a stream in groups of equal length is an error, as it is there."""
+    with pytest.raises(ArgumentsError, match="only available for `Dataset`, not for an `IterableDataset`"):
+        trainer_of(tmp_path, train=kind(vector_rows(4)), group_by_length=True, max_steps=1, semantics="4.57")
 
 
 class NoLoss(nn.Module):

@@ -188,7 +188,7 @@ def test_settings_of_checkpointing_reach_the_model(tmp_path):
     trainer_of(
         tmp_path, model=Checkpoints(), activation_checkpointing=True, activation_checkpointing_kwargs=settings
     ).train()
-    assert asked == {"every_n_layers": 2, "activation_checkpointing_kwargs": {"use_reentrant": False}}
+    assert asked == {"every_n_layers": 2, "offload": False, "activation_checkpointing_kwargs": {"use_reentrant": False}}
 
 
 def test_tokenizer_is_the_old_name_of_processing_class(tmp_path):
