@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from hf_compat.engine.host import Host
-from hf_compat.errors import TrainerSetupError
+from hf_compat.engine.host import Host, HostReference
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["HFDataModule"]
+
+
+_MISSING = (
+    "HFDataModule is not in a fit of hf_compat's callbacks: the columns that it keeps, and the batches of each rank, "
+    "are known there. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer(callbacks=...)` and call `fit` "
+    "with an `HFModule`."
+)
 
 
 class HFDataModule(pl.LightningDataModule):
@@ -44,11 +49,11 @@ class HFDataModule(pl.LightningDataModule):
         self.args = args
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator, self.processing_class = data_collator, processing_class
-        self._host: weakref.ref[Host] | None = None
+        self._host = HostReference(_MISSING)
 
     def connect(self, host: Host) -> None:
         """Take the loaders from ``host``, the run."""
-        self._host = weakref.ref(host)
+        self._host.set(host)
 
     @property
     def host(self) -> Host:
@@ -57,14 +62,7 @@ class HFDataModule(pl.LightningDataModule):
         Raises:
             TrainerSetupError: If it has none.
         """
-        host = None if self._host is None else self._host()
-        if host is None:
-            raise TrainerSetupError(
-                "HFDataModule is not in a fit of hf_compat's callbacks: the columns that it keeps, and the batches of "
-                "each rank, are known there. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer"
-                "(callbacks=...)` and call `fit` with an `HFModule`."
-            )
-        return host
+        return self._host.get()
 
     def train_dataloader(self) -> Any:
         """Return the train loader, shuffled by seed and epoch."""

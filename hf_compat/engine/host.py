@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
+from hf_compat.errors import TrainerSetupError
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["EvaluationPass", "Host", "Optimization"]
+__all__ = ["EvaluationPass", "Host", "HostReference", "Optimization"]
 
 
 class Optimization(Protocol):
@@ -70,6 +73,39 @@ class Host(Protocol):
 
     def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
         """Use ``optimizer`` and ``scheduler``, an engine's wrappers of the run's; the scheduler may be None."""
+
+
+class HostReference:
+    """The run of a module or of its data, a weak reference.
+
+    A Lightning callback that copies the module must not copy the Trainer and its datasets.
+
+    Args:
+        missing: The error without a run.
+    """
+
+    def __init__(self, missing: str) -> None:
+        self._missing = missing
+        self._reference: weakref.ref[Host] | None = None
+
+    def set(self, host: Host) -> None:
+        """Refer to ``host``."""
+        self._reference = weakref.ref(host)
+
+    def is_to(self, host: Host) -> bool:
+        """Return whether ``host`` is the run."""
+        return self._reference is not None and self._reference() is host
+
+    def get(self) -> Host:
+        """Return the run.
+
+        Raises:
+            TrainerSetupError: If there is none, or it is gone.
+        """
+        host = None if self._reference is None else self._reference()
+        if host is None:
+            raise TrainerSetupError(self._missing)
+        return host
 
 
 class EvaluationPass(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "EVALUATION_KEYWORDS",
     "FIELD_KEYWORDS",
     "SHARES",
+    "as_given",
     "clipping_meant",
     "evaluation_meant",
     "is_lightning_callback",
@@ -89,6 +90,11 @@ _PRECISIONS: dict[Any, str] = {
 """``precision`` → mixed precision of the training arguments, or the name of the plugin that Lightning has for it."""
 
 
+def as_given(keywords: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return those of ``names`` that are in ``keywords``, with their values, as a message shows them."""
+    return ", ".join(f"{name!r}: {keywords[name]!r}" for name in names if name in keywords)
+
+
 def precision_meant(value: object) -> str | None:
     """Return what ``precision`` means: ``"no"``, ``"bf16"``, ``"fp16"`` or the name of a plugin; None for no value.
 
@@ -129,13 +135,12 @@ def evaluation_meant(keywords: Mapping[str, Any], delay: float) -> tuple[Fields,
     given = keywords.get("val_check_interval")
     every = _interval(1.0 if given is None else given)
     epochs = keywords.get("check_val_every_n_epoch", 1)
-    counts = epochs is None or (isinstance(epochs, int) and not isinstance(epochs, bool) and epochs > 0)
+    counts = epochs is None or _is_count(epochs, 1)
     if every is None or not counts or (epochs is None and isinstance(every, float)):
-        shown = ", ".join(f"{name!r}: {keywords[name]!r}" for name in EVALUATION_KEYWORDS if name in keywords)
         raise TrainerSetupError(
-            f"`lightning={{{shown}}}`: evaluate after a fraction of an epoch above 0.0 and up to 1.0, a number of "
-            "update steps, or a time such as '00:01:30:00' or a `timedelta`; of each n-th epoch, or of all with "
-            "`'check_val_every_n_epoch': None`, which takes no fraction."
+            f"`lightning={{{as_given(keywords, EVALUATION_KEYWORDS)}}}`: evaluate after a fraction of an epoch above "
+            "0.0 and up to 1.0, a number of update steps, or a time such as '00:01:30:00' or a `timedelta`; of each "
+            "n-th epoch, or of all with `'check_val_every_n_epoch': None`, which takes no fraction."
         )
     if epochs is None and isinstance(every, int):
         return {"eval_strategy": IntervalStrategy.STEPS, "eval_steps": every}, None
@@ -208,11 +213,7 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
 
 
 def _is_share(value: object) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, int):
-        return value >= 0 and not isinstance(value, bool)
-    return isinstance(value, float) and 0.0 <= value <= 1.0
+    return value is None or _is_count(value) or (isinstance(value, float) and 0.0 <= value <= 1.0)
 
 
 def user_plugins(keywords: Mapping[str, Any]) -> list[Any]:

@@ -13,8 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import CallbackGroup
-from hf_compat.engine.host import EvaluationPass, Host
-from hf_compat.errors import TrainerSetupError
+from hf_compat.engine.host import EvaluationPass, Host, HostReference
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -26,6 +25,12 @@ _PROBED = frozenset(
 )
 """Attributes of a module by which Lightning decides what to do; a model's of the same name mean other things."""
 _PROBED_PREFIXES, _PROBED_SUFFIXES = ("_", "on_", "configure_"), ("_dataloader", "_step", "_hook")
+
+
+_MISSING = (
+    "HFModule is not in a fit of hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
+    "`lightning.Trainer(callbacks=...)` and call its `fit`."
+)
 
 
 class HFModule(pl.LightningModule):
@@ -68,7 +73,7 @@ class HFModule(pl.LightningModule):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.made_update = False
         self.session: EvaluationPass | None = None
-        self._host: weakref.ref[Host] | None = None
+        self._host = HostReference(_MISSING)
         self._group: weakref.ref[CallbackGroup] | None = None
 
     def connect(self, host: Host, group: CallbackGroup | None = None) -> Self:
@@ -78,8 +83,7 @@ class HFModule(pl.LightningModule):
             host: The run.
             group: The callbacks of a fit; None for a module that only evaluates.
         """
-        # A weak reference: a Lightning callback that copies the module must not copy the Trainer and its datasets.
-        self._host = weakref.ref(host)
+        self._host.set(host)
         self._group = None if group is None else weakref.ref(group)
         return self
 
@@ -90,17 +94,11 @@ class HFModule(pl.LightningModule):
         Raises:
             TrainerSetupError: If it has none.
         """
-        host = None if self._host is None else self._host()
-        if host is None:
-            raise TrainerSetupError(
-                "HFModule is not in a fit of hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
-                "`lightning.Trainer(callbacks=...)` and call its `fit`."
-            )
-        return host
+        return self._host.get()
 
     def belongs_to(self, host: Host) -> bool:
         """Return whether ``host`` is the run of this module, which may be gone."""
-        return self._host is not None and self._host() is host
+        return self._host.is_to(host)
 
     def __getattr__(self, name: str) -> Any:
         """Return the model's attribute of this name, such as ``backbone``, for Lightning callbacks."""

@@ -22,6 +22,7 @@ from hf_compat.engine.keywords import (
     EVALUATION_KEYWORDS,
     FIELD_KEYWORDS,
     SHARES,
+    as_given,
     clipping_meant,
     evaluation_meant,
     keyword_problems,
@@ -162,8 +163,7 @@ class _Meaning:
 
     def _read_clipping(self) -> None:
         fields, self._clip_value = clipping_meant(self.keywords)
-        names = [name for name in ("gradient_clip_val", "gradient_clip_algorithm") if name in self._given]
-        shown = ", ".join(f"'{name}': {self._given[name]!r}" for name in names)
+        shown = as_given(self._given, ("gradient_clip_val", "gradient_clip_algorithm"))
         if self._clip_value is not None and self._args.hf_deepspeed_config is not None:
             raise TrainerSetupError(
                 f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine clips by norm alone: set "
@@ -174,7 +174,7 @@ class _Meaning:
     def _read_evaluation(self) -> None:
         args, given = self._args, self.keywords
         fields, self._times = evaluation_meant(given, args.eval_delay)
-        shown = ", ".join(f"'{name}': {given[name]!r}" for name in EVALUATION_KEYWORDS if name in given)
+        shown = as_given(given, EVALUATION_KEYWORDS)
         self._set(shown, fields)
         if self._times is not None:
             self.fields["eval_delay"] = _NEVER

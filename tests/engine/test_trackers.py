@@ -31,6 +31,10 @@ OFFLINE = {
 }  # fmt: skip
 
 
+DIFFERENT = ("logging_dir", "trackio_space_id")
+"""Fields that differ: the first holds the second of its making, the second is None in ours also before 5.6."""
+
+
 def run_tracker(which, name, folder):
     """Run the script with one tracker in ``folder``."""
     folder.mkdir()
@@ -81,6 +85,8 @@ def test_writes_what_transformers_writes(tmp_path, monkeypatch, name, package, r
         assert added <= set(TrainingArguments.__dataclass_fields__)
         for key in found.keys() - expected.keys():
             del found[key]
+        for key in {prefix + name for name in DIFFERENT} & expected.keys():
+            del found[key], expected[key]
     assert ours == theirs
     assert ours
 

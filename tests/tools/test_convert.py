@@ -438,6 +438,18 @@ def test_what_is_no_checkpoint_of_lightning(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_checkpoint_without_counters(tmp_path):
+    """Its weights can be converted; a run that would go on from it does not know where it is."""
+    source = saved(tmp_path / "run.ckpt", nn.ModuleDict({"model": nn.Linear(2, 2)}), optimizer_states=[])
+    content = torch.load(source, weights_only=True)
+    del content["epoch"], content["global_step"]
+    torch.save(content, source)
+    with pytest.raises(CheckpointError, match=r"has no `epoch` and no `global_step`.*`--weights-only`"):
+        convert(source, tmp_path / "out")
+    convert(source, tmp_path / "out", Options(weights_only=True))
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
 def test_which_part_is_the_model(tmp_path):
     """Without a configuration the only part is taken, and of several one has to be named; others are said."""
     two = nn.ModuleDict({"net": nn.Linear(2, 2), "head": nn.Linear(2, 1)})

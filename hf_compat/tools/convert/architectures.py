@@ -16,7 +16,16 @@ from hf_compat.files import read_json_object
 from hf_compat.optim.groups import decay_parameter_names
 from hf_compat.tools.convert.lightning_checkpoints import is_plain
 
-__all__ = ["Architecture", "Place", "find_configuration", "find_place", "generation_in", "named_architecture"]
+__all__ = [
+    "Architecture",
+    "Place",
+    "divided",
+    "dotted",
+    "find_configuration",
+    "find_place",
+    "generation_in",
+    "named_architecture",
+]
 
 _CONFIG_NAME = "config.json"
 _GENERATION_NAME = "generation_config.json"
@@ -51,6 +60,13 @@ class Architecture:
     def name(self) -> str:
         """The class's name."""
         return type(self.model).__name__
+
+    def complete(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``found``, the weights of this model, as its state dict: tied ones under each name."""
+        first: dict[str, Tensor] = {}
+        for name, value in found.items():
+            first.setdefault(self.first[name], value)
+        return {name: first[self.first[name]] for name in self.shapes}
 
     def misfit(self, found: Mapping[str, Tensor]) -> str | None:
         """Return why ``found`` are not the weights of this model, None if they are."""
@@ -137,6 +153,17 @@ def find_place(
     return _find_class(weights, configuration, chosen, class_name)
 
 
+def dotted(prefix: str) -> str:
+    """Return ``prefix`` with the dot that ends it, unless it is empty."""
+    return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+
+
+def divided(weights: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the weights below ``prefix``, without it, and the names of the others."""
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    return own, [name for name in weights if not name.startswith(prefix)]
+
+
 def named_architecture(configuration: Mapping[str, Any], class_name: str | None) -> Architecture | None:
     """Return the model that the configuration names; None if the installed transformers, or none, does not know it.
 
@@ -162,10 +189,10 @@ def _knows(configuration: Mapping[str, Any]) -> bool:
 
 
 def _chosen_prefix(weights: Mapping[str, Tensor], prefix: str) -> str:
-    dotted = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
-    if not any(name.startswith(dotted) for name in weights):
+    chosen = dotted(prefix)
+    if not any(name.startswith(chosen) for name in weights):
         raise CheckpointError(f"`--prefix {prefix}`: no weights begin with it. There are: {_list(_parts(weights))}.")
-    return dotted
+    return chosen
 
 
 def _only_part(weights: Mapping[str, Tensor]) -> str:
@@ -192,7 +219,7 @@ def _find_class(
     for architecture in _architectures(configuration, class_name):
         prefixes = _prefixes(weights, architecture) if chosen is None else [chosen]
         for prefix in prefixes:
-            reason = architecture.misfit(_under(weights, prefix))
+            reason = architecture.misfit(divided(weights, prefix)[0])
             if reason is None:
                 places[f"{architecture.name} at `{prefix}`"] = Place(prefix, architecture)
             else:
@@ -250,10 +277,6 @@ def _prefixes(weights: Mapping[str, Tensor], architecture: Architecture) -> list
     first = next(iter(architecture.shapes))
     found = (name.removesuffix(first) for name in weights if name.endswith(first))
     return [prefix for prefix in found if not prefix or prefix.endswith(".")]
-
-
-def _under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def _few(names: list[str]) -> str:

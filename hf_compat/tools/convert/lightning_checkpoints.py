@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_compat.checkpoint import distributed_files
 from hf_compat.checkpoint.unpickle import Unread, load_known
 from hf_compat.errors import CheckpointError
+from hf_compat.tools.convert.sharded_optimizers import optimizers_in
 
 __all__ = [
     "META_NAME",
@@ -107,29 +108,17 @@ def _read_sharded(folder: Path) -> LightningCheckpoint:
             f"`{folder}` is not a checkpoint of a Lightning run: `{META_NAME}` has no `{VERSION_KEY}`. Those that "
             "`lightning.fabric` alone has written are not supported."
         )
-    weights: dict[str, Any] = {}
-    optimizers: dict[int, dict[str, Any]] = {}
-    for path, value in distributed_files.read_full(folder).items():
-        match path:
-            case (top, str(name)) if top in _WEIGHTS:
-                weights[name] = value
-            case (str(top), "state", str(name), str(key)) if top.startswith("optimizer_"):
-                state = _optimizer(optimizers, top)["state"]
-                state.setdefault(without_wrappers(name), {})[key] = value
-            case (str(top), "param_groups", int(number), str(key)) if top.startswith("optimizer_"):
-                _optimizer(optimizers, top)["groups"].setdefault(number, {})[key] = value
-            case (str(top), "param_groups") if top.startswith("optimizer_"):
-                _optimizer(optimizers, top)["groups"] = dict(enumerate(value))
-    states = [optimizers[number] for number in sorted(optimizers)]
+    entries = distributed_files.read_full(folder)
+    weights = {path[1]: value for path, value in entries.items() if path[0] in _WEIGHTS and len(path) == 2}
+    found = {top: states for top, states in optimizers_in(entries).items() if top.startswith("optimizer_")}
     named = [
-        {"state": each["state"], "param_groups": [_unwrapped(each["groups"][key]) for key in sorted(each["groups"])]}
-        for each in states
+        {
+            "state": {without_wrappers(name): state for name, state in found[top]["state"].items()},
+            "param_groups": [_unwrapped(group) for group in found[top]["param_groups"]],
+        }
+        for top in sorted(found, key=lambda top: int(top.removeprefix("optimizer_")))
     ]
     return _checkpoint(folder, weights, rest, named if "lr_schedulers" in rest else None, unread)
-
-
-def _optimizer(optimizers: dict[int, dict[str, Any]], top: str) -> dict[str, Any]:
-    return optimizers.setdefault(int(top.removeprefix("optimizer_")), {"state": {}, "groups": {}})
 
 
 def _unwrapped(group: Mapping[str, Any]) -> dict[str, Any]:

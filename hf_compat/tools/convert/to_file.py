@@ -20,13 +20,20 @@ from hf_compat.checkpoint.weights import read_weights
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import TrainerState
-from hf_compat.tools.convert.architectures import Architecture, find_configuration, generation_in, named_architecture
+from hf_compat.tools.convert.architectures import (
+    Architecture,
+    dotted,
+    find_configuration,
+    generation_in,
+    named_architecture,
+)
 from hf_compat.tools.convert.carried import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
 from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters
 from hf_compat.tools.convert.options import Options
 from hf_compat.tools.convert.progress import Counters, loops_state
+from hf_compat.tools.convert.sharded_optimizers import optimizers_in
 
 __all__ = ["convert_to_file"]
 
@@ -50,8 +57,7 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     architecture = None if configuration is None else named_architecture(configuration, options.architecture)
     if options.architecture is not None and architecture is None:
         raise CheckpointError(f"`--architecture {options.architecture}` needs a configuration: pass `--model`.")
-    prefix = _PREFIX if options.prefix is None else options.prefix
-    prefix += "." if prefix and not prefix.endswith(".") else ""
+    prefix = _PREFIX if options.prefix is None else dotted(options.prefix)
     notes: list[str] = []
     weights = _weights(folder, architecture)
     if architecture is None:
@@ -112,10 +118,7 @@ def _weights(folder: Path, architecture: Architecture | None) -> dict[str, Tenso
     reason = architecture.misfit(found)
     if reason is not None:
         return _renamed(folder, architecture, reason)
-    first: dict[str, Tensor] = {}
-    for name, value in found.items():
-        first.setdefault(architecture.first[name], value)
-    return {name: first[architecture.first[name]] for name in architecture.shapes}
+    return architecture.complete(found)
 
 
 def _renamed(folder: Path, architecture: Architecture, reason: str) -> dict[str, Tensor]:
@@ -249,15 +252,7 @@ def _optimizer_state(folder: Path) -> dict[str, Any] | None:
     sharded = folder / names.SHARDED_OPTIMIZER_NAME
     if not distributed_files.is_sharded(sharded):
         return None
-    found: dict[str, dict[str, Any]] = {}
-    groups: dict[int, dict[str, Any]] = {}
-    for path, value in distributed_files.read_full(sharded).items():
-        match path:
-            case ("optimizer", "state", str(name), str(key)):
-                found.setdefault(name, {})[key] = value
-            case ("optimizer", "param_groups", int(number), str(key)):
-                groups.setdefault(number, {})[key] = value
-    return {"state": found, "param_groups": [groups[number] for number in sorted(groups)]}
+    return optimizers_in(distributed_files.read_full(sharded)).get("optimizer")
 
 
 def _random_states(folder: Path, carried: Carried, notes: list[str]) -> None:

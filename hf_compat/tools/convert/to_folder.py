@@ -17,7 +17,14 @@ from hf_compat.checkpoint.unpickle import is_trusted
 from hf_compat.checkpoint.weights import save_weights, without_aliases
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
-from hf_compat.tools.convert.architectures import Architecture, Place, find_configuration, find_place, generation_in
+from hf_compat.tools.convert.architectures import (
+    Architecture,
+    Place,
+    divided,
+    find_configuration,
+    find_place,
+    generation_in,
+)
 from hf_compat.tools.convert.carried import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, is_plain
@@ -65,7 +72,7 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
     if configuration is None:
         configuration, generation = carried.configuration, carried.generation
     place = find_place(checkpoint.weights, configuration, options.prefix, options.architecture)
-    own, beside = _divided(checkpoint.weights, place.prefix)
+    own, beside = divided(checkpoint.weights, place.prefix)
     notes = [*checkpoint.notes]
     if beside:
         notes.append(f"weights beside the model, which begins with `{place.prefix}`: {_names(beside)}.")
@@ -89,11 +96,6 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
 # ---- the model ----
 
 
-def _divided(weights: Mapping[str, Tensor], prefix: str) -> tuple[dict[str, Tensor], list[str]]:
-    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-    return own, [name for name in weights if not name.startswith(prefix)]
-
-
 def _write_weights(
     weights: Mapping[str, Tensor],
     architecture: Architecture | None,
@@ -112,10 +114,7 @@ def _write_weights(
         return
     model = architecture.model
     _check_ties(weights, architecture)
-    first: dict[str, Tensor] = {}
-    for name, value in weights.items():
-        first.setdefault(architecture.first[name], value)
-    model.load_state_dict({name: first[architecture.first[name]] for name in architecture.shapes}, assign=True)
+    model.load_state_dict(architecture.complete(weights), assign=True)
     model.tie_weights()  # type: ignore[operator]
     if generation is not None and getattr(model, "generation_config", None) is not None:
         from transformers import GenerationConfig
@@ -158,6 +157,12 @@ def _states(
     if checkpoint.optimizers is None:
         notes.append("the training state: the checkpoint has none, so that the folder is a model's.")
         return None
+    missing = [name for name in ("epoch", "global_step") if name not in checkpoint.rest]
+    if missing:
+        raise CheckpointError(
+            f"`{checkpoint.path}` has no {' and no '.join(f'`{name}`' for name in missing)}, by which a run goes on. "
+            "Convert the weights with `--weights-only`."
+        )
     if len(checkpoint.optimizers) != 1 or len(checkpoint.rest.get("lr_schedulers", ())) > 1:
         raise CheckpointError(
             f"`{checkpoint.path}` has the states of {len(checkpoint.optimizers)} optimizers and "
