@@ -1,4 +1,4 @@
-"""Fine-tune a small pretrained transformer to classify film reviews, in under a minute on two CPU cores.
+"""Fine-tune a small pretrained transformer to classify film reviews, in less than two minutes on two CPU cores.
 
 A script as for transformers' Trainer; only the import of the Trainer differs. The model
 (all-MiniLM-L6-v2) and the reviews (rotten tomatoes) come with two packages, so nothing is downloaded:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -66,11 +67,18 @@ def by_age(checkpoints: Sequence[Checkpoint]) -> list[Path]:
     """Return the folders, oldest first: by file time, or by update step if the file times cannot be told apart."""
     dated = sorted((item.path.stat().st_mtime, str(item.path), item.path) for item in checkpoints)
     if len(dated) > 1 and dated[-1][0] - dated[0][0] < _USELESS_SPREAD:
-        logger.warning(
-            "mtime may not be reliable on this filesystem: checkpoints are told apart by their update steps."
-        )
+        _warn_of_file_times(checkpoints[0].path.parent)
         return [item.path for item in sorted(checkpoints)]
     return [path for _, _, path in dated]
+
+
+@functools.cache
+def _warn_of_file_times(folder: Path) -> None:
+    """Warn once of the checkpoints in ``folder``."""
+    logger.warning(
+        "mtime may not be reliable on this filesystem: the checkpoints in %s are told apart by their update steps.",
+        folder,
+    )
 
 
 def victims(

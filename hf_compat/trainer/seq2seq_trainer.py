@@ -87,7 +87,9 @@ class Seq2SeqTrainer(Trainer):
         try:
             config.validate(strict=True)
         except ValueError as error:
-            raise ArgumentsError([f"`generation_config={gen_config_arg!r}`: {error}"]) from error
+            raise ArgumentsError(
+                [f"`generation_config={gen_config_arg!r}`: {error}\nFix these issues to train your model."]
+            ) from error
         return config
 
     def evaluate(
@@ -222,7 +224,10 @@ class Seq2SeqTrainer(Trainer):
         if pad is None:
             pad = getattr(self.model.config, "pad_token_id", None)
         if pad is None:
-            raise ModelError("`model.config.pad_token_id=None`: generated text cannot be padded. Set it.")
+            raise ModelError(
+                "`model.config.pad_token_id=None`: generated text cannot be padded. Pad_token_id must be set there, or "
+                "in the `processing_class`."
+            )
         padded = tensor.new_full((tensor.shape[0], max_length), pad)
         padded[:, : tensor.shape[-1]] = tensor
         return padded

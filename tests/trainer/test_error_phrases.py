@@ -1,12 +1,13 @@
 """What transformers raises, ours does too: an error of that type with the phrase that people search for.
 
-Rows of ``training_args.py`` and ``trainer.py`` of both releases, in their order, without those that need a TPU,
-SageMaker, a GPU, several processes or an older package, and without apex, which is not supported.
+Rows of ``training_args.py``, ``trainer.py`` and ``trainer_seq2seq.py`` of both releases, in their order, without those
+that need a TPU, SageMaker, a GPU, several processes or an older package, and without apex, which is not supported.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from transformers import GenerationConfig
 
 from hf_compat.errors import HFCompatError
-from tests.support.helpers import ListDataset, PlainModel, Stream, bert_classifier, gpt2, vector_rows
+from tests.support.helpers import ListDataset, PlainModel, Stream, bert_classifier, gpt2, t5, vector_rows
 from tests.support.phrases import LIBRARIES, rows_of_this_release, trainer, variables_taken_back
 
 BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
@@ -165,6 +167,14 @@ def unknown_key_in_a_file(library: Any, args: Any) -> None:
 
 def of_no_model(library: Any, args: Any) -> None:
     library.Trainer.get_optimizer_cls_and_kwargs(args)
+
+
+def generating(library: Any, args: Any) -> Any:
+    """Return a Trainer that generates, of a model without a padding token."""
+    model = t5()
+    model.config.pad_token_id = None
+    settings = library.Seq2SeqTrainingArguments(args.output_dir, use_cpu=True, report_to="none")
+    return library.Seq2SeqTrainer(model, settings)
 
 
 ROWS = ListDataset(vector_rows(4))
@@ -400,6 +410,17 @@ TABLE: dict[str, Row] = {
         {"optim": "galore_adamw_layerwise", "optim_target_modules": ["query"], "gradient_accumulation_steps": 2},
         optimizer_of,
     ),
+    # trainer_seq2seq.py
+    "values for generation that contradict each other": Row(
+        ValueError, "Fix these issues to train your model.",
+        then=lambda library, args: library.Seq2SeqTrainer.load_generation_config(
+            GenerationConfig(do_sample=False, temperature=0.5)
+        ),
+    ),
+    "no padding token": Row(
+        ValueError, "Pad_token_id must be set",
+        then=lambda library, args: generating(library, args)._pad_tensors_to_max_len(torch.zeros(1, 2), 3),
+    ),
 }  # fmt: skip
 
 PACKAGES: dict[str, tuple[str, type[BaseException]]] = {
@@ -458,6 +479,16 @@ def test_missing_packages(optim: str, tmp_path: Path) -> None:
     assert isinstance(error, ValueError)
     assert isinstance(error, ImportError)
     assert f"the package `{package.partition('_')[0]}" in str(error)
+
+
+@pytest.mark.skipif(util.find_spec("liger_kernel") is not None, reason="liger-kernel is installed")
+def test_missing_kernels(tmp_path: Path) -> None:
+    """Without liger-kernel both raise an ImportError that names field and package, before the first step."""
+    then = trainer(train_dataset=ROWS, call="train")
+    for library in LIBRARIES:
+        error = raised(Row(ImportError, "", {"use_liger_kernel": True}, then), library, tmp_path)
+        assert isinstance(error, ImportError), (library, error)
+        assert re.search("`use_liger_kernel.*liger.kernel", str(error)), (library, error)
 
 
 @pytest.mark.parametrize(
