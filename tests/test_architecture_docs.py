@@ -23,7 +23,8 @@ from tests.test_layering import LAYERS
 
 ARCHITECTURE, CONTRIBUTING = "docs/architecture.md", "CONTRIBUTING.md"
 DOCUMENTS = (ARCHITECTURE, CONTRIBUTING)
-WITH_PATHS = (*DOCUMENTS, "README.md", "CHANGELOG.md", "tests/README.md")
+PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
+WITH_PATHS = (*PAGES, CONTRIBUTING, "README.md", "CHANGELOG.md", "tests/README.md")
 FOLDERS = (ROOT, ROOT / "hf_compat", ROOT / "tests")
 """Where a path may begin: the documents leave ``hf_compat/`` out where no other folder can be meant."""
 
@@ -129,7 +130,7 @@ def test_names_exist(document):
     words = [re.sub(r"\(\)$", "", word) for word in words_of(document)]
     words += re.findall(r"([A-Za-z_][\w.]*)\(\)", fences_of(document))
     plain = {word.removeprefix("@") for word in words if re.fullmatch(r"@?[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", word)}
-    plain -= NO_NAMES | set(file_names())
+    plain -= NO_NAMES | {CONTRIBUTING, *file_names()}
     assert {word for word in plain if not is_known(word)} == set()
     events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
     assert set(re.findall(r"\bon_\w+", fences_of(document))) <= {*HOOKS, *events}
@@ -157,7 +158,7 @@ def test_paths_exist(document):
     assert {link for link in links if not ((ROOT / document).parent / link).exists()} == set()
 
 
-OTHERS_PATHS = {"zero_to_fp32.py"}
+OTHERS_PATHS = {"zero_to_fp32.py", "config.json"}
 """Files of other packages, and what runs write."""
 
 

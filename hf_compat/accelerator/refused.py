@@ -13,7 +13,7 @@ _CHECKPOINTS = "the Trainer saves and resumes: `save_strategy` and `train(resume
 _STATES = "give a callback a state that checkpoints hold: derive it from `ExportableState`"
 _TRACKERS = "report by `report_to`, or pass `lightning={'logger': ...}` to the Trainer"
 _UNEVEN = "give every rank as many batches: leave `accelerator_config={'even_batches': True}`"
-_PARALLEL = "this parallelism is not supported; see the table of distributed training in the README"
+_PARALLEL = "this parallelism is not supported; see the table in docs/distributed.md"
 
 REFUSED: dict[str, str] = {
     "context_parallel_rank": _PARALLEL,

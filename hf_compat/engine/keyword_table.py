@@ -103,7 +103,7 @@ KEYWORDS: dict[str, Keyword] = {
         "persistent workers are made anew.",
         "A new loader of another length: update steps and learning rates are planned with the first.",
     ),
-    "strategy": Keyword("The strategy of several processes; see the README."),
+    "strategy": Keyword("The strategy of several processes; see [several processes](distributed.md)."),
     "sync_batchnorm": Keyword(_PASSED, "With `auto_find_batch_size` on several processes."),
     "use_distributed_sampler": Keyword(
         "False: each rank reads its own loader as its sampler says, and predictions of all ranks are gathered as they "

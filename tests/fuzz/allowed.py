@@ -1,4 +1,4 @@
-"""What may differ between both trainers in a case: each difference is one that the README names."""
+"""What may differ between both trainers in a case: each difference is one that `docs/differences.md` names."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Allowed:
 
     Attributes:
         reason: Why it is, in words.
-        readme: What the README says of it, word for word.
+        sentence: What `docs/differences.md` says of it, word for word.
         applies: Whether a case may show it.
         until: The first release of transformers that no longer shows it; None: every release does.
         upstream_raises: Whether transformers may end with an error where our run has none.
     """
 
     reason: str
-    readme: str
+    sentence: str
     applies: Callable[[Case], bool]
     until: str | None = None
     upstream_raises: bool = False
