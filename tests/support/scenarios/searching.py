@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hf_compat.checkpoint.layout import list_checkpoints
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
 from tests.support.scenarios.common import classifier, language_model, plain
@@ -114,5 +115,5 @@ def _found(kit: Kit) -> Any:
 def resume_with_the_batch_size_found(kit: Kit) -> None:
     folder = kit.stage(lambda first: first.train(_found(first)))
     trainer = _found(kit)
-    kit.train(trainer, resume_from_checkpoint=f"{folder}/checkpoint-5")
+    kit.train(trainer, resume_from_checkpoint=str(list_checkpoints(folder)[0].path))  # of the first epoch
     kit.keep("batch size", trainer._train_batch_size)
