@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     consolidate.add_argument("--output", metavar="DIR2", help="a new folder for the model; default: DIR")
     consolidate.set_defaults(run=_consolidate)
     _add_convert(commands)
+    _add_plot(commands)
     explain = commands.add_parser("explain", help="explain the effect of training arguments", description=_EXPLAIN)
     explain.add_argument("--all", action="store_true", help="explain every field")
     shape = explain.add_mutually_exclusive_group()
@@ -65,6 +66,15 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     convert.add_argument("--steps-between", nargs=3, type=int, metavar=numbers, help=_CONVERT_STEPS)
     convert.add_argument("--max-shard-size", metavar="SIZE", help="maximum size of a weight file, such as 5GB")
     convert.set_defaults(run=_convert)
+
+
+def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plot = commands.add_parser("plot", help="draw the curves of runs", description=_PLOT)
+    plot.add_argument("places", nargs="+", metavar="DIR", help="a run's folder, a checkpoint, or a trainer_state.json")
+    plot.add_argument("-o", "--output", default="curves.png", metavar="FILE", help=_PLOT_OUTPUT)
+    plot.add_argument("--smooth", type=float, metavar="WEIGHT", help=_PLOT_SMOOTH)
+    plot.add_argument("--force", action="store_true", help="replace FILE even if it was not made by hf-compat")
+    plot.set_defaults(run=_plot)
 
 
 _CHECKPOINTS = (
@@ -98,6 +108,14 @@ _EXPLAIN = (
     "its own."
 )
 _EXPLAIN_ARGUMENTS = "a script and its arguments, or a .json, .yaml or .yml file of fields"
+
+_PLOT = (
+    "Draw loss, evaluation metrics, learning rate and gradient norm from the logs in trainer_state.json, of one run or "
+    "of several over each other; those of transformers' Trainer too. The best step is marked, and resumed ones as far "
+    "as the logs tell."
+)
+_PLOT_OUTPUT = "a .png, .svg or .html file, the last a page of its own; default: curves.png"
+_PLOT_SMOOTH = "weight of the past in smoothed curves, from 0 to below 1; default: more for longer curves"
 
 
 def _checkpoints(options: argparse.Namespace) -> int:
@@ -141,6 +159,13 @@ def _explain(options: argparse.Namespace) -> int:
     show = as_json if options.json else as_markdown if options.markdown else as_table
     print(show(explained))
     return int(any(item.problems for item in explained))
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from hf_compat.tools.plot.command import plot
+
+    print(*plot(options.places, options.output, weight=options.smooth, force=options.force), sep="\n")
+    return 0
 
 
 if __name__ == "__main__":

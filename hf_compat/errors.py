@@ -24,6 +24,7 @@
     │   └── ModelInitError (TypeError)         a `model_init` that is missing or cannot be used
     ├── LaunchError (RuntimeError)             a process, started by a Trainer, that exited without a result
     ├── SearchError (RuntimeError)             a hyperparameter search that cannot be run
+    ├── ReportError (ValueError)               a picture or report of runs that cannot be made
     ├── BatchSizeError (RuntimeError)          no batch size that fits into memory
     ├── NotSupportedError (NotImplementedError)  a method or feature that is not supported
     └── MissingPackageError (ImportError, ValueError)  an optional package that is not installed
@@ -63,6 +64,7 @@ __all__ = [
     "NoOptimizerError",
     "NotSupportedError",
     "ParserError",
+    "ReportError",
     "SearchError",
     "TrainerSetupError",
     "UnknownArgumentError",
@@ -194,6 +196,10 @@ class LaunchError(HFCompatError, RuntimeError):
 
 class SearchError(HFCompatError, RuntimeError):
     """A hyperparameter search that cannot be run."""
+
+
+class ReportError(HFCompatError, ValueError):
+    """A picture or report of runs that cannot be made or written."""
 
 
 class BatchSizeError(HFCompatError, RuntimeError):

@@ -1,0 +1,177 @@
+"""What ``trainer_state.json`` tells of a run: its logged curves, the best step, where it was resumed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+from hf_compat.checkpoint.layout import checkpoint_at, list_checkpoints
+from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.errors import CheckpointError
+from hf_compat.files import read_json_object
+from hf_compat.tools.plot.panels import is_evaluation
+from hf_compat.tools.plot.resumed import resumed_steps
+
+__all__ = ["Best", "History", "Series", "number", "read_histories", "read_history"]
+
+_NOT_CURVES = frozenset({"epoch", "step", "total_flos", "num_input_tokens_seen"})
+"""Names in a log that count, and measure nothing."""
+_OF_SPEED = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
+"""Endings of names in a log that measure the machine; besides them memory, `_mem_`."""
+_SUMMARY = "train_runtime"
+"""In the log with which a run ends, whose other values are of the whole run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The values of one name in the logs, by update step."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    """As logged; may be infinite or NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best evaluation of a run."""
+
+    step: int
+    metric: str | None
+    """Its name in the logs; None if no log of that step has the value."""
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The logs of one run."""
+
+    name: str
+    file: Path
+    last_step: int
+    """Update steps done."""
+    series: Mapping[str, Series]
+    """By name in the logs, in the order of first appearance."""
+    best: Best | None
+    resumed: tuple[int, ...]
+    """Update steps from which it was resumed, as far as its logs tell."""
+
+
+def read_histories(places: Sequence[str | os.PathLike[str]]) -> list[History]:
+    """Return the logs of several runs, with names that tell them apart.
+
+    Raises:
+        CheckpointError: If one of them cannot be read or has no logs.
+    """
+    files = [_state_file(Path(place)) for place in places]
+    return [_history(file, name) for file, name in zip(files, _names_of(files), strict=True)]
+
+
+def read_history(place: str | os.PathLike[str]) -> History:
+    """Return the logs of a run.
+
+    Args:
+        place: The run's folder, a checkpoint, or a ``trainer_state.json``. Of a run's folder the file with the most
+            update steps is read: its own, or that of the newest checkpoint.
+
+    Raises:
+        CheckpointError: If there is none, it cannot be read, or it has no logs.
+    """
+    return read_histories([place])[0]
+
+
+def _state_file(place: Path) -> Path:
+    if place.is_file():
+        return place
+    if not place.is_dir():
+        raise CheckpointError(f"`{place}` does not exist; pass the folder of a run, a checkpoint or its state file.")
+    folders = [place]
+    if checkpoint_at(place) is None:
+        folders += [checkpoint.path for checkpoint in reversed(list_checkpoints(place))]
+    found = [folder / TRAINER_STATE_NAME for folder in folders if (folder / TRAINER_STATE_NAME).is_file()]
+    if not found:
+        raise CheckpointError(
+            f"`{place}` has no `{TRAINER_STATE_NAME}`, nor has a checkpoint in it; pass the folder of a run that has "
+            "saved a checkpoint, or called `trainer.save_state()`."
+        )
+    # The newest checkpoint only: the older ones have fewer steps, and may be many.
+    return max(found[:2], key=lambda file: _steps_done(read_json_object(file)))
+
+
+def _names_of(files: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the files' folders that differ; numbered where the same file is given twice."""
+    paths = [(file.parent if file.name == TRAINER_STATE_NAME else file).resolve() for file in files]
+    least = [2 if checkpoint_at(path) is not None else 1 for path in paths]
+    for more in range(max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-parts - more :]) for path, parts in zip(paths, least, strict=True)]
+        if len(set(names)) == len(set(paths)):
+            break
+    return [name if names.count(name) == 1 else f"{name} ({index})" for index, name in enumerate(names, 1)]
+
+
+def _history(file: Path, name: str) -> History:
+    state = read_json_object(file)
+    logs = state.get("log_history")
+    if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
+        raise CheckpointError(f"`{file}` is no state of a Trainer: it has no list of logs, `log_history`.")
+    series = _series(logs)
+    if not series:
+        raise CheckpointError(
+            f"`{file}` has no logs to draw: `log_history` has {len(logs)} entries, none with a loss or a metric. "
+            "Set `logging_steps` below the number of update steps."
+        )
+    steps = resumed_steps(logs, _steps_done(state))
+    return History(name, file, _steps_done(state), series, _best(state, series), tuple(steps))
+
+
+def _steps_done(state: Mapping[str, Any]) -> int:
+    return int(number(state.get("global_step")) or 0)
+
+
+def number(value: object) -> float | None:
+    """Return ``value`` if it is a number, which may be infinite or NaN; else None."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _series(logs: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
+    found: dict[str, dict[int, float]] = {}
+    for log in logs:
+        step = number(log.get("step"))
+        if step is None or not math.isfinite(step):
+            continue
+        for name, value in _curves_in(log):
+            found.setdefault(name, {})[int(step)] = value
+    return {name: _sorted(points) for name, points in found.items()}
+
+
+def _sorted(points: Mapping[int, float]) -> Series:
+    steps = sorted(points)
+    return Series(tuple(steps), tuple(points[step] for step in steps))
+
+
+def _curves_in(log: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    is_summary = _SUMMARY in log
+    for name, value in log.items():
+        measured = number(value)
+        if measured is None or name in _NOT_CURVES or name.endswith(_OF_SPEED) or "_mem_" in name:
+            continue
+        if not (is_summary and name.startswith("train_")):
+            yield name, float(measured)
+
+
+def _best(state: Mapping[str, Any], series: Mapping[str, Series]) -> Best | None:
+    value = number(state.get("best_metric"))
+    step = number(state.get("best_global_step"))
+    if step is None:  # not in files of releases before 4.52
+        folder = state.get("best_model_checkpoint")
+        tail = PureWindowsPath(folder).name.rpartition("-")[2] if isinstance(folder, str) else ""
+        step = int(tail) if tail.isdecimal() else None
+    if step is None:
+        return None
+    values = {name: dict(zip(item.steps, item.values, strict=True)).get(int(step)) for name, item in series.items()}
+    equal = [name for name, found in values.items() if found is not None and found == value]
+    metric = next(iter(sorted(equal, key=lambda name: not is_evaluation(name))), None)
+    return Best(int(step), metric, value)
