@@ -131,7 +131,7 @@ class FirstCallback(pl.Callback):
     """Begins a run before any callback is set up; the first callback of a ``lightning.Trainer``.
 
     Args:
-        begin: Called with the Lightning trainer and the module when a fit is set up.
+        begin: Called with the Lightning trainer and the module when a fit or an evaluation is set up.
     """
 
     def __init__(self, begin: Callable[[pl.Trainer, pl.LightningModule], None]) -> None:
@@ -139,8 +139,7 @@ class FirstCallback(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Begin."""
-        if stage == "fit":
-            self._begin(trainer, pl_module)
+        self._begin(trainer, pl_module)
 
 
 def _defines(member: RunCallback, hook: str) -> bool:

@@ -16,22 +16,24 @@ __all__ = ["HFDataModule"]
 
 
 _MISSING = (
-    "HFDataModule is not in a fit of hf_compat's callbacks: the columns that it keeps, and the batches of each rank, "
+    "HFDataModule is not in a run of hf_compat's callbacks: the columns that it keeps, and the batches of each rank, "
     "are known there. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer(callbacks=...)` and call `fit` "
     "with an `HFModule`."
 )
 
 
 class HFDataModule(pl.LightningDataModule):
-    """The data of a fit of ``HFModule``: batches in the order, and with the columns, of transformers' Trainer.
+    """The data of ``HFModule``: batches in the order, and with the columns, of transformers' Trainer.
 
-    A subclass may set the datasets in ``setup``, and override ``train_dataloader`` and ``val_dataloader``: each returns
-    a loader of batches. The fit puts the batches of an update step together, and gives each rank its own.
+    A subclass may set the datasets in ``setup``, and override ``train_dataloader``, ``val_dataloader``,
+    ``test_dataloader`` and ``predict_dataloader``: each returns a loader of batches. The run puts the batches of an
+    update step together, and gives each rank its own.
 
     Args:
         args: The training arguments. Default: those of the callbacks.
         train_dataset: The training dataset; one without length needs ``max_steps``.
-        eval_dataset: The evaluation dataset, or a dict of several.
+        eval_dataset: The evaluation dataset, or a dict of several; of ``validate`` and of evaluations in a fit.
+        test_dataset: The dataset of ``test`` and ``predict``.
         data_collator: A list of samples to a batch. Default: with padding if ``processing_class`` is a tokenizer.
         processing_class: A tokenizer or processor, saved with the model.
     """
@@ -41,13 +43,14 @@ class HFDataModule(pl.LightningDataModule):
         args: TrainingArguments | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
+        test_dataset: Any = None,
         *,
         data_collator: Callable[[list[Any]], Any] | None = None,
         processing_class: Any = None,
     ) -> None:
         super().__init__()
         self.args = args
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
         self.data_collator, self.processing_class = data_collator, processing_class
         self._host = HostReference(_MISSING)
 
@@ -71,3 +74,11 @@ class HFDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> Any:
         """Return the evaluation loader."""
         return self.host.original("get_eval_dataloader")()
+
+    def test_dataloader(self) -> Any:
+        """Return the loader of ``test_dataset``."""
+        return self.host.original("get_test_dataloader")(self.test_dataset)
+
+    def predict_dataloader(self) -> Any:
+        """Return the loader of ``test_dataset``."""
+        return self.host.original("get_test_dataloader")(self.test_dataset)

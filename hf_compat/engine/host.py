@@ -115,8 +115,8 @@ class EvaluationPass(Protocol):
     def batches(self) -> Iterable[Any]:
         """The loader, to be iterated over once."""
 
-    def step(self, inputs: dict[str, Any]) -> None:
-        """Predict one batch and gather the outputs."""
+    def step(self, inputs: dict[str, Any]) -> Any:
+        """Predict one batch, gather the outputs and return the predictions."""
 
     def finish(self) -> dict[str, Any]:
         """Return the metrics over all batches."""

@@ -9,8 +9,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ThroughputMonitor
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import CombinedLoader
 
+from hf_compat.engine.internals.evaluating import renew_loops
 from hf_compat.engine.internals.strategies import has_plain_ddp, replace_strategy
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.errors import TrainerSetupError
 from hf_compat.model_facts import unwrap_model
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.engine.runtime import Runtime
 
-__all__ = ["join", "keywords_given"]
+__all__ = ["join", "keywords_given", "one_loader"]
 
 _LIGHTNINGS_EPOCHS = 1000
 """What Lightning takes for ``max_epochs`` if neither epochs nor steps are given."""
@@ -27,6 +30,8 @@ _LIGHTNINGS_EPOCHS = 1000
 _IS_DEFAULT: dict[str, Callable[[Any], bool]] = {
     "check_val_every_n_epoch": lambda value: value == 1,
     "fast_dev_run": lambda value: not value,
+    "limit_predict_batches": lambda value: isinstance(value, float) and value == 1.0,
+    "limit_test_batches": lambda value: isinstance(value, float) and value == 1.0,
     "limit_train_batches": lambda value: isinstance(value, float) and value == 1.0,
     "limit_val_batches": lambda value: isinstance(value, float) and value == 1.0,
     "max_epochs": lambda value: value in (None, -1, _LIGHTNINGS_EPOCHS),
@@ -38,7 +43,10 @@ _IS_DEFAULT: dict[str, Callable[[Any], bool]] = {
 }
 """Keywords of ``lightning.Trainer`` that it has as attributes, to whether a value is Lightning's default."""
 
-_FREE = {"limit_train_batches": 1.0, "limit_val_batches": 1.0, "overfit_batches": 0.0}
+_FREE = {
+    **dict.fromkeys(("limit_predict_batches", "limit_test_batches", "limit_train_batches", "limit_val_batches"), 1.0),
+    "overfit_batches": 0.0,
+}
 """What a Lightning trainer has whose run limits the data itself."""
 
 
@@ -56,7 +64,7 @@ def keywords_given(trainer: pl.Trainer) -> dict[str, Any]:
 
 
 def join(runtime: Runtime, trainer: pl.Trainer, args: TrainingArguments) -> None:
-    """Make ``trainer``, which is inside its ``fit``, that of ``runtime``.
+    """Make ``trainer``, which is inside its ``fit`` or an evaluation, that of ``runtime``.
 
     Args:
         runtime: Placement and precision.
@@ -73,11 +81,31 @@ def join(runtime: Runtime, trainer: pl.Trainer, args: TrainingArguments) -> None
     replace_strategy(trainer, device_keywords(runtime.placement, args, model)["strategy"], runtime.precision)
     for name, value in {**_FREE, **runtime.monitored_at(args)}.items():
         setattr(trainer, name, value)
+    renew_loops(trainer)
     runtime.use(trainer)
+
+
+def one_loader(loader: Any) -> Any:
+    """Return the one loader of what a person gave, or a hook returned.
+
+    Raises:
+        TrainerSetupError: If there are several.
+    """
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        return loader[0]
+    if isinstance(loader, list | tuple | dict | CombinedLoader):
+        raise TrainerSetupError(
+            "Several loaders were given, but a run trains on one, and evaluates on one. Pass one; to evaluate on "
+            "several datasets, pass `HFDataModule(eval_dataset={name: dataset, ...})`."
+        )
+    return loader
 
 
 def _strategy_problems(trainer: pl.Trainer, args: TrainingArguments) -> list[str]:
     strategy = trainer.strategy
+    if isinstance(strategy, ModelStrategy):  # of an earlier call
+        strategy.close()
+        return []
     name = type(strategy).__name__
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or not has_plain_ddp(strategy):
         return [

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.host import EvaluationPass, Host, HostReference
+from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -28,8 +29,8 @@ _PROBED_PREFIXES, _PROBED_SUFFIXES = ("_", "on_", "configure_"), ("_dataloader",
 
 
 _MISSING = (
-    "HFModule is not in a fit of hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
-    "`lightning.Trainer(callbacks=...)` and call its `fit`."
+    "HFModule is not in a run of hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
+    "`lightning.Trainer(callbacks=...)`, whose `fit`, `validate`, `test` and `predict` take it."
 )
 
 
@@ -119,6 +120,14 @@ class HFModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)  # type: ignore[arg-type]
 
+    def setup(self, stage: str) -> None:
+        """Check that there is a run.
+
+        Raises:
+            TrainerSetupError: If there is none.
+        """
+        self._host.get()
+
     def configure_optimizers(self) -> Any:
         """Return the run's optimizer and its schedule, which Lightning callbacks can read."""
         optimizer, scheduler = self.host.optimization.create_both()
@@ -178,9 +187,22 @@ class HFModule(pl.LightningModule):
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Pass ``batch`` to the current evaluation session."""
-        assert self.session is not None, "an evaluation has a session"
+        self._evaluate(batch)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> Any:
+        """Do the same, and return the predictions, of all ranks; None under ``prediction_loss_only``."""
+        return self._evaluate(batch)
+
+    def _evaluate(self, batch: dict[str, Any]) -> Any:
+        if self.session is None:
+            raise TrainerSetupError(_MISSING)
         with torch.enable_grad():  # as in transformers, a prediction_step may compute gradients
-            self.session.step(batch)
+            return self.session.step(batch)
+
+    def on_predict_epoch_end(self) -> None:
+        """Compute the session's metrics; Lightning logs nothing in a prediction."""
+        assert self.session is not None, "an evaluation has a session"
+        self.session.finish()
 
     def on_validation_epoch_end(self) -> None:
         """Compute the session's metrics and log them for Lightning callbacks with a monitor."""
@@ -200,7 +222,7 @@ class HFModule(pl.LightningModule):
     def on_validation_model_train(self) -> None:
         """Keep the model in evaluation mode, as transformers does; the next training step changes it."""
 
-    on_test_model_eval = on_validation_model_eval
+    on_test_model_eval = on_predict_model_eval = on_validation_model_eval
     on_test_model_train = on_validation_model_train
 
     def lr_scheduler_step(self, scheduler: object, metric: object) -> None:

@@ -28,6 +28,7 @@ from hf_compat.engine.internals.callbacks import (
     saved_checkpoint,
     with_window_counts,
 )
+from hf_compat.engine.internals.evaluating import run_evaluation
 from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
     disable_sigterm_broadcast,
@@ -36,7 +37,6 @@ from hf_compat.engine.internals.loops import (
     may_stop,
     quiet_lightning,
     sanity_checking,
-    validate_in_fit,
     without_minimum,
 )
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
@@ -318,9 +318,10 @@ class Runtime:
     def evaluate(self, model: nn.Module, session: EvaluationPass, host: Host, *, test: bool) -> None:
         """Run ``session`` over its batches in a Lightning evaluation loop, so that Lightning callbacks are called.
 
-        Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``. A
-        nested evaluation, for example in ``compute_metrics``, runs without Lightning, and so does one without a batch:
-        Lightning would not open its loader, which draws from the random generator.
+        Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``, or
+        the loop of the call that a person has made. A nested evaluation, for example in ``compute_metrics``, runs
+        without Lightning, and so does one without a batch: Lightning would not open its loader, which draws from the
+        random generator.
 
         Args:
             model: The model.
@@ -341,12 +342,7 @@ class Runtime:
         module.session = session
         try:
             with quiet_lightning():
-                if fits:
-                    validate_in_fit(trainer, session.batches)
-                elif test:
-                    trainer.test(module, dataloaders=session.batches, verbose=False)
-                else:
-                    trainer.validate(module, dataloaders=session.batches, verbose=False)
+                run_evaluation(trainer, module, session.batches, test=test)
         finally:
             module.session = None
 

@@ -257,6 +257,7 @@ def _limits_meant(given: Mapping[str, Any]) -> DataLimits:
         train=shares["limit_train_batches"] if both is None else both,
         evaluation=shares["limit_val_batches"] if both is None else both,
         prediction=predicts,
+        test=shares["limit_test_batches"],
         max_epochs=None if epochs in (None, -1) else epochs,
     )
 

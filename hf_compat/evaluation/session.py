@@ -183,8 +183,8 @@ class EvaluationSession:
         self._metrics: dict[str, Any] | None = None
         self.output: EvalLoopOutput | None = None
 
-    def step(self, inputs: dict[str, Any]) -> None:
-        """Run ``prediction_step`` on one batch."""
+    def step(self, inputs: dict[str, Any]) -> Nested | None:
+        """Run ``prediction_step`` on one batch; return its predictions, of all ranks if they are kept."""
         self.batches.advance()
         host, args = self._host, self._host.args
         observed = find_batch_size(inputs)
@@ -193,6 +193,7 @@ class EvaluationSession:
             self.batch_size = self.batch_size or observed
         if self._sees_train_loader:
             self._warn_of_train_loader(observed or 0)
+        logits: Nested | None
         losses, logits, labels = host.prediction_step(
             self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys
         )
@@ -213,6 +214,7 @@ class EvaluationSession:
         elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
             for accumulator in (self._losses, self._predictions, self._labels, self._inputs):
                 accumulator.to_cpu_and_numpy()
+        return logits
 
     def _update_stream(self, stream: MetricStream, logits: Nested | None, labels: Nested | None) -> Nested | None:
         """Update the metric with a batch; return the preprocessed logits."""

@@ -27,6 +27,8 @@ class DataLimits:
     """Batches of each evaluation."""
     prediction: Share = 1.0
     """Batches of each prediction."""
+    test: Share = 1.0
+    """Batches of each call of Lightning's ``test``."""
     max_epochs: float | None = None
     """Epochs after which a run ends, if ``max_steps`` allows more update steps; None for no limit."""
 

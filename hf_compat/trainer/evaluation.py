@@ -32,7 +32,7 @@ from hf_compat.trainer.loss import store_past
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["evaluate", "predict", "prediction_step", "run_loop", "trace"]
+__all__ = ["evaluate", "predict", "prediction_step", "prepare", "run_loop", "trace"]
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> I
 
 def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     """Return the model to evaluate: on its device, in evaluation mode, traced under ``jit_mode_eval``."""
-    _prepare(trainer)
+    prepare(trainer)
     wrapped = call_as_defined(trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader)
     strategy = trainer._lightning_runtime.strategy
     model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
@@ -185,7 +185,7 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     return model
 
 
-def _prepare(trainer: Trainer) -> None:
+def prepare(trainer: Trainer) -> None:
     """Move the model to its device, wrap and cast it for evaluation; the first time, store how long that took."""
     start, args, runtime = time.time(), trainer.args, trainer._lightning_runtime
     place_model(trainer, runtime)

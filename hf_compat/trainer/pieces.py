@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-
-from hf_compat.callbacks import ProgressCallback
-from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.callbacks import CallbackGroup, FirstCallback
 from hf_compat.engine.data_module import HFDataModule
-from hf_compat.engine.internals.loops import given_loader, without_misleading_warnings
-from hf_compat.engine.joining import join, keywords_given
+from hf_compat.engine.internals.loops import is_fitting, without_misleading_warnings
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
@@ -22,15 +17,18 @@ from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.overriding import is_ours
 from hf_compat.run.assembly import GivenPieces
+from hf_compat.trainer.assembled import Assembly
 from hf_compat.trainer.current_run import current_run, new_run
-from hf_compat.trainer.trainer import Trainer
+from hf_compat.trainer.given_data import data_of, stand_ins, standing_in
+from hf_compat.trainer.given_evaluation import check_data, evaluating, hook_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.evaluation.results import TrainOutput
+    from hf_compat.evaluation.results import PredictionOutput, TrainOutput
     from hf_compat.run.run import TrainingRun
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["RunGroup", "callbacks", "to_lightning"]
 
@@ -39,20 +37,22 @@ _REPLACED = {"max_steps": -1, "max_epochs": -1}
 
 
 class RunGroup(CallbackGroup):
-    """The callbacks of a run that begins with ``lightning.Trainer.fit`` and ends with it.
+    """The callbacks of a run that begins with ``lightning.Trainer.fit`` and ends with it, and of evaluations.
 
     Args:
-        make: Returns the Trainer of a ``lightning.Trainer`` inside its ``fit``.
+        make: Returns the Trainer of a ``lightning.Trainer`` inside a call; the second argument is the hook that loads
+            what an evaluation reads, None in a fit.
         resume_from_checkpoint: As of ``Trainer.train``.
         ignore_keys_for_eval: As of ``Trainer.train``.
 
     Attributes:
-        hf_trainer: The Trainer that the pieces make up, with ``state`` and its ``log_history``; None before the fit.
+        hf_trainer: The Trainer that the pieces of the last call make up, with ``state`` and its ``log_history``; None
+            before the first.
     """
 
     def __init__(
         self,
-        make: Callable[[pl.Trainer], Trainer],
+        make: Callable[[pl.Trainer, str | None], Trainer],
         resume_from_checkpoint: str | bool | None = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> None:
@@ -63,44 +63,67 @@ class RunGroup(CallbackGroup):
         self._ignore_keys = ignore_keys_for_eval
         self._begun = ExitStack()
         self._run: TrainingRun | None = None
+        self._evaluated: dict[str, float] | PredictionOutput | None = None
+        self._made_of: tuple[HFModule | None, HFDataModule | None] = None, None
 
     @property
-    def output(self) -> TrainOutput | None:
-        """What ``Trainer.train`` returns; None before the end of the fit."""
-        return None if self._run is None else self._run.output
+    def output(self) -> TrainOutput | PredictionOutput | dict[str, float] | None:
+        """What the last call returns: ``Trainer.train``; ``evaluate`` for ``validate``; ``predict`` for the others."""
+        return self._run.output if self._evaluated is None and self._run is not None else self._evaluated
+
+    @property
+    def best_model_path(self) -> str:
+        """The best checkpoint of the fit, for ``ckpt_path="best"``; empty without one."""
+        return "" if self.hf_trainer is None else self.hf_trainer.state.best_model_checkpoint or ""
 
     def begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Begin the run, before any callback is set up.
+        """Begin what a person has called, before any callback is set up.
 
         Raises:
-            TrainerSetupError: If the fit cannot be one of these callbacks.
+            TrainerSetupError: If the call cannot be one of these callbacks.
         """
-        self._check(trainer, module)
-        assert isinstance(module, HFModule), "checked"
-        self._begun.enter_context(without_misleading_warnings())
-        host = self.hf_trainer = self._make(trainer)
-        run = self._run = new_run(host, ignore_keys=self._ignore_keys)
-        data = getattr(trainer, "datamodule", None)
-        if isinstance(data, HFDataModule):
-            data.connect(run)
-        module.connect(run, self)
-        for name, function in _stand_ins(trainer, module, host).items():
-            run.originals[name] = getattr(host, name)
-            self._begun.enter_context(_assigned(host, name, function))
-        self._begun.enter_context(run.begun(self._resume_from))
-        run.fit_given(GivenPieces(trainer, module, self))
-
-    def _check(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if self._run is not None:
-            raise TrainerSetupError(
-                "These callbacks have trained already. Each `fit` needs its own: call `hf_compat.lightning.callbacks` "
-                "or `hf_compat.to_lightning` again."
-            )
+        if getattr(module, "session", None) is not None:
+            return  # an evaluation of the Trainer's own
         if not isinstance(module, HFModule):
             raise TrainerSetupError(
                 f"`model`: {type(module).__name__} is not an HFModule, which these callbacks train. Pass "
                 "`hf_compat.lightning.HFModule(model)`; single callbacks of `hf_compat.lightning` work with any module."
             )
+        self._begun.enter_context(without_misleading_warnings())
+        if is_fitting(trainer):
+            self._begin_fit(trainer, module)
+        else:
+            self._begin_evaluation(trainer, module)
+
+    def _begin_fit(self, trainer: pl.Trainer, module: HFModule) -> None:
+        if self._run is not None:
+            raise TrainerSetupError(
+                "These callbacks have trained already. Each `fit` needs its own: call `hf_compat.lightning.callbacks` "
+                "or `hf_compat.to_lightning` again."
+            )
+        host = self.hf_trainer = self._make(trainer, None)
+        run = self._run = new_run(host, ignore_keys=self._ignore_keys)
+        data = data_of(trainer)
+        self._made_of = module, data
+        if data is not None:
+            data.connect(run)
+        module.connect(run, self)
+        methods = stand_ins(trainer, module, host, "val_dataloader")
+        self._begun.enter_context(standing_in(host, run, methods))
+        self._begun.enter_context(run.begun(self._resume_from))
+        run.fit_given(GivenPieces(trainer, module, self))
+
+    def _begin_evaluation(self, trainer: pl.Trainer, module: HFModule) -> None:
+        """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""
+        check_data(trainer)
+        pieces = module, data_of(trainer)
+        if self.hf_trainer is None or any(one is not other for one, other in zip(pieces, self._made_of, strict=True)):
+            self.hf_trainer, self._made_of = self._make(trainer, hook_of(trainer)), pieces
+        settings: dict[str, Any] = {"ignore_keys": self._ignore_keys, "done": self._take_evaluated}
+        self._begun.enter_context(evaluating(trainer, module, self.hf_trainer, self, **settings))
+
+    def _take_evaluated(self, output: dict[str, float] | PredictionOutput) -> None:
+        self._evaluated = output
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take optimizer and schedule from a module that configures its own; then call the members."""
@@ -119,8 +142,7 @@ class RunGroup(CallbackGroup):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End the run."""
-        if stage == "fit":
-            self._begun.close()
+        self._begun.close()
 
 
 def _configured(trainer: pl.Trainer, run: TrainingRun) -> tuple[Any, Any]:
@@ -142,54 +164,6 @@ def _configured(trainer: pl.Trainer, run: TrainingRun) -> tuple[Any, Any]:
         )
     optimizer = optimizers[0]
     return optimizer, schedules[0].scheduler if schedules else get_scheduler("constant", optimizer)
-
-
-def _stand_ins(trainer: pl.Trainer, module: HFModule, host: Trainer) -> dict[str, Callable[..., Any]]:
-    """Return the methods of the Trainer that the module and the data have in its place."""
-    found: dict[str, Callable[..., Any]] = {}
-    if type(module).compute_loss is not HFModule.compute_loss:
-        found["compute_loss"] = module.compute_loss
-    train, evaluation = _loader_of(trainer, evaluates=False), _loader_of(trainer, evaluates=True)
-    if train is not None:
-        found["get_train_dataloader"] = lambda: _prepared(train(), host)
-    if evaluation is not None:
-        original = host.get_eval_dataloader
-
-        def eval_loader(eval_dataset: Any = None) -> Any:
-            own = eval_dataset is None or eval_dataset is host.eval_dataset
-            return _prepared(evaluation(), host) if own else original(eval_dataset)
-
-        found["get_eval_dataloader"] = eval_loader
-    return found
-
-
-def _loader_of(trainer: pl.Trainer, *, evaluates: bool) -> Callable[[], Any] | None:
-    """Return what loads the batches that ``fit`` was given; None if the Trainer's own method is what does."""
-    data, name = getattr(trainer, "datamodule", None), "val_dataloader" if evaluates else "train_dataloader"
-    if isinstance(data, HFDataModule) and getattr(type(data), name) is getattr(HFDataModule, name):
-        return None
-    return given_loader(trainer, evaluates=evaluates)
-
-
-def _prepared(loader: Any, host: Trainer) -> Any:
-    """Return ``loader`` with the batches of this rank."""
-    if isinstance(loader, DataLoader) and not isinstance(loader, PreparedDataLoader):
-        return host.accelerator.prepare_data_loader(loader)
-    return loader
-
-
-@contextmanager
-def _assigned(host: Trainer, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Context in which the method ``name`` of ``host`` is ``function``."""
-    before = vars(host).get(name)
-    setattr(host, name, function)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(host, name)
-        else:
-            setattr(host, name, before)
 
 
 # ---- the two ways to get pieces ----
@@ -236,8 +210,8 @@ def to_lightning(
     return lightning_trainer, HFModule(trainer.model, args), data
 
 
-def _with_model_of(trainer: Trainer, lightning_trainer: pl.Trainer) -> Trainer:
-    """Return ``trainer`` with the model that ``lightning_trainer`` fits, which may be another."""
+def _with_model_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluates: str | None) -> Trainer:
+    """Return ``trainer`` with the model that ``lightning_trainer`` was called with, which may be another."""
     module = lightning_trainer.lightning_module
     if trainer.model is not module.model:
         trainer.model = trainer.model_wrapped = module.model
@@ -287,48 +261,5 @@ def callbacks(
             ``output_dir``; ``"auto"`` for the same if there is one, else from the beginning.
         ignore_keys_for_eval: Model outputs excluded from the predictions of evaluations.
     """
-    group = RunGroup(
-        lambda trainer: _assembled(trainer, args, user_callbacks), resume_from_checkpoint, ignore_keys_for_eval
-    )
+    group = RunGroup(Assembly(args, user_callbacks), resume_from_checkpoint, ignore_keys_for_eval)
     return [_first(group), group]
-
-
-def _assembled(trainer: pl.Trainer, args: TrainingArguments, user_callbacks: Sequence[Any]) -> Trainer:
-    """Return the Trainer that a person's ``lightning.Trainer``, module and data make up."""
-    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    assert isinstance(module, HFModule), "checked before"
-    for piece in (module, data):
-        other = getattr(piece, "args", None)
-        if other is not None and other is not args and other.to_dict() != args.to_dict():
-            raise TrainerSetupError(
-                f"`args`: those of {type(piece).__name__} differ from those of the callbacks. Pass the same ones."
-            )
-    given = trainer.callbacks  # type: ignore[attr-defined]
-    own = [one for one in given if not isinstance(one, RunGroup | FirstCallback)]
-    host = Trainer(
-        module.model,
-        args,
-        getattr(data, "data_collator", None),
-        _dataset_of(trainer, data, evaluates=False),
-        _dataset_of(trainer, data, evaluates=True),
-        getattr(data, "processing_class", None),
-        compute_loss_func=module.compute_loss_func,
-        compute_metrics=module.compute_metrics,
-        callbacks=[*user_callbacks, *own],
-        preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
-        lightning=keywords_given(trainer),
-    )
-    if trainer.progress_bar_callback is not None:
-        host.pop_callback(ProgressCallback)
-    trainer.loggers = [*open_loggers(host.callback_handler.callbacks, args, host.state), *trainer.loggers]
-    join(host._lightning_runtime, trainer, host.args)
-    return host
-
-
-def _dataset_of(trainer: pl.Trainer, data: Any, *, evaluates: bool) -> Any:
-    """Return the dataset of a fit."""
-    if isinstance(data, HFDataModule):
-        return data.eval_dataset if evaluates else data.train_dataset
-    load = given_loader(trainer, evaluates=evaluates)
-    loader = None if load is None else load()
-    return getattr(loader, "dataset", loader)

@@ -29,7 +29,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import callbacks, fsdp, loops, strategies
+from hf_compat.engine.internals import callbacks, evaluating, fsdp, loops, strategies
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -70,6 +70,41 @@ def test_settings_of_ddp_are_told_from_its_name():
     assert strategies.has_plain_ddp(SingleDeviceStrategy("cpu"))
     assert not strategies.has_plain_ddp(DDPStrategy(find_unused_parameters=True))
     assert not strategies.has_plain_ddp(DDPStrategy(model_averaging_period=2))
+
+
+def test_an_evaluation_that_has_begun_runs_something_else():
+    """In ``setup`` it has not read its loaders: it returns what ours does, which may run the loop over others."""
+    made, given, seen = SingleDeviceStrategy("cpu"), DataLoader(torch.ones(5, 32)), []
+
+    class Changing(pl.Callback):
+        def setup(self, trainer, pl_module, stage):
+            strategies.replace_strategy(trainer, made, trainer.precision_plugin)
+            evaluating.renew_loops(trainer)
+            seen.append((evaluating.is_evaluating(trainer), evaluating.given_data(trainer)))
+            assert evaluating.evaluation_loader(trainer)() is given
+            self.instead = evaluating.run_instead(trainer, lambda: self.run(trainer, pl_module))
+            self.instead.__enter__()
+
+        def run(self, trainer, module):
+            evaluating.run_evaluation(trainer, module, DataLoader(torch.ones(2, 32)), test=False)
+            return ["ours"]
+
+        def on_validation_batch_end(self, *given):
+            seen.append(torch.is_inference_mode_enabled())
+
+        on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+        def teardown(self, trainer, pl_module, stage):
+            self.instead.__exit__(None, None, None)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of loaders without workers
+        trainer = pl.Trainer(callbacks=[Changing()], enable_progress_bar=False, **PLAIN)
+        for call in (trainer.validate, trainer.test, trainer.predict):
+            seen.clear()
+            assert call(BoringModel(), given) == ["ours"]
+            assert seen == [(True, given), False, False]
+    assert not evaluating.is_evaluating(trainer)
 
 
 def test_evaluation_loop_takes_its_loader_from_the_data_source():

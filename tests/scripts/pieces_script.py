@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
 
 from hf_compat import Trainer, TrainingArguments, to_lightning
@@ -19,8 +20,8 @@ from tests.support.helpers import ListDataset, PlainModel, vector_rows
 TRAIN, HELD_OUT = ListDataset(vector_rows(26)), ListDataset(vector_rows(9, seed=1))
 
 
-def run(way: str, args: TrainingArguments) -> Trainer:
-    """Return the Trainer at the end of a run."""
+def run(way: str, args: TrainingArguments) -> tuple[Trainer, dict[str, float], np.ndarray]:
+    """Return the Trainer at the end of a run, and then its metrics and predictions."""
     torch.manual_seed(0)
     model = PlainModel()
     if way == "by_hand":
@@ -28,22 +29,32 @@ def run(way: str, args: TrainingArguments) -> Trainer:
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         strategy = {"accelerator": "cpu", "devices": args.launch.local_world_size, "strategy": "ddp"}
         lightning_trainer = lightning.Trainer(max_epochs=-1, callbacks=ours, **quiet, **strategy)
-        lightning_trainer.fit(HFModule(model), datamodule=HFDataModule(args, TRAIN, HELD_OUT))
-        return ours[-1].hf_trainer
+        pieces = HFModule(model), HFDataModule(args, TRAIN, HELD_OUT, HELD_OUT)
+        lightning_trainer.fit(pieces[0], datamodule=pieces[1])
+        return ours[-1].hf_trainer, *evaluated(lightning_trainer, *pieces)
     trainer = Trainer(model, args, train_dataset=TRAIN, eval_dataset=HELD_OUT)
     if way == "train":
         trainer.train()
-    else:
-        lightning_trainer, module, data = to_lightning(trainer)
-        lightning_trainer.fit(module, datamodule=data)
-    return trainer
+        return trainer, trainer.evaluate(), trainer.predict(HELD_OUT).predictions
+    lightning_trainer, module, data = to_lightning(trainer)
+    lightning_trainer.fit(module, datamodule=data)
+    data.test_dataset = HELD_OUT
+    return trainer, *evaluated(lightning_trainer, module, data)
 
 
-def ended(trainer: Trainer) -> dict[str, Any]:
-    """Return logs without times, and weights."""
+def evaluated(trainer: lightning.Trainer, module: HFModule, data: HFDataModule) -> tuple[dict[str, float], np.ndarray]:
+    """Return metrics and predictions of a person's calls."""
+    [metrics] = trainer.validate(module, datamodule=data, verbose=False)
+    return metrics, torch.cat(trainer.predict(module, datamodule=data)).numpy()
+
+
+def ended(trainer: Trainer, metrics: dict[str, float], predictions: np.ndarray) -> dict[str, Any]:
+    """Return logs and metrics without times, weights and predictions."""
     times = ("runtime", "per_second")
     logs = [{k: v for k, v in row.items() if not k.endswith(times)} for row in trainer.state.log_history]
-    return {"logs": logs, "weights": trainer.model.state_dict()}
+    metrics = {k: v for k, v in metrics.items() if not k.endswith(times)}
+    weights = trainer.model.state_dict()
+    return {"logs": logs, "weights": weights, "metrics": metrics, "predictions": predictions.tolist()}
 
 
 def main(way: str, file: Path) -> None:
@@ -61,9 +72,9 @@ def main(way: str, file: Path) -> None:
         eval_steps=3,
         save_steps=3,
     )
-    trainer = run(way, args)
+    end = run(way, args)
     if args.process_index == 0:
-        torch.save(ended(trainer), file)
+        torch.save(ended(*end), file)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from hf_compat.checkpoint import names, optimizer_states, state_dict_files, weights
 from hf_compat.checkpoint.background import Writes
+from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.engine.internals.strategies import starts_no_processes
 from hf_compat.errors import TrainerSetupError
 
@@ -102,6 +104,11 @@ class ModelStrategy(Strategy):
         with self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
 
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module itself."""
+        with self.precision_plugin.predict_step_context():
+            return self.lightning_module.predict_step(*args, **kwargs)
+
     def pre_backward(self, closure_loss: Tensor) -> None:
         """Do nothing: a wrapper has prepared the backward pass in its forward."""
 
@@ -109,15 +116,25 @@ class ModelStrategy(Strategy):
         """Do nothing, for the same reason."""
 
     def load_checkpoint(self, checkpoint_path: Any, *given: Any, **named: Any) -> dict[str, Any]:
-        """Refuse ``ckpt_path``, by which Lightning resumes: a run does so by itself.
+        """Load the weights of ``ckpt_path`` for an evaluation: a checkpoint of a run, or a Lightning checkpoint.
 
         Raises:
-            TrainerSetupError: Always.
+            TrainerSetupError: In a fit: a run resumes by itself.
         """
-        raise TrainerSetupError(
-            f"`ckpt_path={str(checkpoint_path)!r}`: Lightning would resume without data position and random states. "
-            "Pass it as `resume_from_checkpoint` to `hf_compat.lightning.callbacks` or `to_lightning`."
-        )
+        if is_fitting(self.lightning_module.trainer):
+            raise TrainerSetupError(
+                f"`ckpt_path={str(checkpoint_path)!r}`: Lightning would resume without data position and random "
+                "states. Pass it as `resume_from_checkpoint` to `hf_compat.lightning.callbacks` or `to_lightning`."
+            )
+        if not Path(checkpoint_path).is_dir():
+            return super().load_checkpoint(checkpoint_path, *given, **named)
+        self.lightning_module.host.original("_load_from_checkpoint")(str(checkpoint_path))
+        return {"pytorch-lightning_version": lightning.__version__}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Load the weights of a Lightning checkpoint; those of a folder are loaded already."""
+        if "state_dict" in checkpoint:
+            super().load_model_state_dict(checkpoint, strict)
 
     def teardown(self) -> None:
         """Tear down without moving the optimizers' state: the Trainer keeps the parameters on their device."""

@@ -1,0 +1,90 @@
+"""``Assembly``: the Trainer that a person's ``lightning.Trainer``, module and data make up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.callbacks import ProgressCallback
+from hf_compat.engine.callbacks import CallbackGroup, FirstCallback
+from hf_compat.engine.joining import join, keywords_given
+from hf_compat.engine.loggers import open_loggers
+from hf_compat.engine.module import HFModule
+from hf_compat.errors import TrainerSetupError
+from hf_compat.trainer.given_data import data_of, dataset_behind
+from hf_compat.trainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """Makes a Trainer of what a ``lightning.Trainer`` was built with and is called with.
+
+    Args:
+        args: The training arguments.
+        user_callbacks: ``TrainerCallback`` classes or instances.
+    """
+
+    def __init__(self, args: TrainingArguments, user_callbacks: Sequence[Any]) -> None:
+        self._args = args
+        self._user_callbacks = tuple(user_callbacks)
+        self._built: tuple[pl.Trainer, dict[str, Any], list[Any]] | None = None
+
+    def __call__(self, trainer: pl.Trainer, evaluates: str | None = None) -> Trainer:
+        """Return a new Trainer.
+
+        Args:
+            trainer: The Lightning trainer, inside a call.
+            evaluates: The hook that loads what ``validate``, ``test`` or ``predict`` reads; None in a fit.
+
+        Raises:
+            TrainerSetupError: If the pieces do not fit together.
+        """
+        module, data = trainer.lightning_module, data_of(trainer)
+        assert isinstance(module, HFModule), "checked before"
+        self._check_arguments(module, data)
+        keywords, loggers = self._built_with(trainer)
+        trains = evaluates is None
+        host = Trainer(
+            module.model,
+            self._args,
+            getattr(data, "data_collator", None),
+            dataset_behind(trainer, "train_dataloader") if trains else None,
+            dataset_behind(trainer, evaluates or "val_dataloader"),
+            getattr(data, "processing_class", None),
+            compute_loss_func=module.compute_loss_func,
+            compute_metrics=module.compute_metrics,
+            callbacks=[*self._user_callbacks, *(_own_callbacks(trainer) if trains else ())],
+            preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
+            lightning=keywords,
+        )
+        if trainer.progress_bar_callback is not None:
+            host.pop_callback(ProgressCallback)
+        trainer.loggers = [*open_loggers(host.callback_handler.callbacks, host.args, host.state), *loggers]
+        join(host._lightning_runtime, trainer, host.args)
+        return host
+
+    def _built_with(self, trainer: pl.Trainer) -> tuple[dict[str, Any], list[Any]]:
+        """Return keywords and loggers of ``trainer`` as it was before it was joined."""
+        if self._built is None or self._built[0] is not trainer:
+            self._built = trainer, keywords_given(trainer), list(trainer.loggers)
+        return dict(self._built[1]), self._built[2]
+
+    def _check_arguments(self, *pieces: Any) -> None:
+        for piece in pieces:
+            other = getattr(piece, "args", None)
+            if other is not None and other is not self._args and other.to_dict() != self._args.to_dict():
+                raise TrainerSetupError(
+                    f"`args`: those of {type(piece).__name__} differ from those of the callbacks. Pass the same ones."
+                )
+
+
+def _own_callbacks(trainer: pl.Trainer) -> list[Any]:
+    """Return the callbacks of ``trainer`` that are not the run's."""
+    given = trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in given if not isinstance(one, CallbackGroup | FirstCallback)]
