@@ -144,10 +144,10 @@ class TrainingSummary:
             "datasets": lists["datasets"],
             "metrics": lists["metrics"],
         }
-        index = {"name": self.model_name, "results": self._results(metrics)}
+        index = {"name": self.model_name, "results": self._result_entries(metrics)}
         return {**{name: value for name, value in rows.items() if value}, "model-index": [index]}
 
-    def _results(self, metrics: dict[str, str]) -> list[dict[str, Any]]:
+    def _result_entries(self, metrics: dict[str, str]) -> list[dict[str, Any]]:
         """Return the results for each task and data set; the Hub rejects results without any of the three."""
         tags = as_list(self.dataset_tags)
         arguments = [*as_list(self.dataset_args), *[None] * len(tags)]
