@@ -111,6 +111,7 @@ def test_every_reader_is_told(script, capsys):
         "data_seed": ["hf_compat/trainer/construction.py", "hf_compat/trainer/loaders.py"],
         "use_cpu": ["hf_compat/engine/placement.py"],
         "seed": [
+            "hf_compat/lightning/cli.py",
             "hf_compat/model_card/eval_results.py",
             "hf_compat/run/preparing.py",
             "hf_compat/trainer/loaders.py",

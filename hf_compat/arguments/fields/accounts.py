@@ -122,7 +122,7 @@ ACCOUNTS: dict[str, str] = {
     "do_train": "Only read by scripts; before 5.2 also where a full evaluation in 16 bits delays placing the model.",
     "do_eval": "Only read by scripts, and by a search whose Ray scheduler needs evaluations.",
     "do_predict": _SCRIPT,
-    "resume_from_checkpoint": "Only read by scripts, which pass it to `Trainer.train`.",
+    "resume_from_checkpoint": "Only read by scripts, which pass it to `Trainer.train`, and by `HFLightningCLI`.",
     "local_rank": "Only set by launchers; the local rank is read from the environment.",
     "overwrite_output_dir": _SCRIPT,
     "evaluation_strategy": "Old name of `eval_strategy`.",
