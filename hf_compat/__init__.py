@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from hf_compat.engine.checkpoint_io import HFCheckpointIO
     from hf_compat.errors import HFCompatError, HFCompatWarning
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+    from hf_compat.installing import install, uninstall
     from hf_compat.metrics import denumpify_detensorize, has_length, speed_metrics
     from hf_compat.model_facts import number_of_arguments
     from hf_compat.optim.adafactor import Adafactor
@@ -165,6 +166,7 @@ _HOMES: dict[str, str] = {
     "get_last_checkpoint": "hf_compat.checkpoint.layout",
     "get_scheduler": "hf_compat.optim.schedulers",
     "has_length": "hf_compat.metrics",
+    "install": "hf_compat.installing",
     "is_main_process": "hf_compat.distributed.ranks",
     "number_of_arguments": "hf_compat.model_facts",
     "numpy_default_data_collator": "hf_compat.data.collators",
@@ -175,6 +177,7 @@ _HOMES: dict[str, str] = {
     "to_lightning": "hf_compat.trainer.pieces",
     "torch_default_data_collator": "hf_compat.data.collators",
     "total_processes_number": "hf_compat.distributed.ranks",
+    "uninstall": "hf_compat.installing",
 }
 
 
@@ -249,6 +252,7 @@ __all__ = [
     "get_last_checkpoint",
     "get_scheduler",
     "has_length",
+    "install",
     "is_main_process",
     "number_of_arguments",
     "numpy_default_data_collator",
@@ -259,6 +263,7 @@ __all__ = [
     "to_lightning",
     "torch_default_data_collator",
     "total_processes_number",
+    "uninstall",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hf_compat
 from hf_compat.errors import HFCompatError
@@ -21,9 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        result = options.run(options)
     except HFCompatError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    # The errors of a program that is run are its own, not the command's.
+    return int(result() or 0) if callable(result) else int(result)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--markdown", action="store_true", help="print a Markdown table")
     explain.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_ARGUMENTS)
     explain.set_defaults(run=_explain, usage_error=explain.error)
+    _add_run(commands)
     return parser
 
 
@@ -75,6 +78,16 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plot.add_argument("--smooth", type=float, metavar="WEIGHT", help=_PLOT_SMOOTH)
     plot.add_argument("--force", action="store_true", help="replace FILE even if it was not made by hf-compat")
     plot.set_defaults(run=_plot)
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    run = commands.add_parser("run", help="run an unmodified script with hf_compat's Trainer", description=_RUN)
+    kind = run.add_mutually_exclusive_group()
+    kind.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as in python -m")
+    kind.add_argument("--cli", action="store_true", help="PROGRAM is a command that a package installs, such as trl")
+    run.add_argument("program", metavar="PROGRAM", help="a script, written for transformers' Trainer")
+    run.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
+    run.set_defaults(run=_run)
 
 
 _CHECKPOINTS = (
@@ -116,6 +129,13 @@ _PLOT = (
 )
 _PLOT_OUTPUT = "a .png, .svg or .html file, the last a page of its own; default: curves.png"
 _PLOT_SMOOTH = "weight of the past in smoothed curves, from 0 to below 1; default: more for longer curves"
+
+
+_RUN = (
+    "Run a program that is written for transformers' Trainer, as it is: hf_compat's classes stand in for those of "
+    "transformers, in the program and in the Python processes that it starts. HF_COMPAT_INSTALL=0 leaves those "
+    "processes as they are."
+)
 
 
 def _checkpoints(options: argparse.Namespace) -> int:
@@ -166,6 +186,15 @@ def _plot(options: argparse.Namespace) -> int:
 
     print(*plot(options.places, options.output, weight=options.smooth, force=options.force), sep="\n")
     return 0
+
+
+def _run(options: argparse.Namespace) -> Callable[[], None]:
+    from hf_compat.tools.run_script import command, install_here_and_in_children, module, run_program, script
+
+    kind = module if options.module else command if options.cli else script
+    program = kind(options.program, options.words)
+    install_here_and_in_children()
+    return lambda: run_program(program)
 
 
 if __name__ == "__main__":

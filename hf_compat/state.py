@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.counterparts import CountsCounterparts
 from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
 from hf_compat.files import read_json_object, write_text
 
@@ -39,7 +40,7 @@ class NotExportableError(HFCompatError, TypeError):
 # Objects saved with the state
 
 
-class ExportableState:
+class ExportableState(metaclass=CountsCounterparts):
     """Base class of callbacks whose state is saved in checkpoints and restored on resume."""
 
     def state(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class _Ranks(Protocol):
 
 
 @dataclass
-class TrainerState:
+class TrainerState(metaclass=CountsCounterparts):
     """The progress of a run, saved in every checkpoint and passed to every callback."""
 
     epoch: float | None = field(default_factory=_initial_epoch)

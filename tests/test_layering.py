@@ -24,6 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "overflow",
         "overriding",
         "shared_names",
+        "counterparts",
         "upstream_names",
         "logger_levels",
         "log_files",
@@ -36,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("accelerator", "engine", "tuning"),
     ("run",),
     ("trainer",),
-    ("lightning",),
+    ("lightning", "installing"),
     ("tools",),
     ("cli",),
 )

@@ -54,6 +54,7 @@ from hf_compat.arguments.setters import (
     set_fields,
 )
 from hf_compat.arguments.warmup import warmup_update_steps
+from hf_compat.counterparts import CountsCounterparts
 from hf_compat.distributed.launch import Launch
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ __all__ = ["TrainingArguments"]
 
 
 @dataclass
-class TrainingArguments:
+class TrainingArguments(metaclass=CountsCounterparts):
     """The configuration of a run; the fields are documented where they are declared.
 
     Names, order, defaults and behaviour are those of transformers 5.23.0; the fields of older releases follow and work

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.counterparts import CountsCounterparts
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ __all__ = ["TrainerCallback", "is_kind_of"]
 _COUNTERPARTS = {"hf_compat": "transformers", "transformers": "hf_compat"}
 
 
-class TrainerCallback:
+class TrainerCallback(metaclass=CountsCounterparts):
     """Base class of callbacks: override the methods of the events you need.
 
     Every event gets the arguments, the state and the control by position, and by keyword ``model``,

@@ -25,6 +25,7 @@ from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.firing import fire
 from hf_compat.checkpoint import rng
 from hf_compat.checkpoint.writer import CheckpointWriter
+from hf_compat.counterparts import CountsCounterparts
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
 from hf_compat.engine.moving import move_model
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(metaclass=CountsCounterparts):
     """Trains, evaluates and predicts as transformers' ``Trainer`` does, on a ``lightning.Trainer``.
 
     Args:

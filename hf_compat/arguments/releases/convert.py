@@ -48,8 +48,8 @@ def from_transformers(args: object) -> TrainingArguments:
     Raises:
         ArgumentsError: If ``args`` are not training arguments, or have values that are not supported.
     """
-    if isinstance(args, TrainingArguments):
-        return args
+    if isinstance(args, TrainingArguments) and TrainingArguments in inspect.getmro(type(args)):
+        return args  # `isinstance` alone is true of transformers' as well
     kind = _kind_of(args)
     if kind is None:
         raise ArgumentsError([f"`args` is a {type(args).__name__}: pass a `TrainingArguments`."])

@@ -1,0 +1,150 @@
+"""``Replacement``: the places where hf_compat's classes stand, with what stood there before."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import RLock
+from types import ModuleType
+from typing import Any
+
+import hf_compat
+from hf_compat.installing.names import is_theirs, is_watched, names_in
+from hf_compat.shared_names import ModuleWithDefaults
+
+__all__ = ["Place", "Replacement", "modules_of_transformers", "places_in"]
+
+_WITH_DEFAULTS = "transformers.trainer"
+"""The module in which scripts read and assign the default callbacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A name in a module."""
+
+    module: ModuleType
+    name: str
+    theirs: Any
+    """transformers' object, which is there unless hf_compat stands in for it."""
+
+    def put_ours(self) -> None:
+        """Put hf_compat's object of this name there."""
+        vars(self.module)[self.name] = getattr(hf_compat, self.name)
+
+    def put_theirs(self) -> None:
+        """Put transformers' object there."""
+        vars(self.module)[self.name] = self.theirs
+
+    def is_ours(self) -> bool:
+        """Return whether hf_compat's object is there; a script may have put another one."""
+        return vars(self.module).get(self.name) is getattr(hf_compat, self.name)
+
+
+def places_in(module: ModuleType) -> list[Place]:
+    """Return the names in ``module`` that are objects of transformers."""
+    found = ((name, vars(module)[name]) for name in sorted(names_in(module)))
+    return [Place(module, name, value) for name, value in found if is_theirs(value)]
+
+
+class Replacement:
+    """hf_compat's objects in the place of transformers', in every module that has those.
+
+    While a module of transformers is executed, transformers' own are back in its modules. So what is loaded later
+    derives from them, as it would without hf_compat, and can be left as it is when all is restored.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._defaults: ModuleType | None = None
+        self._loaded: list[ModuleType] = []  # of transformers, to be taken when none is being executed
+        self._lazy: dict[int, ModuleType] = {}  # transformers makes a second module `transformers`, and both are in use
+        self._executing = 0
+        self._lock = RLock()
+
+    def take(self, places: Iterable[Place]) -> None:
+        """Put ours into ``places``, for as long as this lasts."""
+        with self._lock:
+            for place in places:
+                place.put_ours()
+                self._places.append(place)
+
+    def take_module(self, module: ModuleType) -> None:
+        """Put ours into a module of transformers."""
+        if _is_lazy(module):
+            self._lazy[id(module)] = module
+        self.take(places_in(module))
+        if module.__name__ == _WITH_DEFAULTS and type(module) is ModuleType:
+            module.__class__ = ModuleWithDefaults
+            self._defaults = module
+
+    @contextmanager
+    def executing(self, name: str) -> Iterator[None]:
+        """Have transformers' own in its modules while its module ``name`` is executed; then put ours there as well."""
+        with self._lock:
+            self._executing += 1
+            self._note("transformers")
+            if self._executing == 1:
+                self._put_theirs(place for place in self._places if is_watched(place.module.__name__))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._executing -= 1
+                self._note("transformers")
+                self._note(name)
+                if not self._executing:
+                    self._go_on()
+
+    def restore(self) -> None:
+        """Put transformers' objects back wherever ours are."""
+        with self._lock:
+            self._put_theirs(reversed(self._places))
+            self._places.clear()
+            if self._defaults is not None:
+                self._defaults.__class__ = ModuleType
+                self._defaults = None
+            for module in self._lazy.values():
+                for name in names_in(module):
+                    # It kept what it found in a module of its own; it will look there again.
+                    if Place(module, name, None).is_ours():
+                        del vars(module)[name]
+
+    @staticmethod
+    def _put_theirs(places: Iterable[Place]) -> None:
+        for place in places:
+            if place.is_ours():
+                place.put_theirs()
+
+    def _go_on(self) -> None:
+        for place in self._places:
+            if vars(place.module).get(place.name) is place.theirs:
+                place.put_ours()
+        loaded, self._loaded = self._loaded, []
+        for module in (*loaded, *self._lazy.copy().values()):
+            self.take_module(module)
+
+    def _note(self, name: str) -> None:
+        module = sys.modules.get(name)
+        if module is None:
+            return
+        if _is_lazy(module):
+            self._lazy[id(module)] = module
+        else:
+            self._loaded.append(module)
+
+
+def modules_of_transformers() -> list[ModuleType]:
+    """Return the modules of transformers that are loaded and may have the names."""
+    loaded = {id(module): module for name, module in list(sys.modules.items()) if module and is_watched(name)}
+    kinds = {type(module) for module in loaded.values() if _is_lazy(module)}
+    # Its second module `transformers` took the place of the first, which those hold that imported it before.
+    others = (one for kind in kinds for one in gc.get_referrers(kind) if type(one) is kind and is_watched(one.__name__))
+    return list((loaded | {id(module): module for module in others}).values())
+
+
+def _is_lazy(module: ModuleType) -> bool:
+    """Return whether ``module`` looks a name up when it is first asked for, and keeps it."""
+    return "_class_to_module" in getattr(module, "__dict__", ())

@@ -1,0 +1,150 @@
+"""Runs a program as Python itself would, with hf_compat's classes in the place of transformers'."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from hf_compat.errors import HFCompatError
+from hf_compat.installing import install
+from hf_compat.installing.children import is_asked_for, pass_on
+
+__all__ = ["Program", "ProgramError", "command", "install_here_and_in_children", "module", "run_program", "script"]
+
+_OURS = str(Path(__file__).resolve().parents[1])
+
+
+class ProgramError(HFCompatError):
+    """A program that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is to be run as ``__main__``."""
+
+    compiled: Callable[[], CodeType]
+    """Its code; called where errors in it are the program's own."""
+    attributes: dict[str, Any]
+    """What Python gives its module ``__main__``."""
+    words: list[str]
+    """Its ``sys.argv``."""
+    folder: str
+    """The first place where it looks for modules."""
+
+
+def script(path: str, words: Sequence[str]) -> Program:
+    """Return the program ``python path words…``.
+
+    Raises:
+        ProgramError: If there is no such file.
+    """
+    full = os.path.abspath(path)
+    if not os.path.isfile(full):
+        raise ProgramError(f"can't open file '{full}': there is no such script.")
+    attributes = {"__file__": full, "__loader__": SourceFileLoader("__main__", full), "__cached__": None}
+    folder = os.path.dirname(os.path.realpath(full))
+    return Program(lambda: _compile(full), attributes, [path, *words], folder)
+
+
+def module(name: str, words: Sequence[str]) -> Program:
+    """Return the program ``python -m name words…``.
+
+    Raises:
+        ProgramError: If there is no such module, or none that can be run.
+    """
+    folder = os.getcwd()
+    if not sys.flags.safe_path and folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None or spec.origin is None or not hasattr(spec.loader, "get_code"):
+        raise ProgramError(f"no module named '{name}' that can be run.")
+    loader: Any = spec.loader
+    attributes = {
+        "__file__": spec.origin,
+        "__cached__": spec.cached,
+        "__loader__": loader,
+        "__package__": spec.parent,
+        "__spec__": spec,
+    }
+    return Program(lambda: loader.get_code(spec.name), attributes, [spec.origin, *words], folder)
+
+
+def command(name: str, words: Sequence[str]) -> Program:
+    """Return the program that is installed as the command ``name`` in this environment, such as ``trl``.
+
+    Raises:
+        ProgramError: If no package here installs such a command.
+    """
+    found = list(entry_points(group="console_scripts", name=name))
+    if not found:
+        raise ProgramError(f"no package in {sys.prefix} has a command '{name}'.")
+    home, function = found[0].module, found[0].attr
+    source = f"import sys\nfrom {home} import {function.partition('.')[0]}\nsys.exit({function}())\n"
+    folder = os.path.dirname(sys.executable)
+    return Program(
+        lambda: compile(source, f"<command {name}>", "exec"), {}, [os.path.join(folder, name), *words], folder
+    )
+
+
+def install_here_and_in_children() -> None:
+    """Install hf_compat in this process, and in Python processes that are started from here on.
+
+    Raises:
+        MissingPackageError: If transformers is not installed.
+    """
+    install()
+    if is_asked_for():
+        pass_on()
+
+
+def run_program(program: Program) -> None:
+    """Run ``program`` as ``__main__``; of an error that it ends with, a traceback is shown that begins with itself."""
+    if not sys.flags.safe_path:
+        sys.path[0] = program.folder
+    sys.argv[:] = program.words
+    main = ModuleType("__main__")
+    vars(main).update({"__annotations__": {}, "__builtins__": __builtins__, **program.attributes})
+    sys.modules["__main__"] = main
+    try:
+        exec(program.compiled(), vars(main))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _show_without_us(error)
+        raise
+
+
+def _compile(path: str) -> CodeType:
+    return compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+
+
+def _show_without_us(error: BaseException) -> None:
+    """Have the traceback of ``error``, which is on its way out, begin with the program's own frames."""
+    shown = _of_the_program(error.__traceback__)
+    hook = sys.excepthook  # the program's own, if it has one
+
+    def show(kind: type[BaseException], value: BaseException, traceback: TracebackType | None) -> None:
+        if value is error:
+            value, traceback = error.with_traceback(shown), shown
+        hook(kind, value, traceback)
+
+    sys.excepthook = show
+
+
+def _of_the_program(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OURS):
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,94 @@
+"""Scripts for transformers' Trainer, as they are: under Python itself and under ``hf-compat run``."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+from tests.support.paths import SCRIPTS
+
+pytest.importorskip("transformers")
+
+FOLDER = SCRIPTS / "unmodified"
+OURS = ("-m", "hf_compat", "run")
+TIMES = re.compile(r"_(runtime|per_second|flos)$")
+CLASSIFICATION = """
+    --do_train --do_eval --max_steps 6 --use_cpu --report_to none --logging_steps 1 --eval_strategy steps --eval_steps 2
+    --save_steps 2 --load_best_model_at_end --metric_for_best_model accuracy --per_device_train_batch_size 4
+    --disable_tqdm true --output_dir
+"""
+
+
+def run(*words, folder, **variables):
+    """Run Python with ``words`` in ``folder``."""
+    ended = processes.finish([processes.start([sys.executable, *words], folder, **variables)], timeout=300)[0]
+    assert ended.code == 0, ended.output
+    return ended.output
+
+
+def outcome(folder):
+    """Return what a run left: log history, the names of its files, weights, and files of results."""
+    state = json.loads((folder / "trainer_state.json").read_text())
+    history = [{name: value for name, value in log.items() if not TIMES.search(name)} for log in state["log_history"]]
+    assert len(history) > 5
+    # What hf_compat adds to a checkpoint for itself.
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.startswith("lightning.")}
+    results = {name: (folder / name).read_text() for name in ("predictions.json",) if (folder / name).exists()}
+    weights = {name: (folder / name).read_bytes() for name in sorted(files) if name.endswith(".safetensors")}
+    best = state["best_model_checkpoint"] and Path(state["best_model_checkpoint"]).name
+    return {"log": history, "files": files, "results": results, "weights": weights, "best": best}
+
+
+def compare(folder, script, *words):
+    """Run ``script`` with ``words`` both ways in folders of their own, and compare what they leave."""
+    left = []
+    for name, before in (("upstream", ()), ("ours", OURS)):
+        (folder / name).mkdir(exist_ok=True)
+        told = run(*before, FOLDER / script, *words, folder=folder / name)
+        assert ("hf_compat" in told) == (name == "ours")
+        left.append(outcome(folder / name / "out"))
+    assert left[0] == left[1]
+
+
+def test_a_script_with_a_trainer_of_its_own(tmp_path):
+    """Overrides, a callback and a schedule of the script's: log history, files and weights are equal."""
+    compare(tmp_path, "own_trainer.py", "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words", "resumed"),
+    [
+        ("own_trainer.py", ["out"], ["out", "--resume"]),
+        ("seq2seq.py", ["out"], ["out", "--resume"]),
+        ("classification.py", [*CLASSIFICATION.split(), "out"], [*CLASSIFICATION.split(), "out"]),
+    ],
+)
+def test_a_script_and_its_resumed_run(script, words, resumed, tmp_path):
+    """Equal to the last bit from the beginning, and resumed in the middle from what each left."""
+    compare(tmp_path, script, *words)
+    for name in ("upstream", "ours"):
+        checkpoints = sorted((tmp_path / name / "out").glob("checkpoint-*"), key=lambda path: int(path.name[11:]))
+        for folder in checkpoints[1:]:
+            for path in sorted(folder.rglob("*"), reverse=True):
+                path.rmdir() if path.is_dir() else path.unlink()
+            folder.rmdir()
+        (tmp_path / name / "out" / "model.safetensors").unlink()
+    compare(tmp_path, script, *resumed)
+
+
+@pytest.mark.slow
+def test_two_ranks_under_torchrun(tmp_path):
+    """``torchrun -m hf_compat run script.py``: one line says so, both ranks train, and weights are upstream's."""
+    left = []
+    for name, before in (("upstream", ()), ("ours", OURS)):
+        (tmp_path / name).mkdir()
+        command = [*processes.TORCHRUN, "--nproc-per-node=2", *before, FOLDER / "own_trainer.py", "out"]
+        ended = processes.finish([processes.start(command, tmp_path / name)], timeout=300)[0]
+        assert ended.code == 0, ended.output
+        assert ended.output.count("is in place of the Trainer") == len(before[:1])
+        left.append(outcome(tmp_path / name / "out"))
+    assert left[0] == left[1]

@@ -1,0 +1,119 @@
+"""Prints, as JSON, what holds before, during and after ``hf_compat.install()`` in one process."""
+
+import json
+import pickle
+import sys
+
+import hf_compat
+
+
+def holders_of_ours():
+    """Return the places in modules of transformers that hold an object of hf_compat."""
+    return [
+        f"{key}.{name}"
+        for key, module in list(sys.modules.items())
+        if key.partition(".")[0] == "transformers" and module is not None
+        for name, value in list(vars(module).items())
+        if str(getattr(value, "__module__", "")).startswith("hf_compat")
+    ]
+
+
+def facts_in_place():
+    """Return what holds once transformers' trainer is imported under hf_compat."""
+    import transformers
+    from transformers import Seq2SeqTrainer, Trainer, TrainerCallback, TrainingArguments
+    from transformers.integrations.integration_utils import TensorBoardCallback
+    from transformers.integrations.integration_utils import TrainerCallback as OfIntegrations
+
+    theirs = type("Theirs", (TensorBoardCallback,), {"__init__": lambda self: None})()
+    mine = type("Mine", (TrainerCallback,), {})
+    transformers.trainer.DEFAULT_PROGRESS_CALLBACK = hf_compat.PrinterCallback
+    assigned = hf_compat.DEFAULT_PROGRESS_CALLBACK is hf_compat.PrinterCallback
+    transformers.trainer.DEFAULT_PROGRESS_CALLBACK = hf_compat.ProgressCallback
+    reference = b"ctransformers.training_args\nTrainingArguments\n."
+    wrong = [
+        name
+        for name in hf_compat.__all__
+        for module in (transformers, transformers.trainer, transformers.trainer_utils, transformers.training_args)
+        if name not in ("__version__", "Adafactor", "GreedyLR", "ExplicitEnum")
+        and not name.isupper()
+        and hasattr(module, name)
+        and getattr(module, name) is not getattr(hf_compat, name)
+    ]
+    return {
+        "not ours": wrong,
+        "ours": [kind.__module__.partition(".")[0] for kind in (Trainer, Seq2SeqTrainer, TrainingArguments)],
+        "a copied name is ours": OfIntegrations is TrainerCallback,
+        "their callback is one of ours": [
+            isinstance(theirs, TrainerCallback),
+            issubclass(type(theirs), TrainerCallback),
+        ],
+        "it is none of a script's own": isinstance(theirs, mine),
+        "an integer is none": isinstance(3, TrainerCallback),
+        "their classes derive from theirs": [base.__module__ for base in TensorBoardCallback.__mro__[1:2]],
+        "an assigned default is ours": assigned,
+        "a pickled reference is ours": pickle.loads(reference) is TrainingArguments,
+        "version": transformers.__version__ != hf_compat.__version__,
+        "source is found": transformers.trainer.__spec__.loader is transformers.trainer.__loader__,
+    }
+
+
+def late():
+    """Return the message of an install that comes after a class of a library."""
+    from transformers import Trainer
+
+    kind = type("LateTrainer", (Trainer,), {"__module__": "some_library.training"})
+    try:
+        hf_compat.install()
+    except RuntimeError as error:
+        return [str(error), kind.__name__]
+    return ["", ""]
+
+
+def main():
+    facts = {}
+    hf_compat.uninstall()
+    hf_compat.install()
+    hf_compat.install()
+    facts["loaded by install"] = sorted({"torch", "transformers", "lightning", "accelerate"} & set(sys.modules))
+    facts["finders"] = sum(type(finder).__module__.startswith("hf_compat") for finder in sys.meta_path)
+    import transformers
+
+    facts["loaded with transformers"] = sorted({"lightning"} & set(sys.modules))
+    facts |= facts_in_place()
+    hf_compat.uninstall()
+    facts["left behind"] = holders_of_ours()
+    facts["finders after"] = sum(type(finder).__module__.startswith("hf_compat") for finder in sys.meta_path)
+    theirs = (transformers.Trainer, transformers.Seq2SeqTrainer, transformers.TrainerCallback)
+    facts["theirs again"] = [kind.__module__ for kind in theirs]
+    facts["their class as it was"] = transformers.Seq2SeqTrainer.__mro__[1] is transformers.Trainer
+    facts["their defaults"] = transformers.trainer.DEFAULT_CALLBACKS[0].__module__
+    facts["late"] = late()
+    facts["nothing done when late"] = [holders_of_ours(), transformers.Trainer is theirs[0]]
+    imported_before(facts)
+    print(json.dumps(facts))
+
+
+def imported_before(facts):
+    """Install once more, with transformers' trainer and a name of it imported before."""
+    import gc
+
+    import transformers
+
+    gc.collect()  # the class of ``late``
+    here = sys.modules["__main__"]
+    here.TrainerState = transformers.TrainerState
+    here.kept = transformers.TrainerState
+    hf_compat.install(announce=False)
+    facts["imported before"] = [
+        transformers.Trainer is hf_compat.Trainer,
+        here.TrainerState is hf_compat.TrainerState,
+        here.kept is not hf_compat.TrainerState,
+        isinstance(here.kept(), here.TrainerState),
+    ]
+    hf_compat.uninstall()
+    facts["all put back"] = [holders_of_ours(), here.TrainerState is here.kept]
+
+
+if __name__ == "__main__":
+    main()
