@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainer",),
     ("lightning", "installing"),
     ("tools",),
-    ("cli",),
+    ("cli", "__main__"),
 )
 """From the bottom up: a module may import those of its own row and of the rows above it."""
 LAYER_OF = {name: depth for depth, names in enumerate(LAYERS) for name in names}

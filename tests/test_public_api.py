@@ -66,8 +66,10 @@ DIFFERENT = {
     "Trainer": "compared method by method in test_trainer_api.py",
     "TrainerState": "compared field by field in test_state.py",
     "TrainingArguments": "compared field by field in test_arguments.py",
+    "install": "hf_compat in the place of transformers",
     "to_lightning": "transformers has no pieces to take a run apart into",
     "seed_worker": "the number of the worker is enough, as it was before 4.52",
+    "uninstall": "as `install`",
 }
 """Public names whose parameters are not the installed release's alone, and why."""
 

@@ -16,7 +16,7 @@ from hf_compat.distributed.launch import LAUNCHERS
 from hf_compat.errors import MissingPackageError, TrainerSetupError, is_installed
 from hf_compat.installing.loading import ModulesOfTransformers
 from hf_compat.installing.names import BASES
-from hf_compat.installing.places import Place, Replacement, modules_of_transformers, places_in
+from hf_compat.installing.places import NameInModule, Replacement, modules_of_transformers, places_in
 from hf_compat.version import __version__
 
 __all__ = ["install", "uninstall"]
@@ -76,7 +76,7 @@ def _other_modules() -> list[ModuleType]:
     ]
 
 
-def _refuse_if_too_late(places: list[Place]) -> None:
+def _refuse_if_too_late(places: list[NameInModule]) -> None:
     bases = {id(place.theirs): place.theirs for place in places if place.name in BASES}
     found = sorted({f"{kind.__module__}.{kind.__qualname__}" for base in bases.values() for kind in _derived(base)})
     if not found:

@@ -15,14 +15,14 @@ import hf_compat
 from hf_compat.installing.names import is_theirs, is_watched, names_in
 from hf_compat.shared_names import ModuleWithDefaults
 
-__all__ = ["Place", "Replacement", "modules_of_transformers", "places_in"]
+__all__ = ["NameInModule", "Replacement", "modules_of_transformers", "places_in"]
 
 _WITH_DEFAULTS = "transformers.trainer"
 """The module in which scripts read and assign the default callbacks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NameInModule:
     """A name in a module."""
 
     module: ModuleType
@@ -43,10 +43,10 @@ class Place:
         return vars(self.module).get(self.name) is getattr(hf_compat, self.name)
 
 
-def places_in(module: ModuleType) -> list[Place]:
+def places_in(module: ModuleType) -> list[NameInModule]:
     """Return the names in ``module`` that are objects of transformers."""
     found = ((name, vars(module)[name]) for name in sorted(names_in(module)))
-    return [Place(module, name, value) for name, value in found if is_theirs(value)]
+    return [NameInModule(module, name, value) for name, value in found if is_theirs(value)]
 
 
 class Replacement:
@@ -57,14 +57,14 @@ class Replacement:
     """
 
     def __init__(self) -> None:
-        self._places: list[Place] = []
+        self._places: list[NameInModule] = []
         self._defaults: ModuleType | None = None
         self._loaded: list[ModuleType] = []  # of transformers, to be taken when none is being executed
         self._lazy: dict[int, ModuleType] = {}  # transformers makes a second module `transformers`, and both are in use
         self._executing = 0
         self._lock = RLock()
 
-    def take(self, places: Iterable[Place]) -> None:
+    def take(self, places: Iterable[NameInModule]) -> None:
         """Put ours into ``places``, for as long as this lasts."""
         with self._lock:
             for place in places:
@@ -109,11 +109,11 @@ class Replacement:
             for module in self._lazy.values():
                 for name in names_in(module):
                     # It kept what it found in a module of its own; it will look there again.
-                    if Place(module, name, None).is_ours():
+                    if NameInModule(module, name, None).is_ours():
                         del vars(module)[name]
 
     @staticmethod
-    def _put_theirs(places: Iterable[Place]) -> None:
+    def _put_theirs(places: Iterable[NameInModule]) -> None:
         for place in places:
             if place.is_ours():
                 place.put_theirs()

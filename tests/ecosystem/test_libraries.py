@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,3 +77,23 @@ def test_a_library_trains_the_same_in_bfloat16(runs, tmp_path):
 def test_a_library_trains_the_same_in_two_processes(runs, tmp_path):
     """Log history and final weights of both ranks are equal to the last bit."""
     train(runs, tmp_path, ranks=2)
+
+
+@TRL
+@pytest.mark.slow
+def test_an_unmodified_script_of_trl_trains_the_same(tmp_path):
+    """Under ``hf-compat run`` a script of TRL's ends with upstream's log history and weights, resumed too."""
+    for words in ([], ["--resume"]):
+        left = []
+        for name, before in (("upstream", []), ("ours", ["-m", "hf_compat", "run"])):
+            (tmp_path / name).mkdir(exist_ok=True)
+            shutil.rmtree(tmp_path / name / "out" / "checkpoint-6", ignore_errors=True)
+            command = [sys.executable, *before, SCRIPTS / "unmodified" / "trl_sft.py", "out", *words]
+            ended = processes.finish([processes.start(command, tmp_path / name)], timeout=300)[0]
+            assert ended.code == 0, ended.output
+            assert ("hf_compat" in ended.output) == (name == "ours")
+            state = json.loads((tmp_path / name / "out" / "trainer_state.json").read_text())
+            history = [{key: log[key] for key in log if not key.startswith("train_")} for log in state["log_history"]]
+            assert len(history) == 7, "one entry per update step, and the end"
+            left.append((history, (tmp_path / name / "out" / "model.safetensors").read_bytes()))
+        assert left[0] == left[1]
