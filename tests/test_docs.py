@@ -84,6 +84,21 @@ def test_pure_lightning_example(tmp_path):
     assert done.stdout.splitlines()[-1].endswith("resumed and uninterrupted, the weights are equal: True")
 
 
+@pytest.mark.slow
+def test_preemption_example(tmp_path):
+    """The example's interrupted run ends with the weights of the whole one, and a folder with a run in it is refused."""
+    command = [sys.executable, ROOT / "examples" / "preemption.py", tmp_path / "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second, bits, equal = done.stdout.splitlines()
+    assert first.startswith("SIGTERM after step 25: exit status 143, newest checkpoint-2")
+    assert second.startswith("SIGKILL after step 75: exit status -9, newest checkpoint-")
+    assert float(bits.split()[-1]) < 4
+    assert equal == "the weights are equal: True"
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert again.returncode == 1
+    assert "exists" in again.stderr
+
+
 def test_changelog_has_an_open_section():
     """Changes are written down as they are made."""
     assert "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
