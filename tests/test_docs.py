@@ -86,7 +86,7 @@ def test_pure_lightning_example(tmp_path):
 
 @pytest.mark.slow
 def test_preemption_example(tmp_path):
-    """The example's interrupted run ends with the weights of the whole one, and a folder with a run in it is refused."""
+    """The example's interrupted run ends with the weights of the whole one; a folder that exists is refused."""
     command = [sys.executable, ROOT / "examples" / "preemption.py", tmp_path / "out"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     first, second, bits, equal = done.stdout.splitlines()
