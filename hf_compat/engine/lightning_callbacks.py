@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER_CALLED",
+    "OF_OTHERS",
     "OF_SANITY_CHECK",
     "SUPPORT",
     "Support",
     "callback_problems",
     "defines_hook",
     "draws_with_rich",
+    "thaws_by_phases",
     "without_logger",
 ]
 
@@ -146,6 +148,18 @@ SUPPORT: dict[str, Support] = {
 }
 """Each callback that ``lightning.pytorch.callbacks`` exports → what becomes of it."""
 
+_THAWING = "FinetuningScheduler"
+OF_OTHERS: dict[str, Support] = {
+    _THAWING: _works(
+        "Of the package finetuning-scheduler: thaws the model phase by phase, by epoch or by its `FTSEarlyStopping`, "
+        "and adds the parameters to the optimizer of the run, whose schedule goes on for them too.",
+        refuses="`restore_best=True`, which loads a Lightning checkpoint in the middle of the run: pass False; no "
+        "`FTSCheckpoint`, or `FTSEarlyStopping` without `epoch_transitions_only=True`, with a monitor such as "
+        "`eval_loss`: it would add its own, which monitor `val_loss`; resuming from a checkpoint",
+    ),
+}
+"""Callbacks of other packages that a run has to know → what becomes of them."""
+
 NEVER_CALLED = (
     "on_before_zero_grad",
     "on_predict_batch_end",
@@ -190,7 +204,35 @@ def callback_problems(
         else:
             problems += _setting_problems(callback, args, shards_model=shards_model)
             problems += _keyword_problems(callback, keywords or {})
-    return problems
+    return [*problems, *_thawing_problems(callbacks)]
+
+
+def thaws_by_phases(callback: Callback) -> bool:
+    """Return whether ``callback`` is the ``FinetuningScheduler`` of the package finetuning-scheduler."""
+    return _is_of_its_package(callback, _THAWING)
+
+
+def _is_of_its_package(callback: Callback, name: str) -> bool:
+    kinds = type(callback).__mro__
+    return any(kind.__name__ == name and kind.__module__.startswith("finetuning_scheduler.") for kind in kinds)
+
+
+def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
+    """Yield why a ``FinetuningScheduler`` among ``callbacks`` is refused."""
+    for callback in filter(thaws_by_phases, callbacks):
+        thawing: Any = callback
+        name = f"`callbacks`: {_name(callback)}"
+        if thawing.restore_best:
+            yield (
+                f"{name} has `restore_best=True`, which loads a Lightning checkpoint, optimizer and all, in the middle "
+                "of the run. Pass `restore_best=False`."
+            )
+        for other in ("FTSCheckpoint", *(() if thawing.epoch_transitions_only else ("FTSEarlyStopping",))):
+            if not any(_is_of_its_package(one, other) for one in callbacks):
+                yield (
+                    f"{name} would add an {other} that monitors `val_loss`, which no run computes. Pass "
+                    f"`{other}(monitor='eval_loss')` beside it."
+                )
 
 
 def without_logger(callbacks: Sequence[Callback]) -> list[str]:

@@ -22,8 +22,8 @@ from hf_compat.engine.internals.callbacks import (
     restore_checkpoint_entries,
     unfreeze_restored,
 )
-from hf_compat.engine.lightning_callbacks import defines_hook
-from hf_compat.errors import CheckpointError
+from hf_compat.engine.lightning_callbacks import defines_hook, thaws_by_phases
+from hf_compat.errors import CheckpointError, TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce
 from hf_compat.plan import DataPosition, RunPlan, Shift, plan_for_rest
@@ -67,6 +67,13 @@ class Resume(RunCallback):
         """Restore the user's Lightning callbacks, which have been set up."""
         if self._point is None or stage != "fit":
             return
+
+        if any(thaws_by_phases(callback) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            raise TrainerSetupError(
+                f"`resume_from_checkpoint={self._point.path!r}`: FinetuningScheduler cannot be resumed: it restores "
+                "its phase and the optimizer's groups of parameters from Lightning checkpoints only. Train without "
+                "resuming, or remove it."
+            )
 
         def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
             restore_callback_states(trainer, states)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from hf_compat.engine.lightning_callbacks import NEVER_CALLED, OF_SANITY_CHECK, SUPPORT
+from hf_compat.engine.lightning_callbacks import NEVER_CALLED, OF_OTHERS, OF_SANITY_CHECK, SUPPORT
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning_callbacks.md"
 INTRODUCTION = """\
@@ -25,7 +25,7 @@ def page() -> str:
     """Return the text of the page."""
     works = [
         f"| `{name}` | {one.note} | {one.refuses} |"
-        for name, one in sorted(SUPPORT.items(), key=lambda item: item[0].lower())
+        for name, one in sorted({**SUPPORT, **OF_OTHERS}.items(), key=lambda item: item[0].lower())
         if one.works
     ]
     refused = [
