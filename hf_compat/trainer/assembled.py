@@ -11,7 +11,7 @@ from hf_compat.engine.joining import join, keywords_given
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import TrainerSetupError
-from hf_compat.trainer.given_data import data_of, dataset_behind
+from hf_compat.trainer.given_data import Evaluated, data_of, dataset_behind
 from hf_compat.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ class Assembly:
         self._user_callbacks = tuple(user_callbacks)
         self._built: tuple[pl.Trainer, dict[str, Any], list[Any]] | None = None
 
-    def __call__(self, trainer: pl.Trainer, evaluates: str | None = None) -> Trainer:
+    def __call__(self, trainer: pl.Trainer, evaluated: Evaluated | None = None) -> Trainer:
         """Return a new Trainer.
 
         Args:
             trainer: The Lightning trainer, inside a call.
-            evaluates: The hook that loads what ``validate``, ``test`` or ``predict`` reads; None in a fit.
+            evaluated: What ``validate``, ``test`` or ``predict`` reads; None in a fit.
 
         Raises:
             TrainerSetupError: If the pieces do not fit together.
@@ -49,13 +49,13 @@ class Assembly:
         assert isinstance(module, HFModule), "checked before"
         self._check_arguments(module, data)
         keywords, loggers = self._built_with(trainer)
-        trains = evaluates is None
+        trains = evaluated is None
         host = Trainer(
             module.model,
             self._args,
             getattr(data, "data_collator", None),
             dataset_behind(trainer, "train_dataloader") if trains else None,
-            dataset_behind(trainer, evaluates or "val_dataloader"),
+            dataset_behind(trainer, "val_dataloader") if evaluated is None else evaluated.dataset,
             getattr(data, "processing_class", None),
             compute_loss_func=module.compute_loss_func,
             compute_metrics=module.compute_metrics,

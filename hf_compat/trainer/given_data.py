@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch.utils.data import DataLoader
 
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
     from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["data_of", "dataset_behind", "stand_ins", "standing_in"]
+__all__ = [
+    "Evaluated",
+    "data_of",
+    "dataset_behind",
+    "evaluated_data",
+    "evaluation_stand_ins",
+    "stand_ins",
+    "standing_in",
+]
 
 
 def data_of(trainer: pl.Trainer) -> HFDataModule | None:
@@ -30,13 +39,28 @@ def data_of(trainer: pl.Trainer) -> HFDataModule | None:
     return data if isinstance(data, HFDataModule) else None
 
 
-def dataset_behind(trainer: pl.Trainer, name: str) -> Any:
-    """Return the dataset that the hook ``name`` loads in the call, or its loader; None without any."""
+class Evaluated(NamedTuple):
+    """What ``validate``, ``test`` or ``predict`` reads."""
+
+    dataset: Any
+    loader: Any
+    """The loader that the call was given, or its data module returned; None if the Trainer loads the dataset."""
+
+
+def evaluated_data(trainer: pl.Trainer, name: str) -> Evaluated:
+    """Return what the call reads that the hook ``name`` belongs to; without any, the dataset is None."""
     data, load = data_of(trainer), _loader_of(trainer, name)
-    if data is not None and (load is None or _dataset_in(data, name) is not None):
-        return _dataset_in(data, name)
-    loader = None if load is None else one_loader(load())
-    return getattr(loader, "dataset", loader)
+    if load is None:
+        return Evaluated(None if data is None else _dataset_in(data, name), None)
+    loader = one_loader(load())
+    return Evaluated(getattr(loader, "dataset", loader), loader)
+
+
+def dataset_behind(trainer: pl.Trainer, name: str) -> Any:
+    """Return the dataset that the hook ``name`` loads in a fit, or its loader; None without any."""
+    data = data_of(trainer)
+    own = None if data is None else _dataset_in(data, name)
+    return evaluated_data(trainer, name).dataset if own is None else own
 
 
 def _dataset_in(data: HFDataModule, name: str) -> Any:
@@ -58,25 +82,17 @@ def _loader_of(trainer: pl.Trainer, name: str) -> Callable[[], Any] | None:
     return given_loader(trainer, evaluates=name == "val_dataloader")
 
 
-def stand_ins(trainer: pl.Trainer, module: HFModule, host: Trainer, name: str) -> dict[str, Callable[..., Any]]:
-    """Return the methods of the Trainer that the module and the data have in its place.
+_Methods: TypeAlias = dict[str, Callable[..., Any]]
+"""Methods that stand in for the Trainer's, by name."""
 
-    Args:
-        trainer: The Lightning trainer, inside the call.
-        module: Its module.
-        host: The Trainer.
-        name: The hook that loads what is evaluated on.
-    """
-    found: dict[str, Callable[..., Any]] = {}
-    if type(module).compute_loss is not HFModule.compute_loss:
-        found["compute_loss"] = module.compute_loss
-    train = _loader_of(trainer, "train_dataloader") if is_fitting(trainer) else None
+
+def stand_ins(trainer: pl.Trainer, module: HFModule, host: Trainer) -> _Methods:
+    """Return the methods of ``host`` that module and data have in its place during a fit of ``trainer``."""
+    found = _of_module(module)
+    train, evaluation = _loader_of(trainer, "train_dataloader"), _loader_of(trainer, "val_dataloader")
     if train is not None:
         found["get_train_dataloader"] = lambda: _prepared(train(), host)
-    evaluation = _loader_of(trainer, name)
-    if evaluation is not None and name != "val_dataloader":
-        found["get_test_dataloader"] = lambda test_dataset: _prepared(evaluation(), host)
-    elif evaluation is not None:
+    if evaluation is not None:
         original = host.get_eval_dataloader
 
         def eval_loader(eval_dataset: Any = None) -> Any:
@@ -85,6 +101,23 @@ def stand_ins(trainer: pl.Trainer, module: HFModule, host: Trainer, name: str) -
 
         found["get_eval_dataloader"] = eval_loader
     return found
+
+
+def evaluation_stand_ins(given: Evaluated, module: HFModule, host: Trainer) -> _Methods:
+    """Return the methods of ``host`` that module and data have in its place while it reads what was ``given``."""
+    found = _of_module(module)
+    if given.loader is not None:
+        for name in ("get_eval_dataloader", "get_test_dataloader"):
+            found[name] = partial(_loader_or, given, host, getattr(host, name))
+    return found
+
+
+def _loader_or(given: Evaluated, host: Trainer, original: Callable[..., Any], dataset: Any = None) -> Any:
+    return _prepared(given.loader, host) if dataset is given.dataset else original(dataset)
+
+
+def _of_module(module: HFModule) -> _Methods:
+    return {} if type(module).compute_loss is HFModule.compute_loss else {"compute_loss": module.compute_loss}
 
 
 @contextmanager

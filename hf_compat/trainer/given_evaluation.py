@@ -12,7 +12,7 @@ from hf_compat.engine.internals.evaluating import run_instead
 from hf_compat.errors import TrainerSetupError
 from hf_compat.trainer.current_run import current_run
 from hf_compat.trainer.evaluation import prepare
-from hf_compat.trainer.given_data import data_of, dataset_behind, stand_ins, standing_in
+from hf_compat.trainer.given_data import Evaluated, data_of, evaluated_data, evaluation_stand_ins, standing_in
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -22,34 +22,31 @@ if TYPE_CHECKING:
     from hf_compat.evaluation.results import PredictionOutput
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["check_data", "evaluating", "hook_of"]
+__all__ = ["evaluating", "given_to"]
 
 _HOOKS = {"validate": "val_dataloader", "test": "test_dataloader", "predict": "predict_dataloader"}
 """The method of a ``lightning.Trainer`` → the hook that loads its batches."""
 
 
-def hook_of(trainer: pl.Trainer) -> str:
-    """Return the hook that loads the batches of the call that ``trainer`` is inside of."""
-    return _HOOKS[_call_of(trainer)]
+def given_to(trainer: pl.Trainer) -> Evaluated:
+    """Return what the call that ``trainer`` is inside of reads.
+
+    Raises:
+        TrainerSetupError: If it was given nothing.
+    """
+    call = _call_of(trainer)
+    given = evaluated_data(trainer, _HOOKS[call])
+    if given.dataset is None:
+        name = "eval_dataset" if call == "validate" else "test_dataset"
+        raise TrainerSetupError(
+            f"`{call}` has no data: pass `datamodule=HFDataModule({name}=...)` or `dataloaders=...` to it."
+        )
+    return given
 
 
 def _call_of(trainer: pl.Trainer) -> str:
     assert trainer.state.fn is not None, "inside a call"
     return trainer.state.fn.value
-
-
-def check_data(trainer: pl.Trainer) -> None:
-    """Check that the call that ``trainer`` is inside of was given data.
-
-    Raises:
-        TrainerSetupError: If it was not.
-    """
-    call = _call_of(trainer)
-    if dataset_behind(trainer, hook_of(trainer)) is None:
-        name = "eval_dataset" if call == "validate" else "test_dataset"
-        raise TrainerSetupError(
-            f"`{call}` has no data: pass `datamodule=HFDataModule({name}=...)` or `dataloaders=...` to it."
-        )
 
 
 @contextmanager
@@ -58,6 +55,7 @@ def evaluating(
     module: HFModule,
     host: Trainer,
     group: CallbackGroup,
+    given: Evaluated,
     *,
     ignore_keys: list[str] | None,
     done: Callable[[dict[str, float] | PredictionOutput], None],
@@ -69,6 +67,7 @@ def evaluating(
         module: Its module.
         host: The Trainer.
         group: The callbacks of the call.
+        given: What it reads.
         ignore_keys: Model outputs excluded from the predictions.
         done: Called with what ``Trainer.evaluate`` or ``Trainer.predict`` returns.
     """
@@ -79,21 +78,21 @@ def evaluating(
     runtime.module = module.connect(run, group)
     if data is not None:
         data.connect(run)
-    dataset = dataset_behind(trainer, hook_of(trainer))
 
     def evaluate() -> Any:
         if call == "validate":
-            metrics = host.evaluate(None if dataset is host.eval_dataset else dataset, ignore_keys)
+            own = given.loader is None and given.dataset is host.eval_dataset
+            metrics = host.evaluate(None if own else given.dataset, ignore_keys)
             done(metrics)
             return _returned(trainer, metrics)
-        output = host.predict(dataset, ignore_keys)
+        output = host.predict(given.dataset, ignore_keys)
         done(output)
         if call == "test":
             return _returned(trainer, output.metrics or {})
         loop = trainer.predict_loop
         return loop.predictions if loop.return_predictions else None
 
-    methods = stand_ins(trainer, module, host, hook_of(trainer))
+    methods = evaluation_stand_ins(given, module, host)
     with standing_in(host, run, methods), _limits(runtime, call), run_instead(trainer, evaluate):
         prepare(host)
         yield

@@ -19,8 +19,8 @@ from hf_compat.overriding import is_ours
 from hf_compat.run.assembly import GivenPieces
 from hf_compat.trainer.assembled import Assembly
 from hf_compat.trainer.current_run import current_run, new_run
-from hf_compat.trainer.given_data import data_of, stand_ins, standing_in
-from hf_compat.trainer.given_evaluation import check_data, evaluating, hook_of
+from hf_compat.trainer.given_data import Evaluated, data_of, stand_ins, standing_in
+from hf_compat.trainer.given_evaluation import evaluating, given_to
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -40,8 +40,8 @@ class RunGroup(CallbackGroup):
     """The callbacks of a run that begins with ``lightning.Trainer.fit`` and ends with it, and of evaluations.
 
     Args:
-        make: Returns the Trainer of a ``lightning.Trainer`` inside a call; the second argument is the hook that loads
-            what an evaluation reads, None in a fit.
+        make: Returns the Trainer of a ``lightning.Trainer`` inside a call; the second argument is what an evaluation
+            reads, None in a fit.
         resume_from_checkpoint: As of ``Trainer.train``.
         ignore_keys_for_eval: As of ``Trainer.train``.
 
@@ -52,7 +52,7 @@ class RunGroup(CallbackGroup):
 
     def __init__(
         self,
-        make: Callable[[pl.Trainer, str | None], Trainer],
+        make: Callable[[pl.Trainer, Evaluated | None], Trainer],
         resume_from_checkpoint: str | bool | None = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> None:
@@ -101,6 +101,7 @@ class RunGroup(CallbackGroup):
                 "These callbacks have trained already. Each `fit` needs its own: call `hf_compat.lightning.callbacks` "
                 "or `hf_compat.to_lightning` again."
             )
+        self._evaluated = None
         host = self.hf_trainer = self._make(trainer, None)
         run = self._run = new_run(host, ignore_keys=self._ignore_keys)
         data = data_of(trainer)
@@ -108,19 +109,19 @@ class RunGroup(CallbackGroup):
         if data is not None:
             data.connect(run)
         module.connect(run, self)
-        methods = stand_ins(trainer, module, host, "val_dataloader")
+        methods = stand_ins(trainer, module, host)
         self._begun.enter_context(standing_in(host, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
         run.fit_given(GivenPieces(trainer, module, self))
 
     def _begin_evaluation(self, trainer: pl.Trainer, module: HFModule) -> None:
         """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""
-        check_data(trainer)
+        given = given_to(trainer)
         pieces = module, data_of(trainer)
         if self.hf_trainer is None or any(one is not other for one, other in zip(pieces, self._made_of, strict=True)):
-            self.hf_trainer, self._made_of = self._make(trainer, hook_of(trainer)), pieces
+            self.hf_trainer, self._made_of = self._make(trainer, given), pieces
         settings: dict[str, Any] = {"ignore_keys": self._ignore_keys, "done": self._take_evaluated}
-        self._begun.enter_context(evaluating(trainer, module, self.hf_trainer, self, **settings))
+        self._begun.enter_context(evaluating(trainer, module, self.hf_trainer, self, given, **settings))
 
     def _take_evaluated(self, output: dict[str, float] | PredictionOutput) -> None:
         self._evaluated = output
@@ -210,7 +211,7 @@ def to_lightning(
     return lightning_trainer, HFModule(trainer.model, args), data
 
 
-def _with_model_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluates: str | None) -> Trainer:
+def _with_model_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluated: Evaluated | None) -> Trainer:
     """Return ``trainer`` with the model that ``lightning_trainer`` was called with, which may be another."""
     module = lightning_trainer.lightning_module
     if trainer.model is not module.model:

@@ -8,7 +8,7 @@ import lightning
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
@@ -127,6 +127,7 @@ def test_around_a_fit(tmp_path, way):
     assert set(noting.seen) == {"validation"}
     trainer.fit(module, datamodule=data)
     assert ended(ours[-1].hf_trainer)[1:] == fitted[1:]
+    assert ours[-1].output.global_step == fitted[1]
     logs = ours[-1].hf_trainer.state.log_history
     noting.seen.clear()
     assert timeless(trainer.validate(module, datamodule=data, verbose=False)[0]) == after
@@ -136,8 +137,28 @@ def test_around_a_fit(tmp_path, way):
     assert timeless(ours[-1].hf_trainer.evaluate()) == after
 
 
+class Rows(BasePredictionWriter):
+    """Keeps what it is to write."""
+
+    def __init__(self):
+        super().__init__("batch")
+        self.kept = []
+
+    def write_on_batch_end(self, trainer, pl_module, prediction, *given):
+        self.kept.append(prediction)
+
+
+@pytest.mark.filterwarnings("ignore:Couldn't infer the batch indices")
+def test_predictions_are_written_by_batch(tmp_path):
+    """A ``BasePredictionWriter`` gets the predictions of each batch, and ``return_predictions=False`` keeps none."""
+    rows = Rows()
+    ours, trainer, module, data = by_hand(tmp_path, rows, per_device_eval_batch_size=4)
+    assert trainer.predict(module, datamodule=data, return_predictions=False) is None
+    assert torch.cat(rows.kept).tolist() == ours[-1].output.predictions.tolist()
+
+
 class FirstFour(HFDataModule):
-    """Gives its own batches."""
+    """Gives its own batches, of a new dataset each time."""
 
     def val_dataloader(self):
         return DataLoader(ListDataset(HELD_OUT.rows[:4]), batch_size=2, collate_fn=default_data_collator)
@@ -181,6 +202,11 @@ def test_loaders_without_a_data_module(tmp_path):
     assert timeless(trainer.validate(module, loader, verbose=False)[0]) == metrics
     assert trainer.test(module, [loader], verbose=False)[0]["test_samples"] == 2
     assert [len(batch) for batch in trainer.predict(module, loader)] == [2, 2, 2]
+    host = Trainer(model(), arguments(tmp_path), train_dataset=TRAIN, eval_dataset=SETS, compute_metrics=thirds)
+    apart, module, _ = to_lightning(host)
+    found = apart.validate(module, FirstFour().val_dataloader(), verbose=False)
+    assert timeless(found[0]) == metrics
+    assert "eval_near_loss" in apart.validate(module, datamodule=HFDataModule(None, None, SETS), verbose=False)[0]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks")
