@@ -21,8 +21,8 @@ __all__ = [
 
 
 def wants_cpu(use_cpu: bool) -> bool:
-    """Return whether the CPU is requested, by ``use_cpu`` or by ``accelerate launch --cpu``."""
-    return use_cpu or is_yes(os.environ.get("ACCELERATE_USE_CPU", ""))
+    """Return whether the CPU is requested, by ``use_cpu``, ``accelerate launch`` or ``fabric run``."""
+    return use_cpu or is_yes(os.environ.get("ACCELERATE_USE_CPU", "")) or os.environ.get("LT_ACCELERATOR") == "cpu"
 
 
 def cuda_is_available() -> bool:

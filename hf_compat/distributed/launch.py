@@ -119,6 +119,11 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
             f"{_shown(given, names)} contradict each other for a world size of {world_size} with "
             f"{local_world_size} processes per node. Start the script with `torchrun`, or fix the variables."
         )
+    if rank % local_world_size != local_rank:
+        raise TrainerSetupError(
+            f"{_shown(given, names)}: with {local_world_size} processes per node, those of a node have to have "
+            "consecutive ranks. Start them so: `srun --distribution=block`, `mpirun --map-by slot`, or `torchrun`."
+        )
     address = given.get("MASTER_ADDR") or _first_host(given, names)
     if address is None and local_world_size < world_size:
         raise TrainerSetupError(
@@ -169,19 +174,27 @@ def _number(given: Mapping[str, str], name: str, default: str | int | None = Non
 
 
 def _local_world_size(given: Mapping[str, str], names: Variables, world_size: int, local_rank: int) -> int:
-    """Return the local world size; all processes are on one node if the launcher does not set it."""
+    """Return the local world size; all processes are on one node if neither launcher nor job tell."""
     size = given.get(names.local_world_size) or given.get(_LOCAL_WORLD_SIZES.get(names.launcher, ""), "")
     if size.isdigit():
         return int(size)
-    nodes = given.get("SLURM_NNODES", "1") if names.launcher == "SLURM" else "1"
-    if nodes.isdigit() and int(nodes) > 1 and world_size % int(nodes) == 0:
-        return world_size // int(nodes)
+    nodes = _nodes_of_job(given, names)
+    if nodes > 1 and world_size % nodes == 0:
+        return world_size // nodes
     if int(given.get(names.rank, local_rank)) != local_rank:
         raise TrainerSetupError(
             f"{_shown(given, names)} describe several nodes: set {names.local_world_size} to the number of processes "
             "per node."
         )
     return world_size
+
+
+def _nodes_of_job(given: Mapping[str, str], names: Variables) -> int:
+    """Return the number of nodes of a SLURM or LSF job; 1 if it is not told."""
+    if names.launcher == "LSF":
+        return max(len(set(_hosts_of_lsf(given))), 1)
+    nodes = given.get("SLURM_NNODES", "1") if names.launcher == "SLURM" else "1"
+    return int(nodes) if nodes.isdigit() else 1
 
 
 def _rank_from_node(given: Mapping[str, str], names: Variables, local_rank: int, local_world_size: int) -> int | None:
@@ -212,10 +225,24 @@ def _first_host(given: Mapping[str, str], names: Variables) -> str | None:
         listed = given.get("SLURM_STEP_NODELIST") or given.get("SLURM_NODELIST") or given.get("SLURM_JOB_NODELIST")
         match = re.match(r"([^,\[\s]+)(?:\[(\d+)[^\]]*\])?", listed or "")  # such as node[07-09,12]
         return None if match is None else match[1] + (match[2] or "")
-    if names.launcher == "LSF" and "LSB_DJOB_RANKFILE" in given:
-        hosts = Path(given["LSB_DJOB_RANKFILE"]).read_text().split()
-        return hosts[1] if len(hosts) > 1 else None  # the first line is the launch node, which runs no process
+    if names.launcher == "LSF":
+        return next(iter(_hosts_of_lsf(given)), None)
     return None
+
+
+def _hosts_of_lsf(given: Mapping[str, str]) -> list[str]:
+    """Return the hosts of an LSF job, one for each process that it may start."""
+    listed = given.get("LSB_DJOB_RANKFILE")
+    if not listed:
+        return []
+    try:
+        hosts = Path(listed).read_text().split()
+    except OSError as error:
+        raise TrainerSetupError(
+            f"LSB_DJOB_RANKFILE={listed}: the hosts of this LSF job cannot be read ({error}). Start the script with "
+            "`jsrun` inside the job, or set MASTER_ADDR and MASTER_PORT and start it with `torchrun`."
+        ) from error
+    return hosts[1:]  # the first line is the launch node, which runs no process
 
 
 _JOB_PORTS = {"SLURM": ("SLURM_JOB_ID", 15000, 10000), "LSF": ("LSB_JOBID", 10000, 1000)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 
 from hf_compat.distributed.launch import Launch
 
@@ -14,11 +15,13 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     Args:
         launch: The ranks and world size of this process.
+        given: The user's environment, which says the same, and is told when Lightning is done.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, given: ClusterEnvironment | None = None) -> None:
         super().__init__()
         self._launch = launch
+        self._given = given
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -61,3 +64,8 @@ class LaunchedEnvironment(ClusterEnvironment):
     def node_rank(self) -> int:
         """Return the rank of this node."""
         return self._launch.node_rank
+
+    def teardown(self) -> None:
+        """Tell the user's environment; Lightning's default one would delete WORLD_SIZE, which is still needed."""
+        if self._given is not None and type(self._given) is not LightningEnvironment:
+            self._given.teardown()

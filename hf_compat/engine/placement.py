@@ -12,7 +12,8 @@ import torch
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.distributed.devices import cuda_is_initialized
 from hf_compat.distributed.launch import OWN_MARK, Launch
-from hf_compat.engine.clusters import apply_cluster_environment
+from hf_compat.engine.clusters import apply_cluster_environment, given_environment
+from hf_compat.engine.fabric_variables import named, naming_variables
 from hf_compat.engine.internals.parallel import create_device_mesh
 from hf_compat.engine.internals.subprocesses import start_processes
 from hf_compat.engine.strategies.choice import choose_strategy, format_strategy, read_parallel_sizes
@@ -20,6 +21,7 @@ from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.pytorch.strategies import Strategy
     from torch.distributed import ProcessGroup
 
@@ -60,6 +62,8 @@ class Placement:
     """Tensor-parallel size: consecutive ranks that see the same batches, each with a shard of every matrix."""
     data_parallel_group: ProcessGroup | None = None
     """The process group of the data-parallel ranks; None for all ranks."""
+    environment: ClusterEnvironment | None = None
+    """The user's Lightning ``ClusterEnvironment``, which says what ``launch`` says; None without one."""
 
     @property
     def facts(self) -> StrategyFacts:
@@ -77,6 +81,7 @@ class Placement:
         return self.launch.rank // self.tensor_parallel
 
 
+@naming_variables()
 def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement:
     """Return the placement of a run; start the processes that ``devices`` requests if no launcher has started any.
 
@@ -91,14 +96,19 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
             A ``ClusterEnvironment`` among the plugins counts as a launcher.
     """
     apply_cluster_environment(args, keywords)
+    environment = given_environment(keywords)
     strategy = keywords.get("strategy", "auto")
     choice = choose_strategy(args, strategy)
-    environment = _environment_problems(args, keywords)
-    if environment:
-        raise TrainerSetupError("\n  ".join(environment))
+    if problems := _environment_problems(args, keywords):
+        raise TrainerSetupError("\n  ".join(problems))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
     wanted = _device_count(keywords.get("devices", "auto"), args, launch)
+    if choice.one_device and wanted * wanted_nodes > 1:
+        raise TrainerSetupError(
+            f"{format_strategy(strategy)} is for one process, but `lightning` requests {wanted} devices on each of "
+            f"{wanted_nodes} nodes. Remove `devices` and `num_nodes`, or set 'strategy': 'ddp'."
+        )
     if choice.start_method != "popen":
         _check_process_start(choice.start_method, strategy, launch, wanted_nodes, args)
         if wanted > 1:
@@ -118,7 +128,12 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
     if sizes is not None:
         group = create_device_mesh(sizes.data, sizes.tensor, args.device)["data_parallel"].get_group()
         return Placement(
-            launch, "tensor parallel", choice.fsdp, tensor_parallel=sizes.tensor, data_parallel_group=group
+            launch,
+            "tensor parallel",
+            choice.fsdp,
+            tensor_parallel=sizes.tensor,
+            data_parallel_group=group,
+            environment=environment,
         )
     name = _strategy_name(args, choice.fsdp, launch)
     if choice.fsdp is not None and name != "deepspeed" and launch.world_size == 1:
@@ -126,7 +141,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
             "`fsdp` shards a model over several processes, but the world size is only 1: Using fsdp only works in "
             "distributed training. Start more with `torchrun` or `lightning={'devices': ...}`, or do not set `fsdp`."
         )
-    return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks)
+    return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks, environment=environment)
 
 
 def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: Launch) -> str:
@@ -150,9 +165,9 @@ def presume_placement(args: TrainingArguments, keywords: Mapping[str, Any]) -> t
     try:
         choice = choose_strategy(args, keywords.get("strategy", "auto"))
     except TrainerSetupError as error:
-        return Placement(launch, "one device"), [str(error), *problems]
+        return Placement(launch, "one device"), [named(problem) for problem in (str(error), *problems)]
     name = _strategy_name(args, choice.fsdp, launch)
-    return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks), problems
+    return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks), [*map(named, problems)]
 
 
 def place_started(args: TrainingArguments, placement: Placement) -> Placement:

@@ -18,6 +18,7 @@ from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
 from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.engine.fabric_variables import named, naming_variables, with_fabric_variables
 from hf_compat.engine.keywords import (
     EVALUATION_KEYWORDS,
     FIELD_KEYWORDS,
@@ -31,6 +32,7 @@ from hf_compat.engine.keywords import (
 )
 from hf_compat.engine.precision import true_precision
 from hf_compat.engine.standing_for import barebones_problems, development_fields, spelled_out
+from hf_compat.engine.strategy_parts import strategy_spelled_out
 from hf_compat.errors import TrainerSetupError
 from hf_compat.plan.data_limits import DataLimits
 from hf_compat.plan.evaluation_times import EvaluationTimes
@@ -64,6 +66,7 @@ class Settings:
     """Why keywords are refused."""
 
 
+@naming_variables()
 def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_eval_data: bool = False) -> Settings:
     """Return what ``args`` and the keywords ``lightning`` say together.
 
@@ -72,7 +75,7 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
 
     Args:
         args: The training arguments, ours or transformers'; None for ``TrainingArguments("tmp_trainer")``.
-        lightning: The user's keywords of ``lightning.Trainer``.
+        lightning: The user's keywords of ``lightning.Trainer``; `fabric run` adds others by its variables.
         has_eval_data: Whether there is something to evaluate on.
 
     Raises:
@@ -80,14 +83,15 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
         MissingPackageError: If a keyword needs a package that is not installed.
     """
     args = TrainingArguments("tmp_trainer") if args is None else from_transformers(args)
-    given = dict(lightning or {})
-    problems = [*keyword_problems(given), *barebones_problems(given)]
+    keywords, contradictions = with_fabric_variables(lightning)
+    given, conflicts = strategy_spelled_out(keywords)
+    problems = [*contradictions, *map(named, [*keyword_problems(given), *barebones_problems(given), *conflicts])]
     if problems or not given:
         return Settings(args, given, problems=problems)
     args = _with_fields(args, development_fields(given, has_eval_data=has_eval_data))
     meant = _Meaning(args, given, spelled_out(given), has_eval_data=has_eval_data)
     if meant.problems:
-        return Settings(args, given, problems=meant.problems)
+        return Settings(args, given, problems=[named(problem) for problem in meant.problems])
     keywords = {name: value for name, value in meant.keywords.items() if name not in _SETTLED}
     if meant.plugin is not None:
         keywords["plugins"] = [*user_plugins(given), meant.plugin]

@@ -7,6 +7,7 @@
 """
 
 from hf_compat.engine.checkpoint_io import HFCheckpointIO
+from hf_compat.engine.clusters import use_cluster_environment
 from hf_compat.engine.data_module import HFDataModule
 from hf_compat.engine.module import HFModule
 from hf_compat.lightning.checkpoints import HFCheckpoints
@@ -29,4 +30,5 @@ __all__ = [
     "UpdateStepLogs",
     "callbacks",
     "to_lightning",
+    "use_cluster_environment",
 ]

@@ -72,6 +72,10 @@ def test_lsf(tmp_path):
     place = {"JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_LOCAL_SIZE": "2"}
     launch = read_launch(rank | place | {"LSB_JOBID": "23456", "LSB_DJOB_RANKFILE": str(listed)})
     assert launch == Launch("LSF", 4, 3, 1, 2, "node3", 10456)
+    del place["JSM_NAMESPACE_LOCAL_SIZE"]  # then the hosts tell
+    assert read_launch(rank | place | {"LSB_JOBID": "23456", "LSB_DJOB_RANKFILE": str(listed)}) == launch
+    with pytest.raises(TrainerSetupError, match=r"LSB_DJOB_RANKFILE=.*/none: the hosts of this LSF job"):
+        read_launch(rank | place | {"LSB_JOBID": "23456", "LSB_DJOB_RANKFILE": str(tmp_path / "none")})
 
 
 def test_nodes():
@@ -93,6 +97,9 @@ def test_nodes():
             {"WORLD_SIZE": "4", "RANK": "2", "LOCAL_RANK": "0"}, "set LOCAL_WORLD_SIZE", id="nodes of unknown size"
         ),
         pytest.param(TORCHRUN, "set MASTER_ADDR", id="nodes that cannot find each other"),
+        pytest.param(
+            SLURM | {"SLURM_PROCID": "2"}, "SLURM_PROCID=2.*consecutive ranks.*--distribution=block", id="dealt out"
+        ),
     ],
 )
 def test_copies_that_would_train_apart(variables, told):

@@ -1,15 +1,23 @@
 """A ``ClusterEnvironment`` among the user's plugins."""
 
+import os
 import sys
 
 import pytest
-from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    KubeflowEnvironment,
+    LightningEnvironment,
+    TorchElasticEnvironment,
+    XLAEnvironment,
+)
 
 from hf_compat import TrainingArguments
+from hf_compat.arguments.process_facts import find_launch
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.clusters import apply_cluster_environment
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.errors import TrainerSetupError
+from hf_compat.lightning import use_cluster_environment
 
 
 def arguments():
@@ -53,6 +61,75 @@ def test_cluster_environment_that_agrees(variables):
         assert args.launch == Launch("torchrun", 2, 1, 1, 2, port=1234)
 
 
+class LaunchedByTwo(LightningEnvironment):
+    """One that asks Lightning how many processes there are, and its launcher which one this is."""
+
+    creates_processes_externally = True
+
+    def local_rank(self):
+        return int(os.environ["TASK"])
+
+
+def test_environment_that_is_told_the_number_of_processes(variables):
+    """Lightning tells an environment world size and rank, by ``devices`` and ``num_nodes``; so does a Trainer."""
+    variables(TASK="1", NODE_RANK="1")
+    args = arguments()
+    apply_cluster_environment(args, {"plugins": LaunchedByTwo(), "devices": 2, "num_nodes": 2})
+    assert (args.world_size, args.process_index, args.local_process_index) == (4, 3, 1)
+    assert args.launch.node_rank == 1
+
+
+def test_lightnings_own_environment(variables):
+    """Where LOCAL_RANK is set it starts no processes, and agrees; where it would, it is refused."""
+    variables(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
+    args = arguments()
+    apply_cluster_environment(args, {"plugins": [LightningEnvironment()]})
+    assert args.launch == Launch("torchrun", 2, 1, 1, 2, port=1234)
+    variables(NODE_RANK="1")
+    with pytest.raises(TrainerSetupError, match=r"LightningEnvironment.*torchrun has started 2"):
+        apply_cluster_environment(args, {"plugins": [LightningEnvironment()]})
+
+
+def test_lightnings_own_environment_under_mpirun(variables):
+    """A launcher that does not set LOCAL_RANK would have it start processes in each of its own."""
+    variables(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_LOCAL_RANK="1")
+    with pytest.raises(TrainerSetupError, match=r"LightningEnvironment.*Open MPI has started 2"):
+        apply_cluster_environment(arguments(), {"plugins": [LightningEnvironment()]})
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        pytest.param(TorchElasticEnvironment(), "KeyError: 'WORLD_SIZE'", id="not under its launcher"),
+        pytest.param(Given(Launch("x", 4, 2, 0, 2, "host", 1)), "local rank 0 of node 1.*`num_nodes`", id="nodes"),
+    ],
+)
+def test_environment_that_cannot_tell(environment, reason, variables):
+    """One that does not know which process this is says why, and what is missing."""
+    with pytest.raises(TrainerSetupError, match=rf"{type(environment).__name__}.*{reason}"):
+        apply_cluster_environment(arguments(), {"plugins": [environment]})
+
+
+def test_pod_of_rank_0_that_is_told_localhost(variables):
+    """Old operators of Kubeflow call the first pod localhost: its environment knows that a pod has one process."""
+    told = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1234"}
+    variables(**told, KUBERNETES_PORT="tcp://10.0.0.1:443")
+    assert find_launch().num_nodes == 1
+    use_cluster_environment(KubeflowEnvironment())
+    assert arguments().launch == Launch("torchrun", 2, 0, 0, 1, "localhost", 1234)
+    variables(LOCAL_WORLD_SIZE="2")  # torchrun in a pod
+    with pytest.raises(TrainerSetupError, match=r"KubeflowEnvironment.*'processes per node': 1.*torchrun has set"):
+        use_cluster_environment(KubeflowEnvironment())
+
+
+def test_address_of_the_environment(variables):
+    """Where no variable tells the address, the environment's is taken; a rank that nobody told it keeps."""
+    variables(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_LOCAL_RANK="1")
+    args = arguments()
+    apply_cluster_environment(args, {"plugins": [Given(Launch("x", 2, 1, 1, 2, "head", 77))]})
+    assert args.launch == Launch("Open MPI", 2, 1, 1, 2, "head", 77)
+
+
 @pytest.mark.parametrize(
     ("environments", "told"),
     [
@@ -60,7 +137,8 @@ def test_cluster_environment_that_agrees(variables):
             [Given(Launch("x", 3, 1, 1, 3, port=1234))], "Given.*'world size': 3.*torchrun has set", id="size"
         ),
         pytest.param([Given(Launch("x", 2, 1, 1, 2, port=99))], "Given.*'port': 99", id="port"),
-        pytest.param([LightningEnvironment()], "LightningEnvironment.*torchrun has started 2", id="no launcher"),
+        pytest.param([LaunchedByTwo()], "LaunchedByTwo.*cannot tell.*KeyError: 'TASK'", id="no answer"),
+        pytest.param([object.__new__(XLAEnvironment)], "XLAEnvironment.*TPUs", id="tpus"),
         pytest.param([LightningEnvironment(), TorchElasticEnvironment()], "Keep one", id="two of them"),
     ],
 )

@@ -179,7 +179,9 @@ def test_ddp_is_set_up_through_what_we_override():
     assert "self.model_to_device()" in source
     assert "self.configure_ddp()" in source
     assert "launcher" in inspect.getsource(DDPStrategy._configure_launcher)
-    assert hasattr(DDPStrategy, "_register_ddp_hooks")
+    hooks = inspect.getsource(DDPStrategy._register_ddp_hooks)
+    assert "_register_ddp_comm_hook(" in hooks
+    assert all(f"{name}=self._{name}" in hooks for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"))
     assert strategies.parse_ddp_strategy(DDPStrategy(static_graph=True))[0] == {"static_graph": True}
 
 

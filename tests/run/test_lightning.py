@@ -157,7 +157,9 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
         pytest.param("strategy", "fsdp", "`fsdp` shards.*world size is only 1", id="shards for one process"),
         pytest.param("strategy", "fsdp_cpu_offload", "CPU offloading needs a GPU", id="offloading on a CPU"),
         pytest.param("strategy", FSDPStrategy(timeout=None), "`timeout` is not supported", id="a timeout of its own"),
-        pytest.param("strategy", SingleDeviceStrategy("cpu"), "SingleDeviceStrategy.*not supported", id="an instance"),
+        pytest.param(
+            "strategy", SingleDeviceStrategy("meta"), "SingleDeviceStrategy.*is for meta.*on cpu", id="a device"
+        ),
         pytest.param("strategy", DDPStrategy(process_group_backend="gloo"), "ddp_backend", id="a backend of its own"),
         pytest.param("devices", [0, 1], "CUDA_VISIBLE_DEVICES", id="devices one by one"),
         pytest.param("devices", 0, "`lightning=.'devices': 0", id="no device"),

@@ -17,7 +17,10 @@ import torch
 from tests.support.paths import ROOT, SCRIPTS
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-LAUNCHER_VARIABLES = ("MASTER_", "SLURM_", "OMPI_", "PMI_", "ACCELERATE_", "TORCHELASTIC_")
+LAUNCHER_VARIABLES = (
+    *("MASTER_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "JSM_", "LSB_", "KUBERNETES_", "PET_", "LT_"),
+    *("ACCELERATE_", "TORCHELASTIC_"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ def _layers_of(policy: object) -> tuple[str, ...] | None:
 def _unsupported_arguments(strategy: FSDPStrategy) -> list[str]:
     """Return the names of arguments that were passed but are set elsewhere or not supported."""
     plain = FSDPStrategy()
-    names = ("process_group_backend", "timeout", "parallel_devices", "checkpoint_io", "precision_plugin")
+    names = ("process_group_backend", "timeout", "parallel_devices", "accelerator", "checkpoint_io", "precision_plugin")
     found = [name for name in names if vars(strategy).get(f"_{name}") != vars(plain).get(f"_{name}")]
     if strategy.mixed_precision is not None:
         found.append("mixed_precision")
-    return found if strategy.cluster_environment is None else [*found, "cluster_environment"]
+    return found

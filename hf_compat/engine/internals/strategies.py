@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
+from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.nn.parallel import DistributedDataParallel
 
 __all__ = [
     "calling_strategy",
     "has_plain_ddp",
+    "overridden_names",
     "parse_ddp_strategy",
+    "parts_of_strategy",
+    "plain_class",
     "register_communication_hooks",
     "replace_strategy",
     "starts_no_processes",
@@ -52,9 +58,13 @@ def calling_strategy() -> Strategy | None:
 def register_communication_hooks(strategy: DDPStrategy) -> None:
     """Register the communication hooks that the user chose on ``strategy.model``, the wrapper.
 
-    Contract: Lightning's ``DDPStrategy`` does that in ``_register_ddp_hooks``; ``teardown`` unwraps ``model``.
+    Contract: Lightning's ``DDPStrategy`` stores each argument as an attribute with an underscore, and registers hooks
+    by this function, but on GPUs alone; torch calls them with gloo too. ``teardown`` unwraps ``model``.
     """
-    strategy._register_ddp_hooks()
+    names = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper")
+    _register_ddp_comm_hook(
+        cast("DistributedDataParallel", strategy.model), **{name: getattr(strategy, f"_{name}") for name in names}
+    )
 
 
 def has_plain_ddp(strategy: Strategy) -> bool:
@@ -94,9 +104,57 @@ def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str,
         "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of `process_group_backend`",
         "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of `timeout`",
         "parallel_devices": "`parallel_devices` is not supported, do not pass it",
-        "checkpoint_io": "`checkpoint_io` is not supported, do not pass it",
+        "accelerator": "`accelerator` is not supported, do not pass it; set `use_cpu` to choose the device",
     }
     problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
-    if strategy.cluster_environment is not None:
-        problems.append("`cluster_environment` is not supported, do not pass it: the launcher's variables are used")
+    chosen = [name for name in hooks if getattr(strategy, f"_{name}") is not None]
+    if chosen and strategy._ddp_comm_hook is None:
+        problems.append(f"`{chosen[0]}` has no effect without `ddp_comm_hook`, pass that too")
+    elif isinstance(strategy._ddp_comm_state, PostLocalSGDState) != ("model_averaging_period" in chosen):
+        problems.append(
+            "`model_averaging_period` and a `PostLocalSGDState` as `ddp_comm_state` need each other, pass both"
+        )
     return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems
+
+
+_NO_OVERRIDES = {"__init__", "__new__", "__orig_bases__", "__parameters__", "_abc_impl", "strategy_name"}
+
+
+def plain_class(strategy: object) -> type:
+    """Return the class of ``strategy``, or the first that Lightning defines of those that it inherits from.
+
+    Contract: Lightning's strategies are defined in ``lightning.pytorch.strategies``.
+    """
+    return next((kind for kind in type(strategy).__mro__ if _is_lightnings(kind)), type(strategy))
+
+
+def overridden_names(strategy: object) -> list[str]:
+    """Return what classes of the user's define in ``strategy``, besides a constructor, over Lightning's class."""
+    found: list[str] = []
+    for kind in type(strategy).__mro__:
+        if _is_lightnings(kind):
+            return sorted(set(found))
+        found += [
+            name
+            for name in vars(kind)
+            if name not in _NO_OVERRIDES and (name[:2] != "__" or callable(vars(kind)[name]))
+        ]
+    return []
+
+
+def _is_lightnings(kind: type) -> bool:
+    return issubclass(kind, Strategy) and kind.__module__.startswith("lightning.")
+
+
+def parts_of_strategy(strategy: Strategy) -> dict[str, Any]:
+    """Return the plugins that ``strategy`` was given, by the names of its arguments.
+
+    Contract: Lightning's ``Strategy`` stores ``checkpoint_io`` and ``precision_plugin`` as attributes with an
+    underscore, and ``ParallelStrategy`` ``cluster_environment``; the accelerator connector takes them for plugins.
+    """
+    parts = {
+        "checkpoint_io": strategy._checkpoint_io,
+        "precision_plugin": strategy._precision_plugin,
+        "cluster_environment": getattr(strategy, "cluster_environment", None),
+    }
+    return {name: part for name, part in parts.items() if part is not None}

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    Strategy,
+)
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
 from hf_compat.distributed.launch import Launch
 from hf_compat.engine.internals.fsdp import parse_fsdp_strategy
 from hf_compat.engine.internals.parallel import parse_model_parallel_strategy
-from hf_compat.engine.internals.strategies import parse_ddp_strategy
+from hf_compat.engine.internals.strategies import overridden_names, parse_ddp_strategy, plain_class
 from hf_compat.engine.internals.subprocesses import start_method
+from hf_compat.engine.strategy_table import ABSTRACT, CLASSES, NAMES, refused_strategy
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ _DDP_NAMES: dict[str, tuple[str, dict[str, Any]]] = {
 
 _FSDP_NAMES = {"fsdp": False, "fsdp_cpu_offload": True}
 """Lightning's name of ``FSDPStrategy`` → its ``cpu_offload``."""
+_ONE_DEVICE = "single_device"
+"""Lightning's name of ``SingleDeviceStrategy``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,8 @@ class StrategyChoice:
     """Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging."""
     fsdp: FsdpSettings | None = None
     """How FSDP shards the model; None without FSDP."""
+    one_device: bool = False
+    """Whether the run has to be in one process."""
 
 
 def format_strategy(strategy: object) -> str:
@@ -65,7 +76,7 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
     Raises:
         TrainerSetupError: If they contradict each other, or are not supported.
     """
-    _refuse_deepspeed(strategy)
+    _refuse(strategy)
     fsdp = read_fsdp(args)
     requested = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": read_parallelism(args)}
     fields = [name for name, value in requested.items() if value is not None]
@@ -86,23 +97,48 @@ def _parse_keyword(
     """Return the fields that may be set together with ``strategy``, and the choice."""
     if isinstance(strategy, str) and strategy == "auto":
         return ("deepspeed", "fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
-    if type(strategy) is ModelParallelStrategy:
+    kind = plain_class(strategy)
+    if kind is ModelParallelStrategy:
         return ("fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
     if isinstance(strategy, str) and strategy in _FSDP_NAMES:
         return ("fsdp",), StrategyChoice(fsdp=_fsdp_of_name(strategy, fsdp))
-    if type(strategy) is FSDPStrategy:
+    if isinstance(strategy, FSDPStrategy) and kind is FSDPStrategy:
         return ("fsdp",), StrategyChoice(fsdp=_fsdp_of_instance(strategy, fsdp))
+    if strategy == _ONE_DEVICE or kind is SingleDeviceStrategy:
+        _check_device(strategy, args)
+        return (), StrategyChoice(one_device=True)
     return (), _ddp(strategy, args)
 
 
-def _refuse_deepspeed(strategy: str | Strategy) -> None:
-    name = strategy if isinstance(strategy, str) else type(strategy).__name__
-    if name.lower().startswith("deepspeed"):
-        stage = next((digit for digit in "123" if f"stage_{digit}" in name), "2")
+def _refuse(strategy: str | Strategy) -> None:
+    """Refuse what no run can be under, by the tables; and subclasses whose methods no run would call."""
+    refused = refused_strategy(strategy if isinstance(strategy, str) else plain_class(strategy).__name__)
+    overridden = overridden_names(strategy) if isinstance(strategy, Strategy) else []
+    if overridden and (refused is None or refused.note == ABSTRACT):
         raise TrainerSetupError(
-            f"{format_strategy(strategy)} is not supported. Pass the DeepSpeed config, or its path, as "
-            f"`TrainingArguments(deepspeed={{'zero_optimization': {{'stage': {stage}}}}})`."
+            f"{format_strategy(strategy)} is not supported: a run's strategy is one of hf_compat's, which would not "
+            f"call `{'`, `'.join(overridden)}` of yours. Pass Lightning's class with the arguments that you need, and "
+            "override methods of the Trainer; or write a Lightning callback."
         )
+    if refused is not None:
+        raise TrainerSetupError(f"{format_strategy(strategy)} is not supported: {refused.note}. Use {refused.instead}.")
+
+
+def _check_device(strategy: str | Strategy, args: TrainingArguments) -> None:
+    """Refuse a single device beside others, or one that is not the arguments'."""
+    launch = args.launch
+    if launch.world_size > 1:
+        raise TrainerSetupError(
+            f"{format_strategy(strategy)} is for one process, but {launch.launcher} has started {launch.world_size}, "
+            "each of which would train a copy. Remove it, or start one process."
+        )
+    if isinstance(strategy, Strategy):
+        device, wanted = args.device, strategy.root_device
+        if device.type != wanted.type or (wanted.index or 0) != (device.index or 0):
+            raise TrainerSetupError(
+                f"{format_strategy(strategy)} is for {wanted}, but the run is on {device}, by `use_cpu={args.use_cpu}` "
+                "and the devices of this machine. Remove it; set `use_cpu`, or select a GPU with CUDA_VISIBLE_DEVICES."
+            )
 
 
 def _fsdp_of_name(strategy: str, fsdp: FsdpSettings | None) -> FsdpSettings:
@@ -142,7 +178,7 @@ def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
     """Return the choice of a DDP strategy."""
     if isinstance(strategy, str) and strategy in _DDP_NAMES:
         choice = StrategyChoice(*_DDP_NAMES[strategy])
-    elif type(strategy) is DDPStrategy:
+    elif isinstance(strategy, DDPStrategy) and plain_class(strategy) is DDPStrategy:
         settings, hooks, problems = parse_ddp_strategy(strategy)
         if problems:
             raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
@@ -150,8 +186,8 @@ def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
     else:
         raise TrainerSetupError(
             f"{format_strategy(strategy)} is not supported. Pass one of "
-            f"{', '.join(map(repr, ('auto', *_DDP_NAMES, *_FSDP_NAMES)))}, or Lightning's `DDPStrategy`, "
-            "`FSDPStrategy` or `ModelParallelStrategy`."
+            f"{', '.join(repr(name) for name, one in NAMES.items() if one.works)}, or "
+            f"{', '.join(f'`{name}`' for name, one in CLASSES.items() if one.works)} of `lightning.pytorch.strategies`."
         )
     field, keyword = args.ddp_find_unused_parameters, choice.settings.get("find_unused_parameters")
     if None not in (field, keyword) and field != keyword:
@@ -171,7 +207,7 @@ def read_parallel_sizes(
         TrainerSetupError: If ``args`` and the user's ``strategy`` contradict each other, or do not fit the world size.
     """
     sizes = read_parallelism(args)
-    if type(strategy) is ModelParallelStrategy:
+    if isinstance(strategy, ModelParallelStrategy):
         sizes = _sizes_of_instance(strategy, args, launch)
     if sizes is None:
         return None

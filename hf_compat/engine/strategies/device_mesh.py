@@ -53,7 +53,7 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
             tensor_parallel_size=placement.tensor_parallel,
             save_distributed_checkpoint=saves_sharded,
         )
-        self.cluster_environment = LaunchedEnvironment(placement.launch)
+        self.cluster_environment = LaunchedEnvironment(placement.launch, placement.environment)
         self.gathers_weights = self.copies_weights = True
         self.saves_sharded_weights = saves_sharded
         self._launch = placement.launch

@@ -41,7 +41,7 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
     def __init__(
         self, placement: Placement, device: torch.device, settings: dict[str, Any], hooks: dict[str, Any]
     ) -> None:
-        super().__init__(cluster_environment=LaunchedEnvironment(placement.launch), **hooks)
+        super().__init__(cluster_environment=LaunchedEnvironment(placement.launch, placement.environment), **hooks)
         self._device = device
         self._settings = settings
 

@@ -68,7 +68,9 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         log_level: int,
     ) -> None:
         import_deepspeed(device)
-        super().__init__(cluster_environment=LaunchedEnvironment(placement.launch), config=settings.config)
+        super().__init__(
+            cluster_environment=LaunchedEnvironment(placement.launch, placement.environment), config=settings.config
+        )
         self._device = device
         self._launch = placement.launch
         self._settings = settings

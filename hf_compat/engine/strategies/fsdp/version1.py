@@ -55,7 +55,7 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         self, placement: Placement, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
     ) -> None:
         super().__init__(
-            cluster_environment=LaunchedEnvironment(placement.launch),
+            cluster_environment=LaunchedEnvironment(placement.launch, placement.environment),
             cpu_offload=settings.cpu_offload,
             state_dict_type=settings.state_dict_type,
             use_orig_params=settings.use_orig_params,
