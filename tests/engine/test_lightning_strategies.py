@@ -220,7 +220,7 @@ def test_plugins_of_a_strategy(tmp_path, kind):
     callbacks = [ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)]
     made = trainer(tmp_path, kind(precision_plugin=precision, checkpoint_io=files), callbacks=callbacks)
     seen = []
-    made.model.register_forward_hook(lambda model, inputs, output: seen.append(torch.is_autocast_enabled("cpu")))
+    made.model.body.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
     made.train()
     assert made.lightning_trainer.precision_plugin is made._lightning_runtime.precision
     assert seen == [True, True]
