@@ -10,6 +10,7 @@ from lightning.fabric.plugins.environments import (
     TorchElasticEnvironment,
     XLAEnvironment,
 )
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from hf_compat import TrainingArguments
 from hf_compat.arguments.process_facts import find_launch
@@ -32,6 +33,7 @@ class Given(LaunchedEnvironment):
 def variables(monkeypatch):
     """Set variables of a launcher for the test; all of them are gone afterwards."""
     monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)  # the arguments would wait for the others
+    monkeypatch.setattr(rank_zero_only, "rank", rank_zero_only.rank)  # Lightning's environment sets it
     names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name in names:
         monkeypatch.setenv(name, "")

@@ -136,8 +136,8 @@ def _check_device(strategy: str | Strategy, args: TrainingArguments) -> None:
         device, wanted = args.device, strategy.root_device
         if device.type != wanted.type or (wanted.index or 0) != (device.index or 0):
             raise TrainerSetupError(
-                f"{format_strategy(strategy)} is for {wanted}, but the run is on {device}, by `use_cpu={args.use_cpu}` "
-                "and the devices of this machine. Remove it; set `use_cpu`, or select a GPU with CUDA_VISIBLE_DEVICES."
+                f"{format_strategy(strategy)} is for {wanted}, but the run is on {device}, by `use_cpu` and the "
+                "devices of this machine. Remove it; set `use_cpu`, or select a GPU with CUDA_VISIBLE_DEVICES."
             )
 
 
