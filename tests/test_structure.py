@@ -173,7 +173,9 @@ WRITERS = {
     "_trial": {"set_up_trial"},
     "accelerator": {"create_accelerator_and_postprocess"},
     "control": {"__init__", "fire", "load_callback_state"},
+    "data_collator": {"__init__", "_with_pieces_of"},
     "deepspeed": {"_plan_fit", "release_model", "take_wrapper"},
+    "eval_dataset": {"__init__", "_with_pieces_of"},
     "gather_function": {"create_accelerator_and_postprocess", "finish", "_set_gen_kwargs"},
     "is_in_train": {"_begin", "_end", "finalize_training"},
     "lr_scheduler": {
@@ -186,9 +188,9 @@ WRITERS = {
         "release_model",
         "take_optimizers",
     },
-    "model": {"__init__", "_with_model_of", "activate_neftune", "prepare_model", "release_model"},
+    "model": {"__init__", "_with_pieces_of", "activate_neftune", "prepare_model", "release_model"},
     "model_accepts_loss_kwargs": {"inspect_model", "_set_loss_scaling"},
-    "model_wrapped": {"__init__", "_plan_fit", "_with_model_of", "prepare_model", "release_model", "take_wrapper"},
+    "model_wrapped": {"__init__", "_plan_fit", "_with_pieces_of", "prepare_model", "release_model", "take_wrapper"},
     "neftune_hook_handle": {"_activate_neftune", "_deactivate_neftune"},
     "objective": {"_train", "report"},
     "optimizer": {
@@ -203,6 +205,7 @@ WRITERS = {
     "push_in_progress": {"init_repo", "push_checkpoint"},
     "run_plan": {"_plan_fit"},
     "state": {"__init__", "init_training_state"},
+    "train_dataset": {"__init__", "_with_pieces_of"},
 }
 """Attributes of the Trainer that more than one function assigns, or that a run does, to those that do."""
 

@@ -197,7 +197,7 @@ def to_lightning(
     _refuse_several_fits(trainer)
     runtime, args = trainer._lightning_runtime, trainer.args
 
-    group = RunGroup(functools.partial(_with_model_of, trainer), resume_from_checkpoint, ignore_keys_for_eval)
+    group = RunGroup(functools.partial(_with_pieces_of, trainer), resume_from_checkpoint, ignore_keys_for_eval)
     loggers = open_loggers(trainer.callback_handler.callbacks, args, trainer.state)
     model = unwrap_model(trainer.model)
     lightning_trainer = runtime.build(args, model, limits=_REPLACED, group=group, loggers=loggers, first=_first(group))
@@ -211,11 +211,15 @@ def to_lightning(
     return lightning_trainer, HFModule(trainer.model, args), data
 
 
-def _with_model_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluated: Evaluated | None) -> Trainer:
-    """Return ``trainer`` with the model that ``lightning_trainer`` was called with, which may be another."""
-    module = lightning_trainer.lightning_module
+def _with_pieces_of(trainer: Trainer, lightning_trainer: pl.Trainer, evaluated: Evaluated | None) -> Trainer:
+    """Return ``trainer`` with model and data that ``lightning_trainer`` was called with, which may be others."""
+    module, data = lightning_trainer.lightning_module, data_of(lightning_trainer)
     if trainer.model is not module.model:
         trainer.model = trainer.model_wrapped = module.model
+    if data is not None and evaluated is None:
+        trainer.train_dataset = trainer.train_dataset if data.train_dataset is None else data.train_dataset
+        trainer.eval_dataset = trainer.eval_dataset if data.eval_dataset is None else data.eval_dataset
+        trainer.data_collator = data.data_collator or trainer.data_collator
     return trainer
 
 

@@ -202,6 +202,21 @@ def test_pieces_are_changed_by_subclasses(tmp_path, module, data, kind):
     assert not {"compute_loss", "get_train_dataloader", "get_eval_dataloader"} & vars(trainer).keys()
 
 
+def test_the_data_of_a_trainer_may_be_changed(tmp_path):
+    """Until ``fit`` the data module may have other datasets, or be another, than the Trainer was made with."""
+    few = ListDataset(TRAIN.rows[:9])
+    expected = Trainer(model(), arguments(tmp_path / "few"), train_dataset=few, eval_dataset=few)
+    expected.train()
+    for way in ("changed", "another"):
+        trainer = Trainer(model(), arguments(tmp_path / way), train_dataset=TRAIN, eval_dataset=HELD_OUT)
+        lightning_trainer, module, data = to_lightning(trainer)
+        if way == "another":
+            data = HFDataModule(None, few, few)
+        data.train_dataset = data.eval_dataset = few
+        lightning_trainer.fit(module, datamodule=data)
+        assert ended(trainer) == ended(expected)
+
+
 def test_loaders_without_a_data_module(tmp_path):
     """``fit`` takes loaders of batches as they are; Lightning runs no validation of its own over the second."""
     sets = (TRAIN, ListDataset(HELD_OUT.rows[:4]))
