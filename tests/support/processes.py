@@ -51,6 +51,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+PATIENCE = 3
+"""How much longer a busy machine may take than an idle one before processes count as hanging."""
+
+
 def start(command: Sequence[Any], folder: Path | None = None, **variables: str) -> subprocess.Popen[str]:
     """Start ``command`` in ``folder`` and in a session of its own, its output kept."""
     return subprocess.Popen(
@@ -67,9 +71,14 @@ def start(command: Sequence[Any], folder: Path | None = None, **variables: str) 
 def finish(processes: Sequence[subprocess.Popen[str]], *, timeout: float) -> list[Ended]:
     """Wait for ``processes``; kill every one of them, and all that they started, if that takes too long.
 
+    Args:
+        processes: As :func:`start` returns them.
+        timeout: Seconds that are plenty on an idle machine; a busy one has ``PATIENCE`` times as many.
+
     Raises:
-        TimeoutError: If it took longer than ``timeout`` seconds.
+        TimeoutError: If it took longer.
     """
+    timeout *= PATIENCE
     ended: list[Ended] = []
     try:
         for process in processes:
@@ -102,7 +111,7 @@ def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2, tim
         folder: Where they write; their outcomes are kept there.
         words: ``library:scenario``, such as ``upstream:everything_at_once``.
         processes: How many.
-        timeout: Seconds after which all are killed.
+        timeout: As of :func:`finish`.
 
     Raises:
         AssertionError: If a process failed; its traceback is told.
