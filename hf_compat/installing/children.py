@@ -33,8 +33,8 @@ def is_asked_for() -> bool:
 def pass_on() -> None:
     """Have every Python process that is started from here on install hf_compat when it starts."""
     os.environ[VARIABLE] = "1"
-    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    others = [folder for folder in folders if folder != str(_STARTUP)]
+    given = os.environ.get("PYTHONPATH")
+    others = [folder for folder in given.split(os.pathsep) if folder != str(_STARTUP)] if given else []
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_STARTUP), *others])
 
 

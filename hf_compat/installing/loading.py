@@ -26,6 +26,9 @@ class _WatchedLoader(Loader):
         self._own = own
         self._replacement = replacement
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         module: ModuleType | None = self._own.create_module(spec)
         return module
@@ -53,7 +56,8 @@ class ModulesOfTransformers(MetaPathFinder):
             return None
         self._asking.others = True  # another such finder may ask this one in turn
         try:
-            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+            found = (finder.find_spec(fullname, path, target) for finder in others)
             spec = next((spec for spec in found if spec is not None), None)
         finally:
             self._asking.others = False

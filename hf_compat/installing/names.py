@@ -47,7 +47,7 @@ def names_in(module: ModuleType) -> frozenset[str]:
     content = getattr(module, "__dict__", None)
     if not isinstance(content, dict):  # what some libraries put into `sys.modules`
         return frozenset()
-    return (_names() & content.keys()) - _LEFT_IN.get(module.__name__, frozenset())
+    return (_names() & content.keys()) - _LEFT_IN.get(content.get("__name__", ""), frozenset())
 
 
 def is_theirs(value: Any) -> bool:

@@ -95,8 +95,9 @@ class Replacement:
                 self._executing -= 1
                 self._note("transformers")
                 self._note(name)
-                if not self._executing:
-                    self._go_on()
+                is_last = not self._executing
+            if is_last:
+                self._go_on()
 
     def restore(self) -> None:
         """Put transformers' objects back wherever ours are."""
@@ -119,12 +120,18 @@ class Replacement:
                 place.put_theirs()
 
     def _go_on(self) -> None:
-        for place in self._places:
-            if vars(place.module).get(place.name) is place.theirs:
-                place.put_ours()
-        loaded, self._loaded = self._loaded, []
-        for module in (*loaded, *self._lazy.copy().values()):
-            self.take_module(module)
+        for module in (*self._loaded, *self._lazy.copy().values()):
+            for place in places_in(module):
+                getattr(hf_compat, place.name)  # imports it, without the lock: another thread may be importing as well
+        with self._lock:
+            if self._executing:  # there, or by what was imported here; that goes on when it is done
+                return
+            for place in self._places:
+                if vars(place.module).get(place.name) is place.theirs:
+                    place.put_ours()
+            for module in (*self._loaded, *self._lazy.copy().values()):
+                self.take_module(module)
+            self._loaded.clear()
 
     def _note(self, name: str) -> None:
         module = sys.modules.get(name)

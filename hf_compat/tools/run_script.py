@@ -19,7 +19,7 @@ from hf_compat.installing.children import is_asked_for, pass_on
 
 __all__ = ["Program", "ProgramError", "command", "install_here_and_in_children", "module", "run_program", "script"]
 
-_OURS = str(Path(__file__).resolve().parents[1])
+_OURS = str(Path(__file__).parents[1]) + os.sep
 
 
 class ProgramError(HFCompatError):
