@@ -29,11 +29,21 @@ Which process this is, of how many, is read from the variables of the launcher, 
 `args.process_index`, `args.device`, `args.main_process_first()`. Passing an environment is not needed then; one that is
 passed has to agree with the variables. An environment that knows more than they do, or one of your own, comes first:
 
+<!-- first
+from hf_compat.distributed.launch import Launch
+from hf_compat.engine.environments import LaunchedEnvironment
+
+
+class MyCluster(LaunchedEnvironment):
+    def __init__(self):
+        super().__init__(Launch())
+-->
 ```python
+from hf_compat import TrainingArguments
 from hf_compat.lightning import use_cluster_environment
 
-use_cluster_environment(MyCluster())  # before TrainingArguments
-args = TrainingArguments(...)
+use_cluster_environment(MyCluster())  # before there are training arguments
+args = TrainingArguments("out")
 ```
 
 Passed to the Trainer alone it works from there on; until then the arguments take the process for the only one.
