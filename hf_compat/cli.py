@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
 
 import hf_compat
 from hf_compat.errors import HFCompatError
@@ -15,8 +17,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, by default ``sys.argv[1:]``, and return its exit status.
 
-    The status is 0, or 1 if ``--verify`` found damage or ``explain`` a value that is not supported. Wrong usage exits
-    with 2, as in argparse.
+    The status is 0, or 1 if ``--verify`` found damage, ``explain`` a value that is not supported or ``verify`` a
+    difference. Wrong usage exits with 2, as in argparse.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -43,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     consolidate.set_defaults(run=_consolidate)
     _add_convert(commands)
     _add_plot(commands)
+    _add_verify(commands)
     explain = commands.add_parser("explain", help="explain the effect of training arguments", description=_EXPLAIN)
     explain.add_argument("--all", action="store_true", help="explain every field")
     shape = explain.add_mutually_exclusive_group()
@@ -90,6 +93,25 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.set_defaults(run=_run)
 
 
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = commands.add_parser("verify", help="compare a script under both Trainers", description=_VERIFY)
+    _add_verify_options(verify)
+    verify.add_argument("script", metavar="SCRIPT.py", help="a script, written for transformers' Trainer")
+    verify.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=_VERIFY_WORDS)
+    verify.set_defaults(run=_verify)
+
+
+def _add_verify_options(parser: argparse.ArgumentParser) -> None:
+    options = parser.add_argument_group("how to compare")
+    options.add_argument("--steps", type=int, default=argparse.SUPPRESS, metavar="N", help=_VERIFY_STEPS)
+    options.add_argument("--processes", type=int, default=argparse.SUPPRESS, metavar="P", help="default: 1")
+    options.add_argument("--noise", action="store_true", default=argparse.SUPPRESS, help=_VERIFY_NOISE)
+    options.add_argument("--tolerance", type=float, default=argparse.SUPPRESS, metavar="X", help=_VERIFY_TOLERANCE)
+    options.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=_VERIFY_OUTPUT)
+    options.add_argument("--no-copy", dest="copies", action="store_false", default=argparse.SUPPRESS, help=_VERIFY_COPY)
+    options.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help="replace files of others")
+
+
 _CHECKPOINTS = (
     "List checkpoints with update step, epoch, metric (the best value so far of metric_for_best_model, else the last "
     "eval_loss), size, and whether they are complete. `best` is the best checkpoint of the run, `newest` the one that "
@@ -129,6 +151,20 @@ _PLOT = (
 )
 _PLOT_OUTPUT = "a .png, .svg or .html file, the last a page of its own; default: curves.png"
 _PLOT_SMOOTH = "weight of the past in smoothed curves, from 0 to below 1; default: more for longer curves"
+
+_VERIFY = (
+    "Run a script in fresh processes, with transformers' Trainer and with hf_compat's, and compare losses, gradient "
+    "norms, learning rates, metrics, events, weights, files, time and memory. Writes verify.json, verify.png and "
+    "verify.html. Exits with 0 if nothing differs by more than the tolerance, with 1 if something does, with 2 if "
+    "the script fails. Your folders stay as they are: each run works in a copy of the working directory, and its "
+    "output_dir is elsewhere."
+)
+_VERIFY_WORDS = "its own arguments; options of verify may also stand behind them, unless they begin with --"
+_VERIFY_STEPS = "update steps after which each `train` call is stopped, its schedule unchanged; default: 20"
+_VERIFY_NOISE = "run transformers' Trainer twice, and say how much these two differ"
+_VERIFY_TOLERANCE = "largest relative difference that counts as equal; default: by precision"
+_VERIFY_OUTPUT = "folder of the three files; default: the working directory"
+_VERIFY_COPY = "run in the working directory itself, without writing there"
 
 
 _RUN = (
@@ -195,6 +231,19 @@ def _run(options: argparse.Namespace) -> Callable[[], None]:
     program = kind(options.program, options.words)
     install_here_and_in_children()
     return lambda: run_program(program)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from hf_compat.tools.verify.command import VerifyOptions, split_words, verify
+
+    words, behind = split_words(options.words)
+    parser = argparse.ArgumentParser(prog="hf-compat verify", allow_abbrev=False)
+    _add_verify_options(parser)
+    chosen = vars(parser.parse_args(behind, options))
+    known = {item.name for item in fields(VerifyOptions)}
+    told, is_equal = verify(options.script, words, VerifyOptions(**{n: v for n, v in chosen.items() if n in known}))
+    print(told)
+    return int(not is_equal)
 
 
 if __name__ == "__main__":

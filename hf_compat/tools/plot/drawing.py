@@ -16,7 +16,7 @@ from hf_compat.tools.plot.output import MADE_BY
 from hf_compat.tools.plot.panels import Panel, is_evaluation, panels_of
 from hf_compat.tools.plot.smoothing import smoothed, usual_weight
 
-__all__ = ["Style", "as_png", "as_svg", "draw", "require_matplotlib", "style_of"]
+__all__ = ["FONTS", "Style", "as_png", "as_svg", "draw", "plain_axes", "require_matplotlib", "style_of"]
 
 _COLOURS = ("#0b5394", "#c55a11", "#1b7f4d", "#8e3a80", "#b8860b", "#2b2b2b", "#b22222")
 _LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (9, 3)))
@@ -26,7 +26,7 @@ _FEW = 40
 _LONGEST_NAME = 60
 _COLUMNS = {0: 1, 1: 1, 2: 2, 4: 2}
 """Number of panels below the first to the number beside each other, 3 for all others."""
-_FONTS = {
+FONTS = {
     "font.size": 9.0,
     "font.family": ["DejaVu Sans"],
     "axes.titlesize": 10.0,
@@ -35,6 +35,7 @@ _FONTS = {
     "svg.hashsalt": "hf-compat",  # the same curves make the same file
     "axes.formatter.use_mathtext": False,
 }
+"""Settings of matplotlib, for as long as a figure is made or saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def draw(histories: Sequence[History], *, weight: float | None = None) -> Any:
     panels = panels_of(dict.fromkeys(name for history in histories for name in history.series))
     columns = _COLUMNS.get(len(panels) - 1, 3)
     rows = math.ceil((len(panels) - 1) / columns)
-    with mpl.rc_context(_FONTS):
+    with mpl.rc_context(FONTS):
         figure = Figure(figsize=(max(7.5, 3.9 * columns), 3.9 + 2.5 * rows), layout="constrained", facecolor="white")
         grid = figure.add_gridspec(rows + 1, columns, height_ratios=[1.5, *[1.0] * rows])
         for index, panel in enumerate(panels):
@@ -90,7 +91,7 @@ def draw(histories: Sequence[History], *, weight: float | None = None) -> Any:
 
 
 def _draw_panel(axes: Any, panel: Panel, histories: Sequence[History], weight: float | None, *, is_first: bool) -> None:
-    _plain_axes(axes, panel.title)
+    plain_axes(axes, panel.title)
     entries: list[tuple[Any, str]] = []
     for index, history in enumerate(histories):
         for place, name in enumerate(name for name in panel.names if name in history.series):
@@ -112,7 +113,8 @@ def _draw_panel(axes: Any, panel: Panel, histories: Sequence[History], weight: f
         axes.legend(lines, [text_of(label) for label in labels], fontsize=8, framealpha=0.85, **where)
 
 
-def _plain_axes(axes: Any, title: str) -> None:
+def plain_axes(axes: Any, title: str) -> None:
+    """Give an empty panel its title, grid and labels; the horizontal axis has update steps."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_title("\n".join(textwrap.wrap(text_of(title), 44, max_lines=2, placeholder=" …")), loc="left")
@@ -211,7 +213,7 @@ def _saved(figure: Any, **options: Any) -> bytes:
     import matplotlib as mpl
 
     content = io.BytesIO()
-    with mpl.rc_context(_FONTS), warnings.catch_warnings():
+    with mpl.rc_context(FONTS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
         figure.savefig(content, **options)
     return content.getvalue()

@@ -1,0 +1,1 @@
+"""Comparing a script's run with transformers' Trainer and with hf_compat's."""

@@ -1,0 +1,167 @@
+"""Compares two records: what is equal, what differs, and since when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Literal
+
+from hf_compat.tools.verify.record import Moment, Record
+from hf_compat.tools.verify.weights import WeightsDifference, compare_weights
+
+__all__ = ["TOLERANCES", "Comparison", "Row", "compare", "relative_difference"]
+
+TOLERANCES: Mapping[str, float] = {"fp64": 1e-9, "fp32": 1e-5, "tf32": 1e-3, "fp16": 5e-3, "bf16": 2e-2}
+"""Precision to the largest relative difference that counts as equal."""
+_OF_RATES = 1e-9
+"""The same for learning rates, which are computed in double precision whatever the model's precision is."""
+_SMALLEST = 1e-8
+"""Magnitude below which numbers are compared as if they were as large as this."""
+_OF_SPEED = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
+
+Verdict = Literal["equal", "within tolerance", "different", "for information"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    name: str
+    upstream: str
+    ours: str
+    verdict: Verdict
+    difference: float | None = None
+    """Largest relative difference."""
+    tolerance: float | None = None
+    first: Moment | None = None
+    """Where it first differs, at all if within the tolerance, else by more than that."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs side by side."""
+
+    rows: tuple[Row, ...]
+    tolerance: float
+    weights: WeightsDifference
+    curves: Mapping[str, Mapping[Moment, float]] = field(default_factory=dict)
+    """Relative difference of each quantity at each moment."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs by more than its tolerance."""
+        return all(row.verdict != "different" for row in self.rows)
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether nothing differs at all."""
+        return all(row.verdict in ("equal", "for information") for row in self.rows)
+
+    @property
+    def first(self) -> Row | None:
+        """Return what differs first by more than its tolerance; None if nothing does."""
+        rows = [row for row in self.rows if row.verdict == "different"]
+        return min(rows, key=lambda row: row.first or (math.inf, 0), default=None)
+
+
+def compare(upstream: Record, ours: Record, tolerance: float) -> Comparison:
+    """Return the comparison of two records.
+
+    Args:
+        upstream: The record to compare with.
+        ours: The other one.
+        tolerance: Largest relative difference of losses, norms, metrics and weights that counts as equal.
+    """
+    rows: list[Row] = []
+    curves: dict[str, Mapping[Moment, float]] = {}
+    for title, first, second in (
+        ("", upstream.quantities, ours.quantities),
+        ("logged ", upstream.logs, ours.logs),
+        ("metric ", upstream.metrics, ours.metrics),
+    ):
+        for name in dict.fromkeys([*first, *second]):
+            if not _is_compared(title, name, upstream):
+                continue
+            allowed = min(_OF_RATES, tolerance) if name.startswith("learning") else tolerance
+            values = first.get(name, {}), second.get(name, {})
+            rows.append(_row(title + name, *values, allowed))
+            curves[title + name] = _differences(*values)
+    weights = compare_weights(upstream, ours, tolerance)
+    rows += [weights.row(Row), _events(upstream, ours), _files(upstream, ours), *_costs(upstream, ours)]
+    curves["weights"] = weights.by_moment
+    return Comparison(tuple(rows), tolerance, weights, curves)
+
+
+def _is_compared(title: str, name: str, upstream: Record) -> bool:
+    """Return whether a row is made: not of speeds, and once only of metrics, which are logged too."""
+    if name.endswith(_OF_SPEED) or "_mem_" in name:
+        return False
+    return not (title == "logged " and name in upstream.metrics and name != "epoch") and title + name != "metric epoch"
+
+
+def relative_difference(first: float | None, second: float | None) -> float:
+    """Return the difference of two numbers relative to the larger one; infinity if only one is there or finite."""
+    if first is None or second is None:
+        return math.inf
+    if first == second or (math.isnan(first) and math.isnan(second)):
+        return 0.0
+    if not (math.isfinite(first) and math.isfinite(second)):
+        return math.inf
+    return abs(first - second) / max(abs(first), abs(second), _SMALLEST)
+
+
+def _differences(first: Mapping[Moment, float], second: Mapping[Moment, float]) -> dict[Moment, float]:
+    moments = sorted({*first, *second})
+    return {moment: relative_difference(first.get(moment), second.get(moment)) for moment in moments}
+
+
+def _row(name: str, first: Mapping[Moment, float], second: Mapping[Moment, float], tolerance: float) -> Row:
+    found = _differences(first, second)
+    largest = max(found.values(), default=0.0)
+    verdict: Verdict = "equal" if largest == 0 else "within tolerance" if largest <= tolerance else "different"
+    limit = tolerance if verdict == "different" else 0.0
+    since = next((moment for moment, difference in found.items() if difference > limit), None)
+    shown = since or max(found, default=None)
+    return Row(name, _text(first, shown), _text(second, shown), verdict, largest, tolerance, since)
+
+
+def _text(values: Mapping[Moment, float], moment: Moment | None) -> str:
+    value = None if moment is None else values.get(moment)
+    return "-" if value is None else f"{value:.9g}"
+
+
+def _events(upstream: Record, ours: Record) -> Row:
+    pairs = list(zip_longest(upstream.events, ours.events))
+    index = next((index for index, (first, second) in enumerate(pairs) if first != second), None)
+    counts = f"{len(upstream.events)}", f"{len(ours.events)}"
+    if index is None:
+        return Row("events", *counts, "equal")
+    first, second = (f"{pair[0]} at step {pair[1]}" if pair else "none" for pair in pairs[index])
+    trains = sum(name == "on_train_begin" for name, _ in upstream.events[: index + 1])
+    step = next(pair[1] for pair in pairs[index] if pair)
+    return Row("events", first, second, "different", first=(trains, step), note=f"event {index + 1} differs first")
+
+
+def _files(upstream: Record, ours: Record) -> Row:
+    first, second = set(upstream.files), set(ours.files)
+    # What hf_compat writes besides: see the page on checkpoints.
+    added = {name for name in second - first if name.rpartition("/")[2] in _OWN_FILES}
+    missing, more = sorted(first - second), sorted(second - first - added)
+    notes = [f"only {whose}: {', '.join(names)}" for whose, names in (("upstream", missing), ("ours", more)) if names]
+    notes += [f"hf_compat's own: {', '.join(sorted({name.rpartition('/')[2] for name in added}))}"] if added else []
+    verdict: Verdict = "different" if missing or more else "equal"
+    return Row("files", f"{len(first)}", f"{len(second)}", verdict, note="; ".join(notes))
+
+
+_OWN_FILES = frozenset({"lightning.json", "lightning.pt"})
+
+
+def _costs(upstream: Record, ours: Record) -> Iterator[Row]:
+    first, second = (f"{run.seconds / max(1, len(run.steps)):.4g} s" for run in (upstream, ours))
+    yield Row("time an update step", first, second, "for information")
+    for kind in dict.fromkeys([*upstream.memory, *ours.memory]):
+        first, second = (f"{run.memory[kind] / 1e6:,.0f} MB" if kind in run.memory else "-" for run in (upstream, ours))
+        yield Row(f"peak memory ({kind.upper()})", first, second, "for information")

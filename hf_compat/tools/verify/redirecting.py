@@ -1,0 +1,104 @@
+"""Keeps a recorded run out of the user's folders: outputs go elsewhere, and other writes there are refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Outputs", "refuse_writes"]
+
+_FIELDS = ("output_dir", "logging_dir")
+_CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
+_USUAL_CACHES = ("~/.cache", "~/.triton", "~/.nv", "~/.config")
+_CHANGING = frozenset({"os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
+"""Audit events whose first argument is a path that changes."""
+_MOVING = frozenset({"os.rename", "os.link", "os.symlink"})
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Outputs:
+    """Where the folders that a script names in its arguments are instead.
+
+    Args:
+        folder: In which they are.
+        protected: Gets the folders that the script named.
+    """
+
+    def __init__(self, folder: Path, protected: list[str]) -> None:
+        self._folder = folder
+        self._protected = protected
+        self._moved: dict[str, str] = {}
+
+    def redirect_arguments(self) -> None:
+        """Have all training arguments built from here on write into ``folder`` alone: no Hub, no trackers."""
+        import transformers
+
+        kind = transformers.TrainingArguments
+        own_completion = kind.__post_init__
+
+        def __post_init__(arguments: Any) -> None:  # noqa: N807
+            for field in _FIELDS:
+                if getattr(arguments, field, None) is not None:
+                    setattr(arguments, field, self._instead_of(str(getattr(arguments, field))))
+            arguments.push_to_hub = False
+            arguments.report_to = "none"
+            own_completion(arguments)
+
+        kind.__post_init__ = __post_init__
+        transformers.Trainer.push_to_hub = lambda *_, **__: None
+
+    def _instead_of(self, named: str) -> str:
+        full = os.path.realpath(named)
+        if full.startswith(os.path.realpath(self._folder) + os.sep):
+            return named
+        if full not in self._moved:
+            self._moved[full] = str(self._folder / str(len(self._moved) + 1) / (Path(full).name or "output"))
+            self._protected.append(full)
+        return self._moved[full]
+
+
+def refuse_writes(protected: list[str], allowed: Sequence[str]) -> None:
+    """Raise an error, from here on, when Python code changes a file in a folder of ``protected``.
+
+    Args:
+        protected: Real paths; those that are added later count too.
+        allowed: Folders in them that may be written to, as may caches and the folder for temporary files. Of two
+            folders that a file is in, the inner one counts.
+    """
+    caches = [os.environ[name] for name in _CACHES if name in os.environ]
+    caches += [os.path.expanduser(folder) for folder in _USUAL_CACHES]
+    free = [os.path.realpath(path) for path in (*allowed, *caches, tempfile.gettempdir())]
+
+    def watch(event: str, given: tuple[Any, ...]) -> None:
+        for path in _changed_by(event, given):
+            full = os.path.realpath(path)
+            is_refused = _depth(full, protected) > _depth(full, free)
+            if is_refused and not (event == "os.mkdir" and os.path.isdir(full)):
+                raise PermissionError(
+                    f"hf-compat verify: the script would change `{full}`. Runs that are compared leave your folders "
+                    "as they are: write below `args.output_dir`, or to a path relative to the working directory."
+                )
+
+    sys.addaudithook(watch)
+
+
+def _changed_by(event: str, given: tuple[Any, ...]) -> Iterator[str]:
+    if event == "open":
+        path, mode, flags = given
+        changes = any(letter in "wax+" for letter in mode) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
+        names = [path] if changes else []
+    elif event in _CHANGING:
+        names = [given[0]]
+    else:
+        names = [given[0], given[1]] if event in _MOVING else []
+    yield from (os.fsdecode(name) for name in names if isinstance(name, str | bytes | os.PathLike))
+
+
+def _depth(path: str, folders: Sequence[str]) -> int:
+    """Return the length of the longest of ``folders`` that ``path`` is in, 0 if it is in none."""
+    prefixes = (folder.rstrip(os.sep) + os.sep for folder in folders)
+    return max((len(prefix) for prefix in prefixes if (path + os.sep).startswith(prefix)), default=0)
