@@ -17,7 +17,7 @@ from hf_compat.tools.verify.comparing import TOLERANCES, Comparison, compare
 from hf_compat.tools.verify.picture import draw_comparison
 from hf_compat.tools.verify.record import Record
 from hf_compat.tools.verify.report import Report, as_json, as_page, as_table
-from hf_compat.tools.verify.running import Task, run_recorded
+from hf_compat.tools.verify.running import ScriptRun, run_recorded
 
 __all__ = ["VerifyOptions", "split_words", "verify", "without_secrets"]
 
@@ -55,7 +55,7 @@ def verify(script: str, words: Sequence[str], options: VerifyOptions) -> tuple[s
     """
     path = Path(script)
     _check(path, options)
-    task = Task(path, tuple(words), options.steps, options.processes, options.copies)
+    task = ScriptRun(path, tuple(words), options.steps, options.processes, options.copies)
     with tempfile.TemporaryDirectory(prefix="hf-compat-verify-", ignore_cleanup_errors=True) as folder:
         upstream = _run(task, Path(folder) / "transformers", is_ours=False)
         again = _run(task, Path(folder) / "noise", is_ours=False) if options.noise else None
@@ -87,7 +87,7 @@ def _check(script: Path, options: VerifyOptions) -> None:
     check_targets([options.output / name for name in _NAMES], force=options.force)
 
 
-def _run(task: Task, folder: Path, *, is_ours: bool) -> Record:
+def _run(task: ScriptRun, folder: Path, *, is_ours: bool) -> Record:
     name = "hf_compat's" if is_ours else "transformers'"
     sys.stderr.write(f"Running {task.script} with {name} Trainer …\n")
     return run_recorded(task, folder, is_ours=is_ours)

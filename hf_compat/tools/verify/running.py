@@ -15,14 +15,14 @@ from hf_compat.installing.children import VARIABLE
 from hf_compat.tools.verify.record import Record, names_below, read_record
 from hf_compat.tools.verify.working_copy import copy_working_directory
 
-__all__ = ["Task", "run_recorded"]
+__all__ = ["ScriptRun", "run_recorded"]
 
 _MODULE = "hf_compat.tools.verify.child"
 _SHOWN_LINES = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ScriptRun:
     """What is run, and how."""
 
     script: Path
@@ -34,7 +34,7 @@ class Task:
     """Whether it runs in a copy of the working directory."""
 
 
-def run_recorded(task: Task, folder: Path, *, is_ours: bool) -> Record:
+def run_recorded(task: ScriptRun, folder: Path, *, is_ours: bool) -> Record:
     """Run the script and return what was recorded.
 
     Args:
