@@ -58,10 +58,10 @@ class Recorder:
         self.write("end", failed=failed, memory=memory)
         self._file.close()
 
-    def attach(self, trainer: Any, callback: type[Any]) -> None:
-        """Have ``trainer`` tell of its steps and events."""
-        self.write("trainer", **_facts_of(trainer))
-        own_step = trainer.training_step
+    def attach(self, watched: Any, callback: type[Any]) -> None:
+        """Have ``watched``, a Trainer, tell of its steps and events."""
+        self.write("trainer", **_facts_of(watched))
+        own_step = watched.training_step
 
         @functools.wraps(own_step)
         def training_step(*positional: Any, **named: Any) -> Any:
@@ -69,8 +69,8 @@ class Recorder:
             self._losses.append(loss)
             return loss
 
-        trainer.training_step = training_step
-        trainer.add_callback(callback(self))
+        watched.training_step = training_step
+        watched.add_callback(callback(self))
 
     def happened(self, event: str, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
         """Record an event, and stop the run after its number of update steps."""
@@ -92,7 +92,7 @@ class Recorder:
     def _on_pre_optimizer_step(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
         norms = [
             float(parameter.grad.detach().float().norm())
-            for _, parameter in _parameters(given.get("model"))
+            for _, parameter in _bare_parameters(given.get("model"))
             if parameter.grad is not None
         ]
         self._gradients = math.sqrt(sum(norm * norm for norm in norms))
@@ -137,7 +137,7 @@ class Recorder:
         """Write the checksum of each parameter, and the weights themselves if asked for or if they are small."""
         if self.rank != 0:
             return
-        tensors = {name: _on_cpu(parameter) for name, parameter in _parameters(model)}
+        tensors = {name: _on_cpu(parameter) for name, parameter in _bare_parameters(model)}
         digests = {name: _digest(tensor) for name, tensor in tensors.items()}
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         file = None
@@ -157,15 +157,15 @@ def record_trainers(recorder: Recorder) -> None:
     import transformers
 
     callback = callback_class(transformers.TrainerCallback)
-    trainer = transformers.Trainer
-    own_init = trainer.__init__
+    kind = transformers.Trainer
+    own_init = kind.__init__
 
     @functools.wraps(own_init)
     def __init__(self: Any, *positional: Any, **named: Any) -> None:  # noqa: N807
         own_init(self, *positional, **named)
         recorder.attach(self, callback)
 
-    trainer.__init__ = __init__
+    kind.__init__ = __init__
 
 
 def callback_class(base: Any) -> type[Any]:
@@ -184,7 +184,7 @@ def callback_class(base: Any) -> type[Any]:
     return type("VerifyCallback", (base,), {"__init__": __init__, **events})
 
 
-def _parameters(model: Any) -> Iterator[tuple[str, Any]]:
+def _bare_parameters(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parameters by their names in the bare model."""
     for name, parameter in model.named_parameters() if model is not None else ():
         bare = name
@@ -204,47 +204,49 @@ def _digest(tensor: Any) -> str:
     return hashlib.blake2b(tensor.reshape(-1).view(torch.uint8).numpy(), digest_size=8).hexdigest()
 
 
-def _value(args: Any, field: str) -> str:
-    value = getattr(args, field, None)
+def _value(recorded: Any, field: str) -> str:
+    value = getattr(recorded, field, None)
     return str(getattr(value, "value", value))
 
 
-def _facts_of(trainer: Any) -> dict[str, Any]:
+def _facts_of(watched: Any) -> dict[str, Any]:
     """Return library, precision, device, releases and arguments of a Trainer."""
     import torch
     import transformers
 
-    args = trainer.args
-    parameter = next((parameter for _, parameter in _parameters(trainer.model) if parameter.is_floating_point()), None)
-    library = next(kind.__module__.partition(".")[0] for kind in type(trainer).__mro__ if kind.__name__ == "Trainer")
-    device = torch.device(args.device)
+    recorded = watched.args
+    parameter = next(
+        (parameter for _, parameter in _bare_parameters(watched.model) if parameter.is_floating_point()), None
+    )
+    library = next(kind.__module__.partition(".")[0] for kind in type(watched).__mro__ if kind.__name__ == "Trainer")
+    device = torch.device(recorded.device)
     return {
         "library": library,
-        "class": f"{type(trainer).__module__}.{type(trainer).__qualname__}",
-        "precision": _precision(args, None if parameter is None else parameter.dtype, device.type),
+        "class": f"{type(watched).__module__}.{type(watched).__qualname__}",
+        "precision": _precision(recorded, None if parameter is None else parameter.dtype, device.type),
         "environment": {
             "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type,
-            "processes": args.world_size,
+            "processes": recorded.world_size,
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "system": platform.platform(),
             "threads": torch.get_num_threads(),
         },
-        "arguments": args.to_dict(),
+        "arguments": recorded.to_dict(),
     }
 
 
-def _precision(args: Any, dtype: Any, device: str) -> str:
+def _precision(recorded: Any, dtype: Any, device: str) -> str:
     import torch
 
     for name, kinds in (("bf16", (torch.bfloat16,)), ("fp16", (torch.float16,))):
-        if getattr(args, name, False) or dtype in kinds:
+        if getattr(recorded, name, False) or dtype in kinds:
             return name
     if dtype == torch.float64:
         return "fp64"
     uses_tf32 = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if uses_tf32 or (device == "cuda" and getattr(args, "tf32", False)) else "fp32"
+    return "tf32" if uses_tf32 or (device == "cuda" and getattr(recorded, "tf32", False)) else "fp32"
 
 
 def _plain(value: Any) -> Any:

@@ -40,13 +40,13 @@ class Outputs:
         kind = transformers.TrainingArguments
         own_completion = kind.__post_init__
 
-        def __post_init__(arguments: Any) -> None:  # noqa: N807
+        def __post_init__(built: Any) -> None:  # noqa: N807
             for field in _FIELDS:
-                if getattr(arguments, field, None) is not None:
-                    setattr(arguments, field, self._instead_of(str(getattr(arguments, field))))
-            arguments.push_to_hub = False
-            arguments.report_to = "none"
-            own_completion(arguments)
+                if getattr(built, field, None) is not None:
+                    setattr(built, field, self._instead_of(str(getattr(built, field))))
+            built.push_to_hub = False
+            built.report_to = "none"
+            own_completion(built)
 
         kind.__post_init__ = __post_init__
         transformers.Trainer.push_to_hub = lambda *_, **__: None
