@@ -13,8 +13,8 @@ from hf_compat.tools.verify.record import Moment, Record
 __all__ = ["draw_comparison"]
 
 _MOST_METRICS = 4
-_THEIRS = {"color": "#e0963c", "linewidth": 4.5, "alpha": 0.75, "solid_capstyle": "round"}
-_OURS = {"color": "#0b3d6b", "linewidth": 1.4, "linestyle": (0, (4, 2)), "marker": "o", "markersize": 3}
+_THEIRS: dict[str, Any] = {"color": "#e0963c", "linewidth": 4.5, "alpha": 0.75, "solid_capstyle": "round"}
+_OURS: dict[str, Any] = {"color": "#0b3d6b", "linewidth": 1.4, "linestyle": (0, (4, 2)), "marker": "o", "markersize": 3}
 _LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
 _MARKERS = ("o", "s", "^", "D")
 _COLOURS = ("#0b5394", "#c55a11", "#1b7f4d", "#8e3a80")
