@@ -169,7 +169,9 @@ def test_single_device_for_several_processes(tmp_path):
             trainer(tmp_path, strategy, keywords={"devices": 2})
 
 
-@pytest.mark.parametrize("strategy", ["single_device", "SINGLE_DEVICE", SingleDeviceStrategy("cpu")], ids=str)
+@pytest.mark.parametrize(
+    "strategy", ["single_device", "SINGLE_DEVICE", pytest.param(SingleDeviceStrategy("cpu"), id="an instance")]
+)
 def test_single_device(tmp_path, strategy):
     """A single device trains the model as it is."""
     made = trainer(tmp_path, strategy)
