@@ -97,6 +97,15 @@ def test_errors_are_shown_as_by_python(text, tmp_path):
     assert run(tmp_path, *OURS, "program.py") == run(tmp_path, "program.py")
 
 
+@pytest.fixture
+def _interrupts_reach_children():
+    """A shell starts what is in its background with SIGINT ignored, which children inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts_reach_children")
 def test_an_interrupt_ends_it_as_it_ends_python(tmp_path):
     """After Ctrl-C the process has run its exit functions, shows its own frames and has died of the signal."""
     (tmp_path / "program.py").write_text(WAITING)
@@ -109,7 +118,7 @@ def test_an_interrupt_ends_it_as_it_ends_python(tmp_path):
                 assert process.poll() is None
             time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=90)
         finally:
             process.kill()
             process.wait()
