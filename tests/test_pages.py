@@ -24,7 +24,7 @@ def blocks_of(page):
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
 @pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES if blocks_of(page)])
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES[1:] if blocks_of(page)])
 def test_blocks_of_python_run(page, tmp_path, monkeypatch):
     """The blocks of a page run in their order, as one script."""
     monkeypatch.chdir(tmp_path)

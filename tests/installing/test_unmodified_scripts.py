@@ -53,6 +53,7 @@ def compare(folder, script, *words):
     assert left[0] == left[1]
 
 
+@pytest.mark.slow
 def test_a_script_with_a_trainer_of_its_own(tmp_path):
     """Overrides, a callback and a schedule of the script's: log history, files and weights are equal."""
     compare(tmp_path, "own_trainer.py", "out")
