@@ -1,10 +1,13 @@
-"""Classes for which objects of transformers' class of the same name count as their own."""
+"""Classes that transformers and hf_compat both have: an object of either counts as one of the other's."""
 
 from __future__ import annotations
 
 from abc import ABCMeta
+from typing import Any
 
-__all__ = ["CountsCounterparts"]
+__all__ = ["CountsCounterparts", "derives_from_counterpart"]
+
+_COUNTERPARTS = {"hf_compat": "transformers", "transformers": "hf_compat"}
 
 
 class CountsCounterparts(ABCMeta):
@@ -14,11 +17,21 @@ class CountsCounterparts(ABCMeta):
     derives from one of ours has no counterpart. It is derived from ``ABCMeta``, so that a subclass may be abstract.
     """
 
+    def __instancecheck__(cls, instance: Any) -> bool:
+        # ABCMeta remembers which classes it has found to be none, and then asks `__subclasscheck__` no more.
+        return super().__instancecheck__(instance) or derives_from_counterpart(type(instance), cls)
+
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) or _has_counterpart(cls, subclass)
+        return super().__subclasscheck__(subclass) or derives_from_counterpart(subclass, cls)
 
 
-def _has_counterpart(kind: type, subclass: type) -> bool:
-    return kind.__module__.startswith("hf_compat.") and any(
-        base.__name__ == kind.__name__ and base.__module__.startswith("transformers.") for base in subclass.__mro__
+def derives_from_counterpart(subclass: type, kind: type) -> bool:
+    """Return whether ``subclass`` is, or derives from, the other library's class of the name of ``kind``."""
+    library = _COUNTERPARTS.get(_package(kind))
+    return library is not None and any(
+        base.__name__ == kind.__name__ and _package(base) == library for base in subclass.__mro__
     )
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]

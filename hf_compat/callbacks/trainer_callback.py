@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.counterparts import CountsCounterparts
+from hf_compat.counterparts import CountsCounterparts, derives_from_counterpart
 from hf_compat.state import TrainerControl, TrainerState
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["TrainerCallback", "is_kind_of"]
-
-_COUNTERPARTS = {"hf_compat": "transformers", "transformers": "hf_compat"}
 
 
 class TrainerCallback(metaclass=CountsCounterparts):
@@ -117,13 +115,4 @@ def is_kind_of(callback: object, kind: type) -> bool:
 
     A script may pass transformers' ``ProgressCallback`` to remove ours from the trainer.
     """
-    if isinstance(callback, kind):
-        return True
-    counterpart = _COUNTERPARTS.get(_package(kind))
-    return counterpart is not None and any(
-        base.__name__ == kind.__name__ and _package(base) == counterpart for base in type(callback).__mro__
-    )
-
-
-def _package(kind: type) -> str:
-    return kind.__module__.partition(".")[0]
+    return isinstance(callback, kind) or derives_from_counterpart(type(callback), kind)
