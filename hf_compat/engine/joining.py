@@ -27,26 +27,28 @@ __all__ = ["join", "keywords_given", "one_loader"]
 _LIGHTNINGS_EPOCHS = 1000
 """What Lightning takes for ``max_epochs`` if neither epochs nor steps are given."""
 
+_LIMITS = ("limit_predict_batches", "limit_test_batches", "limit_train_batches", "limit_val_batches")
+"""Keywords of ``lightning.Trainer``: the share, if a float, or the number of batches that are read."""
+
+
+def _is_all(share: Any) -> bool:
+    return isinstance(share, float) and share == 1.0
+
+
 _IS_DEFAULT: dict[str, Callable[[Any], bool]] = {
     "check_val_every_n_epoch": lambda value: value == 1,
     "fast_dev_run": lambda value: not value,
-    "limit_predict_batches": lambda value: isinstance(value, float) and value == 1.0,
-    "limit_test_batches": lambda value: isinstance(value, float) and value == 1.0,
-    "limit_train_batches": lambda value: isinstance(value, float) and value == 1.0,
-    "limit_val_batches": lambda value: isinstance(value, float) and value == 1.0,
+    **dict.fromkeys(_LIMITS, _is_all),
     "max_epochs": lambda value: value in (None, -1, _LIGHTNINGS_EPOCHS),
     "max_steps": lambda value: value == -1,
     "min_steps": lambda value: value is None,
     "overfit_batches": lambda value: not value,
     "reload_dataloaders_every_n_epochs": lambda value: not value,
-    "val_check_interval": lambda value: isinstance(value, float) and value == 1.0,
+    "val_check_interval": _is_all,
 }
 """Keywords of ``lightning.Trainer`` that it has as attributes, to whether a value is Lightning's default."""
 
-_FREE = {
-    **dict.fromkeys(("limit_predict_batches", "limit_test_batches", "limit_train_batches", "limit_val_batches"), 1.0),
-    "overfit_batches": 0.0,
-}
+_FREE = {**dict.fromkeys(_LIMITS, 1.0), "overfit_batches": 0.0}
 """What a Lightning trainer has whose run limits the data itself."""
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import (
@@ -22,6 +21,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
+from hf_compat.engine.support import Support, refused, works
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -31,7 +31,6 @@ __all__ = [
     "OF_OTHERS",
     "OF_SANITY_CHECK",
     "SUPPORT",
-    "Support",
     "callback_problems",
     "defines_hook",
     "draws_with_rich",
@@ -40,107 +39,82 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Support:
-    """What becomes of a Lightning callback.
-
-    Attributes:
-        works: Whether it does its work; if not, a Trainer refuses it.
-        note: What it does here; of a refused one, the reason.
-        instead: What to use instead of a refused one.
-        refuses: Settings of one that works which are refused, with the reason and what to use instead.
-    """
-
-    works: bool
-    note: str
-    instead: str = ""
-    refuses: str = ""
-
-
-def _works(note: str, refuses: str = "") -> Support:
-    return Support(works=True, note=note, refuses=refuses)
-
-
-def _refused(note: str, instead: str) -> Support:
-    return Support(works=False, note=note, instead=instead)
-
-
 _WITHOUT_EVALUATION = "a `monitor` that starts with `eval_` under `eval_strategy='no'`: no evaluation computes it"
 _SHARDED = "a model that the strategy shards: it needs the whole model on each rank"
 
 SUPPORT: dict[str, Support] = {
-    "BackboneFinetuning": _works(
+    "BackboneFinetuning": works(
         "Freezes the model's `backbone` and adds it to the optimizer at its epoch. The schedule goes on for the other "
         "parameters; the backbone keeps the rate that the callback gives it. Resumes with its groups of parameters.",
     ),
-    "BaseFinetuning": _works(
+    "BaseFinetuning": works(
         "The same for what a subclass freezes and adds; the module has the model's attributes, such as "
         "`pl_module.backbone`.",
     ),
-    "BasePredictionWriter": _refused(
+    "BasePredictionWriter": refused(
         "`Trainer.predict` runs Lightning's test loop, in which predictions are gathered over all ranks and batches",
         "the result of `Trainer.predict`, or a callback with `on_test_batch_end`",
     ),
-    "BatchSizeFinder": _refused(
+    "BatchSizeFinder": refused(
         "it trains trial runs inside the fit with the module's own loader, but the loader is the Trainer's, and logs, "
         "events and schedule would count the trials",
         "TrainingArguments(auto_find_batch_size=True)",
     ),
-    "Callback": _works(
+    "Callback": works(
         "Subclasses get all hooks but those named below. A batch of a training hook is a window: the batches of one "
         "update step, in `batch.batches`.",
     ),
-    "Checkpoint": _works("The base class of checkpoint callbacks: called after all others."),
-    "DeviceStatsMonitor": _works("Logs to every Lightning logger, also those of `report_to`. Needs one, and psutil."),
-    "EarlyStopping": _works(
+    "Checkpoint": works("The base class of checkpoint callbacks: called after all others."),
+    "DeviceStatsMonitor": works("Logs to every Lightning logger, also those of `report_to`. Needs one, and psutil."),
+    "EarlyStopping": works(
         "Monitors metrics of evaluations (`eval_loss`) and logged ones (`loss`, `grad_norm`, `learning_rate`), after "
         "each evaluation; under `eval_strategy='no'` after each epoch.",
         refuses=_WITHOUT_EVALUATION,
     ),
-    "EMAWeightAveraging": _works("As `WeightAveraging`.", refuses=_SHARDED),
-    "GradientAccumulationScheduler": _refused(
+    "EMAWeightAveraging": works("As `WeightAveraging`.", refuses=_SHARDED),
+    "GradientAccumulationScheduler": refused(
         "the update steps of a run are planned before it, with one number of batches for each",
         "TrainingArguments(gradient_accumulation_steps=...), and a resumed run with another number from that epoch on",
     ),
-    "LambdaCallback": _works("Calls its functions, in all hooks but those named below."),
-    "LearningRateFinder": _refused(
+    "LambdaCallback": works("Calls its functions, in all hooks but those named below."),
+    "LearningRateFinder": refused(
         "it makes update steps inside the fit and then undoes them, but logs, events and schedule would count them",
         "Trainer.hyperparameter_search over `learning_rate`",
     ),
-    "LearningRateMonitor": _works("Logs to every Lightning logger, also those of `report_to`. Needs one."),
-    "ModelCheckpoint": _works(
+    "LearningRateMonitor": works("Logs to every Lightning logger, also those of `report_to`. Needs one."),
+    "ModelCheckpoint": works(
         "Saves Lightning checkpoints (`.ckpt`) beside the run's own folders, with `save_last`, `every_n_train_steps` "
         "(update steps), `every_n_epochs`, `monitor` and `save_on_exception`: after each evaluation; under "
         "`eval_strategy='no'` after each epoch. A run resumes from its own folders, not from these files.",
         refuses=f"`train_time_interval`, which Lightning ignores under manual optimization: use "
         f"`every_n_train_steps`; {_WITHOUT_EVALUATION}",
     ),
-    "ModelPruning": _works(
+    "ModelPruning": works(
         "Prunes at the end of epochs. Checkpoints have the pruned weights without masks, as those of Lightning: a "
         "resumed run prunes again at its next epoch's end.",
         refuses=f"`make_pruning_permanent=False` when checkpoints are saved, which could not be loaded; {_SHARDED}",
     ),
-    "ModelSummary": _works("Prints its table at the start of the fit; use `max_depth=2` or more to see the layers."),
-    "OnExceptionCheckpoint": _works(
+    "ModelSummary": works("Prints its table at the start of the fit; use `max_depth=2` or more to see the layers."),
+    "OnExceptionCheckpoint": works(
         "Saves a Lightning checkpoint (`.ckpt`) when the run ends with an error; the next run does not begin there."
     ),
-    "ProgressBar": _works("The base class of progress bars: they count update steps."),
-    "RichModelSummary": _works("As `ModelSummary`. Needs rich."),
-    "RichProgressBar": _works(
+    "ProgressBar": works("The base class of progress bars: they count update steps."),
+    "RichModelSummary": works("As `ModelSummary`. Needs rich."),
+    "RichProgressBar": works(
         "Counts update steps, in place of transformers' bar; logs are printed above it. Needs rich."
     ),
-    "StochasticWeightAveraging": _refused(
+    "StochasticWeightAveraging": refused(
         "it replaces Lightning's schedule and skips backward passes, which have no effect under manual optimization",
         "WeightAveraging with a `should_update` of yours, and `lr_scheduler_type`",
     ),
-    "SpikeDetection": _works("Ends the run with an error on a spike of the loss of an update step."),
-    "ThroughputMonitor": _works(
+    "SpikeDetection": works("Ends the run with an error on a spike of the loss of an update step."),
+    "ThroughputMonitor": works(
         "Measures update steps and evaluations. `batch_size_fn` and `length_fn` get the Trainer's batches, and count "
         "all of an update step. `flops_per_batch` is read from the model.",
     ),
-    "Timer": _works("Measures, and stops the run after its `duration`. Resumes with the time elapsed."),
-    "TQDMProgressBar": _works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
-    "WeightAveraging": _works(
+    "Timer": works("Measures, and stops the run after its `duration`. Resumes with the time elapsed."),
+    "TQDMProgressBar": works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
+    "WeightAveraging": works(
         "Averages the weights: evaluations and checkpoints have the average, and so has the model after the run. "
         "A resumed run goes on with weights and average.",
         refuses=_SHARDED,
@@ -150,7 +124,7 @@ SUPPORT: dict[str, Support] = {
 
 _THAWING = "FinetuningScheduler"
 OF_OTHERS: dict[str, Support] = {
-    _THAWING: _works(
+    _THAWING: works(
         "Of the package finetuning-scheduler: thaws the model phase by phase, by epoch or by its `FTSEarlyStopping`, "
         "and adds the parameters to the optimizer of the run, whose schedule goes on for them too.",
         refuses="`restore_best=True`, which loads a Lightning checkpoint in the middle of the run: pass False; no "

@@ -5,56 +5,48 @@
 
 from __future__ import annotations
 
-from hf_compat.engine.lightning_callbacks import Support
+from hf_compat.engine.support import Support, refused, works
 
 __all__ = ["ABSTRACT", "CLASSES", "ENVIRONMENTS", "NAMES", "refused_strategy"]
 
 _WITH_DEEPSPEED = "the DeepSpeed config has to be known before the model is made"
-_ON_TPU = "TPUs are not supported"
+_ON_TPU = refused("TPUs are not supported", "a machine with GPUs")
 ABSTRACT = "it is an abstract class"
 """Why the classes are refused from which a user's own may inherit directly."""
-
-
-def _works(note: str, refuses: str = "") -> Support:
-    return Support(works=True, note=note, refuses=refuses)
-
-
-def _refused(note: str, instead: str) -> Support:
-    return Support(works=False, note=note, instead=instead)
 
 
 def _deepspeed(**sizes: object) -> Support:
     offload = "".join(f", '{name}': {{'device': {device!r}}}" for name, device in sizes.items() if name != "stage")
     stage = f"{{'zero_optimization': {{'stage': {sizes['stage']}{offload}}}}}"
-    return _refused(_WITH_DEEPSPEED, f"`TrainingArguments(deepspeed={stage})`, or the path of such a config")
+    return refused(_WITH_DEEPSPEED, f"`TrainingArguments(deepspeed={stage})`, or the path of such a config")
 
 
 CLASSES: dict[str, Support] = {
-    "DDPStrategy": _works(
+    "DDPStrategy": works(
         "DDP with its keywords for torch's wrapper, communication hooks and `model_averaging_period`; `start_method` "
         "says how `devices` processes are started without a launcher.",
         "`accelerator`, `parallel_devices`; `process_group_backend`: `ddp_backend`; `timeout`: `ddp_timeout`",
     ),
     "DeepSpeedStrategy": _deepspeed(stage=2),
-    "FSDPStrategy": _works(
+    "FSDPStrategy": works(
         "FSDP version 1 with its wrapping, sharding and offloading, on several processes.",
         "what `fsdp` and `fsdp_config` say otherwise; `accelerator`, `checkpoint_io`, `device_mesh`, "
         "`mixed_precision`, `parallel_devices`, `precision_plugin`; `process_group_backend`: `ddp_backend`; `timeout`: "
         "`ddp_timeout`; policies that no field can say",
     ),
-    "ModelParallelStrategy": _works(
+    "ModelParallelStrategy": works(
         "Tensor parallelism of its sizes, by the model's own plan; with `fsdp` FSDP version 2 across the data-parallel "
         "ranks. Checkpoints are those of the training arguments, whatever `save_distributed_checkpoint` says.",
         "`tensor_parallel_size=1`: `fsdp`; `process_group_backend`: `ddp_backend`; `timeout`: `ddp_timeout`",
     ),
-    "ParallelStrategy": _refused(ABSTRACT, "`DDPStrategy`, or `FSDPStrategy`"),
-    "SingleDeviceStrategy": _works(
+    "ParallelStrategy": refused(ABSTRACT, "`DDPStrategy`, or `FSDPStrategy`"),
+    "SingleDeviceStrategy": works(
         "One process on one device, without a wrapper.", "another device than the arguments'; several processes"
     ),
-    "SingleDeviceXLAStrategy": _refused(_ON_TPU, "a machine with GPUs"),
-    "SingleTPUStrategy": _refused(_ON_TPU, "a machine with GPUs"),
-    "Strategy": _refused(ABSTRACT, "`DDPStrategy`, or `SingleDeviceStrategy`"),
-    "XLAStrategy": _refused(_ON_TPU, "a machine with GPUs"),
+    "SingleDeviceXLAStrategy": _ON_TPU,
+    "SingleTPUStrategy": _ON_TPU,
+    "Strategy": refused(ABSTRACT, "`DDPStrategy`, or `SingleDeviceStrategy`"),
+    "XLAStrategy": _ON_TPU,
 }
 """Each strategy class that ``lightning.pytorch.strategies`` exports → what becomes of an instance."""
 
@@ -71,10 +63,10 @@ _UNUSED = {
 }
 
 NAMES: dict[str, Support] = {
-    "auto": _works(
+    "auto": works(
         "What the training arguments say: `deepspeed`, `fsdp`, `parallelism_config`; else DDP or one device."
     ),
-    **{f"{name}{end}": _works(note + more) for name, note in _STARTS.items() for end, more in _UNUSED.items()},
+    **{f"{name}{end}": works(note + more) for name, note in _STARTS.items() for end, more in _UNUSED.items()},
     "deepspeed": _deepspeed(stage=2),
     "deepspeed_stage_1": _deepspeed(stage=1),
     "deepspeed_stage_2": _deepspeed(stage=2),
@@ -82,39 +74,39 @@ NAMES: dict[str, Support] = {
     "deepspeed_stage_3": _deepspeed(stage=3),
     "deepspeed_stage_3_offload": _deepspeed(stage=3, offload_optimizer="cpu", offload_param="cpu"),
     "deepspeed_stage_3_offload_nvme": _deepspeed(stage=3, offload_optimizer="nvme", offload_param="nvme"),
-    "fsdp": _works("FSDP version 1, as `fsdp` and `fsdp_config` say; on several processes."),
-    "fsdp_cpu_offload": _works("The same with the parameters offloaded to the CPU; on GPUs."),
-    "single_device": _works("As `SingleDeviceStrategy`, on the device of the arguments.", "several processes"),
-    "single_tpu": _refused(_ON_TPU, "a machine with GPUs"),
-    "single_xla": _refused(_ON_TPU, "a machine with GPUs"),
-    "xla": _refused(_ON_TPU, "a machine with GPUs"),
-    "xla_debug": _refused(_ON_TPU, "a machine with GPUs"),
+    "fsdp": works("FSDP version 1, as `fsdp` and `fsdp_config` say; on several processes."),
+    "fsdp_cpu_offload": works("The same with the parameters offloaded to the CPU; on GPUs."),
+    "single_device": works("As `SingleDeviceStrategy`, on the device of the arguments.", "several processes"),
+    "single_tpu": _ON_TPU,
+    "single_xla": _ON_TPU,
+    "xla": _ON_TPU,
+    "xla_debug": _ON_TPU,
 }
 """``"auto"`` and each name in Lightning's ``StrategyRegistry`` → what becomes of it."""
 
 ENVIRONMENTS: dict[str, Support] = {
-    "ClusterEnvironment": _works(
+    "ClusterEnvironment": works(
         "A subclass of yours says which process this is: from `use_cluster_environment` on, or from the Trainer on to "
         "which it is passed.",
         "answers that contradict a launcher's variables; one that starts processes itself",
     ),
-    "KubeflowEnvironment": _works("RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; each pod is a node of one process."),
-    "LightningEnvironment": _works(
+    "KubeflowEnvironment": works("RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; each pod is a node of one process."),
+    "LightningEnvironment": works(
         "Lightning's default: the Trainer starts processes as Lightning does. Also where LOCAL_RANK is set, as "
         "`torchrun` does.",
         "a launcher that does not set LOCAL_RANK: each of its processes would start others",
     ),
-    "LSFEnvironment": _works("The variables of `jsrun`, JSM_NAMESPACE_*, and the hosts in LSB_DJOB_RANKFILE."),
-    "MPIEnvironment": _works(
+    "LSFEnvironment": works("The variables of `jsrun`, JSM_NAMESPACE_*, and the hosts in LSB_DJOB_RANKFILE."),
+    "MPIEnvironment": works(
         "The variables of `mpirun` (Open MPI, MPICH, Intel MPI, MVAPICH). Passed, it also chooses address and port of "
         "the rendezvous, which else are MASTER_ADDR and MASTER_PORT."
     ),
-    "SLURMEnvironment": _works(
+    "SLURMEnvironment": works(
         "The variables of `srun`, SLURM_*; `auto_requeue` and `requeue_signal` of one that is passed. Jobs that are "
         "named `bash` or `interactive` have one process, unless a launcher is used in them."
     ),
-    "TorchElasticEnvironment": _works("The variables of `torchrun`, `fabric run` and `accelerate launch`."),
-    "XLAEnvironment": _refused(_ON_TPU, "a machine with GPUs"),
+    "TorchElasticEnvironment": works("The variables of `torchrun`, `fabric run` and `accelerate launch`."),
+    "XLAEnvironment": _ON_TPU,
 }
 """Each class that ``lightning.fabric.plugins.environments`` exports → what becomes of it."""
 
