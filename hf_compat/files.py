@@ -1,4 +1,4 @@
-"""Reading and atomic writing of small text files."""
+"""Reading and atomic writing of small files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["read_json_object", "write_text"]
+__all__ = ["read_json_object", "write_bytes", "write_text"]
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -18,10 +18,19 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     Raises:
         OSError: If the file cannot be written; ``path`` is then unchanged.
     """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write ``content`` to ``path``, atomically: a reader sees the old content or the new one.
+
+    Raises:
+        OSError: If the file cannot be written; ``path`` is then unchanged.
+    """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

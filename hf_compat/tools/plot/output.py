@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hf_compat.errors import ReportError
+from hf_compat.files import write_bytes
 
 __all__ = ["MADE_BY", "check_targets", "write_files"]
 
@@ -42,14 +43,10 @@ def write_files(contents: Mapping[Path, bytes]) -> list[str]:
     done = []
     for target, content in contents.items():
         word = "Replaced" if os.path.lexists(target) else "Wrote"
-        draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            draft.write_bytes(content)
-            draft.replace(target)
+            write_bytes(target, content)
         except OSError as error:
             raise ReportError(f"`{target}` cannot be written: {error}") from error
-        finally:
-            draft.unlink(missing_ok=True)
         done.append(f"{word} `{target}`.")
     return done
 
