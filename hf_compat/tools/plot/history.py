@@ -13,15 +13,13 @@ from hf_compat.checkpoint.layout import checkpoint_at, list_checkpoints
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError
 from hf_compat.files import read_json_object
-from hf_compat.tools.plot.panels import is_evaluation
+from hf_compat.tools.plot.panels import is_evaluation, measures_speed
 from hf_compat.tools.plot.resumed import resumed_steps
 
 __all__ = ["Best", "History", "Series", "number", "read_histories", "read_history"]
 
 _NOT_CURVES = frozenset({"epoch", "step", "total_flos", "num_input_tokens_seen"})
 """Names in a log that count, and measure nothing."""
-_OF_SPEED = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
-"""Endings of names in a log that measure the machine; besides them memory, `_mem_`."""
 _SUMMARY = "train_runtime"
 """In the log with which a run ends, whose other values are of the whole run."""
 
@@ -156,7 +154,7 @@ def _curves_in(log: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     is_summary = _SUMMARY in log
     for name, value in log.items():
         measured = number(value)
-        if measured is None or name in _NOT_CURVES or name.endswith(_OF_SPEED) or "_mem_" in name:
+        if measured is None or name in _NOT_CURVES or measures_speed(name):
             continue
         if not (is_summary and name.startswith("train_")):
             yield name, float(measured)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Panel", "is_evaluation", "panels_of"]
+__all__ = ["Panel", "is_evaluation", "measures_speed", "panels_of"]
 
 _EVALUATION = re.compile(r"(eval|test|predict)_")
 _TITLES = {"loss": "Loss", "learning_rate": "Learning rate", "grad_norm": "Gradient norm"}
 _LAST = ("learning_rate", "grad_norm")
+_OF_SPEED = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class Panel:
 def is_evaluation(name: str) -> bool:
     """Return whether a name in the logs is that of an evaluation."""
     return _EVALUATION.match(name) is not None
+
+
+def measures_speed(name: str) -> bool:
+    """Return whether a name in the logs is of time or memory: what it measures is the machine, not the model."""
+    return name.endswith(_OF_SPEED) or "_mem_" in name
 
 
 def panels_of(names: Iterable[str]) -> Sequence[Panel]:

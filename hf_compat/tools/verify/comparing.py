@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Literal
 
+from hf_compat.tools.plot.panels import measures_speed
 from hf_compat.tools.verify.record import Moment, Record
-from hf_compat.tools.verify.weights import WeightsDifference, compare_weights
+from hf_compat.tools.verify.weights import MOST_NAMED, WeightsDifference, compare_weights
 
 __all__ = ["TOLERANCES", "Comparison", "Row", "compare", "relative_difference"]
 
@@ -19,7 +20,6 @@ _OF_RATES = 1e-9
 """The same for learning rates, which are computed in double precision whatever the model's precision is."""
 _SMALLEST = 1e-8
 """Magnitude below which numbers are compared as if they were as large as this."""
-_OF_SPEED = ("_runtime", "_per_second", "_preparation_time", "_compilation_time")
 
 Verdict = Literal["equal", "within tolerance", "different", "for information"]
 
@@ -90,14 +90,14 @@ def compare(upstream: Record, ours: Record, tolerance: float) -> Comparison:
             rows.append(_row(title + name, *values, allowed))
             curves[title + name] = _differences(*values)
     weights = compare_weights(upstream, ours, tolerance)
-    rows += [weights.row(Row), _events(upstream, ours), _files(upstream, ours), *_costs(upstream, ours)]
+    rows += [_weights(weights), _events(upstream, ours), _files(upstream, ours), *_costs(upstream, ours)]
     curves["weights"] = weights.by_moment
     return Comparison(tuple(rows), tolerance, weights, curves)
 
 
 def _is_compared(title: str, name: str, upstream: Record) -> bool:
     """Return whether a row is made: not of speeds, and once only of metrics, which are logged too."""
-    if name.endswith(_OF_SPEED) or "_mem_" in name:
+    if measures_speed(name):
         return False
     return not (title == "logged " and name in upstream.metrics and name != "epoch") and title + name != "metric epoch"
 
@@ -131,6 +131,24 @@ def _row(name: str, first: Mapping[Moment, float], second: Mapping[Moment, float
 def _text(values: Mapping[Moment, float], moment: Moment | None) -> str:
     value = None if moment is None else values.get(moment)
     return "-" if value is None else f"{value:.9g}"
+
+
+def _weights(found: WeightsDifference) -> Row:
+    if found.problem:
+        return Row("weights", "-", "-", "different", first=found.first, note=found.problem)
+    parameters = f"{found.count} parameters"
+    if found.first is None:
+        return Row("weights", parameters, parameters, "equal", 0.0, found.tolerance)
+    more = f" and {len(found.differing) - MOST_NAMED} more" if len(found.differing) > MOST_NAMED else ""
+    note = (
+        f"first after step {found.first[1]} in module `{found.module}` "
+        f"({', '.join(found.differing[:MOST_NAMED])}{more}); largest in `{found.parameter}`: {found.absolute:.3g}"
+    )
+    is_different = found.largest > found.tolerance
+    verdict: Verdict = "different" if is_different else "within tolerance"
+    since = (found.beyond or found.first) if is_different else found.first
+    differing = f"{len(found.differing)} of them differ"
+    return Row("weights", parameters, differing, verdict, found.largest, found.tolerance, since, note)
 
 
 def _events(upstream: Record, ours: Record) -> Row:

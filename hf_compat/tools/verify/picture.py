@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_compat.tools.plot.drawing import FONTS, plain_axes
+from hf_compat.tools.plot.drawing import FONTS, plain_axes, style_of
 from hf_compat.tools.verify.comparing import Comparison
 from hf_compat.tools.verify.record import Moment, Record
 
@@ -15,9 +15,6 @@ __all__ = ["draw_comparison"]
 _MOST_METRICS = 4
 _THEIRS: dict[str, Any] = {"color": "#e0963c", "linewidth": 4.5, "alpha": 0.75, "solid_capstyle": "round"}
 _OURS: dict[str, Any] = {"color": "#0b3d6b", "linewidth": 1.4, "linestyle": (0, (4, 2)), "marker": "o", "markersize": 3}
-_LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
-_MARKERS = ("o", "s", "^", "D")
-_COLOURS = ("#0b5394", "#c55a11", "#1b7f4d", "#8e3a80")
 _LOWEST = 1e-18
 """Drawn for no difference at all: a logarithmic axis has no 0."""
 
@@ -82,7 +79,8 @@ def _draw_differences(axes: Any, comparison: Comparison, names: Sequence[str], o
         points = sorted((order[moment], value) for moment, value in curve.items() if moment in order)
         shown = [(step, max(value, _LOWEST)) for step, value in points if math.isfinite(value)]
         largest = max([largest, *(value for _, value in shown)])
-        look = {"color": _COLOURS[index], "linestyle": _LINES[index], "marker": _MARKERS[index], "markersize": 4}
+        style = style_of(index)
+        look = {"color": style.colour, "linestyle": style.line, "marker": style.marker, "markersize": 4}
         axes.plot(*_columns(shown), label=name, markerfacecolor="white", linewidth=1.3, **look)
     axes.axhline(comparison.tolerance, color="#b3261e", linewidth=1.2, linestyle=(0, (8, 3)))
     axes.text(1.0, comparison.tolerance, " tolerance", color="#b3261e", fontsize=8, va="bottom", ha="right",

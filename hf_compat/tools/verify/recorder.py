@@ -124,7 +124,7 @@ class Recorder:
 
     def _on_evaluate(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
         self._evaluated = True
-        self.write("metrics", step=state.global_step, values=dict(given.get("metrics") or {}))
+        self._on_predict(args, state, control, given)
 
     def _on_predict(self, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
         self.write("metrics", step=state.global_step, values=dict(given.get("metrics") or {}))

@@ -80,7 +80,8 @@ def refuse_writes(protected: list[str], allowed: Sequence[str]) -> None:
             if is_refused and not (event == "os.mkdir" and os.path.isdir(full)):
                 raise PermissionError(
                     f"hf-compat verify: the script would change `{full}`. Runs that are compared leave your folders "
-                    "as they are: write below `args.output_dir`, or to a path relative to the working directory."
+                    "as they are: write below `args.output_dir` or, without `--no-copy`, to a path relative to the "
+                    "working directory."
                 )
 
     sys.addaudithook(watch)

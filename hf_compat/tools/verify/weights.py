@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hf_compat.tools.verify.record import Moment, Record, Weights
 
-__all__ = ["WeightsDifference", "compare_weights"]
+__all__ = ["MOST_NAMED", "WeightsDifference", "compare_weights"]
 
-_MOST_NAMED = 3
+MOST_NAMED = 3
+"""Parameters that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,6 @@ class WeightsDifference:
     """When the tolerance is exceeded first, as far as weights were kept."""
     by_moment: Mapping[Moment, float] = field(default_factory=dict)
     """Largest relative difference, where the weights were kept."""
-
-    def row(self, make: Callable[..., Any]) -> Any:
-        """Return its line of the table."""
-        name = "weights"
-        if self.problem:
-            return make(name, "-", "-", "different", first=self.first, note=self.problem)
-        if self.first is None:
-            return make(name, f"{self.count} parameters", f"{self.count} parameters", "equal", 0.0, self.tolerance)
-        is_different = self.largest > self.tolerance
-        more = f" and {len(self.differing) - _MOST_NAMED} more" if len(self.differing) > _MOST_NAMED else ""
-        note = (
-            f"first after step {self.first[1]} in module `{self.module}` "
-            f"({', '.join(self.differing[:_MOST_NAMED])}{more}); largest in `{self.parameter}`: {self.absolute:.3g}"
-        )
-        verdict = "different" if is_different else "within tolerance"
-        since = (self.beyond or self.first) if is_different else self.first
-        counts = f"{self.count} parameters", f"{len(self.differing)} of them differ"
-        return make(name, *counts, verdict, self.largest, self.tolerance, since, note)
 
 
 def compare_weights(upstream: Record, ours: Record, tolerance: float) -> WeightsDifference:
@@ -97,7 +79,7 @@ def compare_weights(upstream: Record, ours: Record, tolerance: float) -> Weights
 
 def _names_differ(first: Mapping[str, str], second: Mapping[str, str]) -> str:
     only = sorted({*first} ^ {*second})
-    return f"other parameters, or in another order: {', '.join(only[:_MOST_NAMED])}"
+    return f"other parameters, or in another order: {', '.join(only[:MOST_NAMED])}"
 
 
 def _largest(theirs: Weights, own: Weights, changed: tuple[str, ...]) -> tuple[float, float, str | None] | None:
