@@ -49,17 +49,23 @@ class Assembly:
         assert isinstance(module, HFModule), "checked before"
         self._check_arguments(module, data)
         keywords, loggers = self._built_with(trainer)
-        trains = evaluated is None
+        train_dataset, callbacks = None, list(self._user_callbacks)
+        if evaluated is None:
+            train_dataset = dataset_behind(trainer, "train_dataloader")
+            eval_dataset = dataset_behind(trainer, "val_dataloader")
+            callbacks += _own_callbacks(trainer)
+        else:
+            eval_dataset = evaluated.dataset
         host = Trainer(
             module.model,
             self._args,
             getattr(data, "data_collator", None),
-            dataset_behind(trainer, "train_dataloader") if trains else None,
-            dataset_behind(trainer, "val_dataloader") if evaluated is None else evaluated.dataset,
+            train_dataset,
+            eval_dataset,
             getattr(data, "processing_class", None),
             compute_loss_func=module.compute_loss_func,
             compute_metrics=module.compute_metrics,
-            callbacks=[*self._user_callbacks, *(_own_callbacks(trainer) if trains else ())],
+            callbacks=callbacks,
             preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
             lightning=keywords,
         )
