@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_ARGUMENTS)
     explain.set_defaults(run=_explain, usage_error=explain.error)
     _add_run(commands)
+    _add_port(commands)
     return parser
 
 
@@ -81,6 +82,14 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plot.add_argument("--smooth", type=float, metavar="WEIGHT", help=_PLOT_SMOOTH)
     plot.add_argument("--force", action="store_true", help="replace FILE even if it was not made by hf-compat")
     plot.set_defaults(run=_plot)
+
+
+def _add_port(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    port = commands.add_parser("port", help="change a script's imports to hf_compat's", description=_PORT)
+    port.add_argument("--write", action="store_true", help="change the script; else only the difference is printed")
+    port.add_argument("script", metavar="SCRIPT.py", help="a script, written for transformers' Trainer")
+    port.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=_PORT_WORDS)
+    port.set_defaults(run=_port)
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -135,6 +144,14 @@ _CONVERT_GROUPS = (
     "one; keep, as they are (default for a file)"
 )
 _CONVERT_STEPS = "update steps between logs, evaluations and saves of the Trainer that resumes"
+
+
+_PORT = (
+    "Print how a script's imports change so that it runs on hf_compat, as a diff for `patch -p1`. Comments and layout "
+    "are kept. On stderr: what still comes from transformers, what will not work and why, and the effect of its "
+    "training arguments. The status is 1 if something will not work."
+)
+_PORT_WORDS = "its own arguments, to explain them too; --write may stand among them"
 
 
 _EXPLAIN = (
@@ -231,6 +248,24 @@ def _run(options: argparse.Namespace) -> Callable[[], None]:
     program = kind(options.program, options.words)
     install_here_and_in_children()
     return lambda: run_program(program)
+
+
+def _port(options: argparse.Namespace) -> int:
+    from hf_compat.tools.port.command import port_script
+
+    words = [word for word in options.words if word != "--write"]
+    writes = options.write or len(words) < len(options.words)
+    port = port_script(options.script, words)
+    sys.stdout.write(port.diff)
+    sys.stdout.flush()
+    told = [*port.remarks]
+    if not port.diff:
+        told.insert(0, "Nothing to change: it takes nothing of the Trainer from transformers.")
+    elif writes:
+        port.write()
+        told.append(f"Wrote `{options.script}`.")
+    print("\n".join(told), file=sys.stderr)
+    return int(port.has_problems)
 
 
 def _verify(options: argparse.Namespace) -> int:

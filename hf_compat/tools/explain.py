@@ -17,7 +17,16 @@ from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
 
-__all__ = ["Explanation", "as_json", "as_markdown", "as_table", "explain_all", "explain_command_line", "explain_fields"]
+__all__ = [
+    "Explanation",
+    "as_json",
+    "as_markdown",
+    "as_table",
+    "explain_all",
+    "explain_call",
+    "explain_command_line",
+    "explain_fields",
+]
 
 _RULES = {rule.field: rule for rule in FIELD_RULES}
 _SETTABLE = {item.name for item in fields(Seq2SeqTrainingArguments) if item.init}
@@ -69,6 +78,37 @@ def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
         row = explained.get(name) or _explain(name, defaults()[name])
         explained[name] = replace(row, problems=(*row.problems, problem))
     return list(explained.values())
+
+
+def explain_call(literals: Mapping[str, Any], computed: Mapping[str, str]) -> list[Explanation]:
+    """Return the effect of the keywords in a call of ``TrainingArguments`` that a script makes.
+
+    Args:
+        literals: Those whose values are known.
+        computed: Those whose values the script computes, with its expressions. If there are any, a value is checked
+            only for a field that is not supported: with the others it may well be right.
+    """
+    if not computed:
+        return explain_fields(literals)
+    known = [
+        row
+        for name, value in literals.items()
+        for row in (explain_fields({name: value}) if _fate(name) == "unsupported" else [_explain(name, value)])
+    ]
+    return known + [_explain(name, _Expression(text)) for name, text in computed.items()]
+
+
+def _fate(name: str) -> str | None:
+    return _RULES[name].fate if name in _RULES else None
+
+
+class _Expression(str):
+    """The text of an expression, shown without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def explain_command_line(arguments: Sequence[str]) -> list[Explanation]:
@@ -147,21 +187,21 @@ def _plain(value: object) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
-def as_table(explained: Sequence[Explanation]) -> str:
-    """Return an aligned table of ``explained``: a line each, one for further readers and one for each problem."""
+def as_table(explained: Sequence[Explanation], *, readers: bool = True) -> str:
+    """Return an aligned table of ``explained``: a line each, one for each problem, and one for further ``readers``."""
     rows = [_HEADINGS, *((item.field, _short(item.value), item.where, item.account) for item in explained)]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     lines = []
     for row, item in zip(rows, [None, *explained], strict=True):
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         lines.append("  ".join([*cells, row[-1]]))
-        lines.extend(_notes(item) if item else ())
+        lines.extend(_notes(item, readers) if item else ())
     return "\n".join(lines)
 
 
-def _notes(item: Explanation) -> Iterator[str]:
+def _notes(item: Explanation, readers: bool) -> Iterator[str]:
     others = [module for module in item.read_in if module != item.where]
-    if others:
+    if others and readers:
         yield f"  {'also ' if item.fate == 'plan' else ''}read in: {', '.join(others)}"
     yield from (f"  error: {problem}" for problem in item.problems)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_compat.tools.port.command import port_script
 from tests.support import processes
 from tests.support.paths import SCRIPTS
 
@@ -51,6 +52,20 @@ def compare(folder, script, *words):
         assert ("hf_compat" in told) == (name == "ours")
         left.append(outcome(folder / name / "out"))
     assert left[0] == left[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words"), [("own_trainer.py", ["out"]), ("classification.py", [*CLASSIFICATION.split(), "out"])]
+)
+def test_a_ported_script(tmp_path, script, words):
+    """With its imports changed by ``hf-compat port`` a script leaves what the original does."""
+    pytest.importorskip("libcst")
+    for name, text in (("upstream", (FOLDER / script).read_bytes()), ("ours", port_script(str(FOLDER / script)).after)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / script).write_bytes(text)
+        run(script, *words, folder=tmp_path / name)
+    assert outcome(tmp_path / "upstream" / "out") == outcome(tmp_path / "ours" / "out")
 
 
 @pytest.mark.slow

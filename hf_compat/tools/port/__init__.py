@@ -1,0 +1,1 @@
+"""``hf-compat port``: the change of a script's imports, to review or to apply."""

@@ -1,0 +1,31 @@
+"""Which names a ported script imports from hf_compat, and which modules of transformers have them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import hf_compat
+from hf_compat.installing.names import LEFT, is_watched
+
+__all__ = ["is_moved", "is_trainer_module", "moved_names"]
+
+_MOVED_AS_WELL = frozenset({"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK"})
+"""A ported script that changes one of them means the Trainer's that it builds."""
+_TRAINER_MODULES = ("trainer", "trainer_callback", "trainer_seq2seq", "training_args", "training_args_seq2seq")
+
+
+@cache
+def moved_names() -> frozenset[str]:
+    """Return the names that move: classes and functions, but not constants, which are equal in both libraries."""
+    functional = {name for name in hf_compat.__all__ if not (name.isupper() or name.startswith("__"))}
+    return frozenset(functional - LEFT.keys() | _MOVED_AS_WELL)
+
+
+def is_moved(module: str, name: str) -> bool:
+    """Return whether the ``name`` that a script takes from ``module``, a dotted name, comes from hf_compat then."""
+    return is_watched(module) and name in moved_names()
+
+
+def is_trainer_module(module: str) -> bool:
+    """Return whether ``module`` is one of those that make up transformers' Trainer."""
+    return module.removeprefix("transformers.") in _TRAINER_MODULES

@@ -1,0 +1,179 @@
+"""What a person has to know of a script beside the change of its imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import libcst as cst
+from libcst.metadata import PositionProvider, QualifiedNameProvider
+
+from hf_compat.installing.names import BASES, is_watched
+from hf_compat.overriding import NEVER_CALLED
+from hf_compat.tools.port.names import is_moved, is_trainer_module
+from hf_compat.tools.port.rewriting import absolute_module, dotted
+
+__all__ = ["Call", "Remark", "Remarks", "find_remarks"]
+
+_HAVE_OWN_TRAINERS = ("hf_compat", "lightning", "pytorch_lightning", "transformers")
+"""Packages whose Trainer is nobody's subclass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One sentence on a line of a script."""
+
+    line: int
+    text: str
+    is_problem: bool
+    """Whether the ported script will not do what it did."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of ``TrainingArguments`` in a script."""
+
+    line: int
+    literals: dict[str, Any] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    """Fields whose values the script computes → as it is written."""
+    has_more: bool = False
+    """Whether it passes ``**keywords`` too."""
+
+
+@dataclass(slots=True)
+class Remarks:
+    """All that was found, in the order of the script."""
+
+    remarks: list[Remark] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+
+def find_remarks(wrapper: cst.MetadataWrapper, folder: Path) -> Remarks:
+    """Return what is to be said of the module of ``wrapper``, a script in ``folder``."""
+    finder = _Finder(folder)
+    wrapper.visit(finder)
+    return Remarks(sorted(finder.remarks, key=lambda remark: remark.line), finder.calls)
+
+
+class _Finder(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.remarks: list[Remark] = []
+        self.calls: list[Call] = []
+        self._folder = folder
+        self._trainers: set[str] = set()
+        """Classes of the script that derive from the Trainer."""
+        self._arguments: set[str] = set()
+        """Classes of the script that derive from ``TrainingArguments``."""
+
+    def visit_ClassDef(self, node: cst.ClassDef) -> None:  # noqa: N802
+        for base in node.bases:
+            known = self._base(base.value)
+            if known is not None:
+                (self._trainers if known.endswith("Trainer") else self._arguments).add(node.name.value)
+        if node.name.value in self._trainers:
+            for statement in node.body.body:
+                if isinstance(statement, cst.FunctionDef) and statement.name.value in NEVER_CALLED:
+                    name = statement.name.value
+                    self._add(statement, f"`{node.name.value}.{name}` would never be called: {NEVER_CALLED[name]}.")
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
+        known = self._base(node.func)
+        if known is None or known.endswith("Trainer"):
+            return
+        call = Call(self._line(node))
+        for argument in node.args:
+            if argument.star == "**":
+                call.has_more = True
+            elif argument.keyword is not None:
+                self._note(call, argument.keyword.value, argument.value)
+            elif not argument.star and argument is node.args[0]:
+                self._note(call, "output_dir", argument.value)
+        self.calls.append(call)
+
+    def _note(self, call: Call, name: str, value: cst.BaseExpression) -> None:
+        written = cst.Module(body=()).code_for_node(value)
+        try:
+            call.literals[name] = ast.literal_eval(written)
+        except ValueError:
+            call.computed[name] = written
+
+    def _base(self, node: cst.BaseExpression) -> str | None:
+        """Return which of ``Trainer`` and ``TrainingArguments``, or the like, a class is or derives from."""
+        for name in self._qualified(node):
+            home, _, last = name.rpartition(".")
+            if last in BASES and (is_watched(home) or home.partition(".")[0] == "hf_compat"):
+                return last
+            if name in self._trainers:
+                return "Trainer"
+            if name in self._arguments:
+                return "TrainingArguments"
+        return None
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
+        if not isinstance(node.target, cst.Attribute) or node.target.attr.value.startswith("DEFAULT_"):
+            return
+        for name in self._qualified(node.target):
+            home, _, last = name.rpartition(".")
+            if is_moved(home, last) or is_trainer_module(home):
+                self._add(
+                    node,
+                    f"`{dotted(node.target)} = ...` has no effect on hf_compat, which does not look there: override a "
+                    "method of Trainer.",
+                )
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
+        module = absolute_module(node)
+        own = self._own_file(module or "", len(node.relative))
+        if own is not None:
+            self._add(node, f"`{own}` is imported: port it too if it uses the Trainer.", is_problem=False)
+        elif module is not None and not isinstance(node.names, cst.ImportStar):
+            names = [str(alias.name.value) for alias in node.names]
+            self._add_library(node, module.partition(".")[0], [name for name in names if name.endswith("Trainer")])
+
+    def visit_Import(self, node: cst.Import) -> None:  # noqa: N802
+        for alias in node.names:
+            own = self._own_file(dotted(alias.name), 0)
+            if own is not None:
+                self._add(node, f"`{own}` is imported: port it too if it uses the Trainer.", is_problem=False)
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802
+        name = node.attr.value
+        if name.endswith("Trainer") and isinstance(node.value, cst.Name):
+            for module in self._qualified(node.value):
+                if f"{module}.{name}" in self._qualified(node):
+                    self._add_library(node, module.partition(".")[0], [name])
+
+    def _add_library(self, node: cst.CSTNode, library: str, names: list[str]) -> None:
+        if names and library not in _HAVE_OWN_TRAINERS:
+            listed = ", ".join(f"`{name}`" for name in names)
+            self._add(
+                node,
+                f"{listed} of {library} is no class of hf_compat's. If it derives from transformers' Trainer, start "
+                "the unchanged script with `hf-compat run`, or call `hf_compat.install()` above this line.",
+            )
+
+    def _own_file(self, module: str, level: int) -> str | None:
+        """Return the file beside the script that a module is, if it may use the Trainer."""
+        folder = self._folder.joinpath(*[".."] * max(0, level - 1))
+        for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
+            if module and (folder / name).is_file() and b"Train" in (folder / name).read_bytes():
+                return name
+        return None
+
+    def _qualified(self, node: cst.CSTNode) -> Iterator[str]:
+        yield from {found.name for found in self.get_metadata(QualifiedNameProvider, node, set())}
+
+    def _line(self, node: cst.CSTNode) -> int:
+        return int(self.get_metadata(PositionProvider, node).start.line)
+
+    def _add(self, node: cst.CSTNode, text: str, *, is_problem: bool = True) -> None:
+        remark = Remark(self._line(node), text, is_problem)
+        if remark not in self.remarks:
+            self.remarks.append(remark)

@@ -1,0 +1,222 @@
+"""Changes where a script takes the names of the Trainer from; all else stays as it is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import libcst as cst
+from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameProvider, ScopeProvider
+from libcst.metadata.scope_provider import Access, ImportAssignment
+
+from hf_compat.installing.names import is_watched
+from hf_compat.tools.port.imports import split
+from hf_compat.tools.port.names import is_moved, moved_names
+
+__all__ = ["Changes", "absolute_module", "find_changes", "rewritten"]
+
+_FOR_TOOLS = re.compile(r"#\s*(noqa|isort|type:|pylint|ruff|pragma|fmt)")
+"""Comments that tell a tool about their line, and that a new line beside it needs too."""
+Package: TypeAlias = Literal["instead", "beside", "gone"]
+"""Whether ``import hf_compat`` stands in the place of an import or behind it, or neither of them is needed."""
+ImportLine: TypeAlias = cst.Import | cst.ImportFrom
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be changed in a script."""
+
+    splits: dict[cst.ImportFrom, tuple[frozenset[str], int]] = field(default_factory=dict)
+    """Imports with names that move → those names, and the columns to the left of the line."""
+    attributes: dict[cst.Attribute, str] = field(default_factory=dict)
+    """Such as ``transformers.Trainer`` → the name."""
+    with_package: dict[ImportLine, Package] = field(default_factory=dict)
+    """Imports of transformers as a whole, through which names that move are read."""
+    behind_star: dict[cst.ImportFrom, list[str]] = field(default_factory=dict)
+    """Star imports → the names of theirs that move."""
+    moved: set[str] = field(default_factory=set)
+    stays: set[str] = field(default_factory=set)
+    """Names that are taken from transformers as before."""
+
+
+def absolute_module(node: cst.ImportFrom) -> str | None:
+    """Return the dotted name of the module that is imported from; None if it is relative."""
+    return None if node.relative or node.module is None else dotted(node.module)
+
+
+def dotted(node: cst.BaseExpression) -> str:
+    """Return a dotted name as it is written; empty if it is none."""
+    if isinstance(node, cst.Attribute):
+        return f"{dotted(node.value)}.{node.attr.value}"
+    return node.value if isinstance(node, cst.Name) else ""
+
+
+def find_changes(wrapper: cst.MetadataWrapper) -> Changes:
+    """Return what is to be changed in the module of ``wrapper``."""
+    finder = _Finder()
+    wrapper.visit(finder)
+    finder.resolve_packages(wrapper)
+    return finder.changes
+
+
+def rewritten(wrapper: cst.MetadataWrapper, changes: Changes) -> cst.Module:
+    """Return the module of ``wrapper`` with ``changes``."""
+    return wrapper.module.visit(_Rewriter(changes))
+
+
+class _Finder(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (PositionProvider, QualifiedNameProvider, ScopeProvider)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changes = Changes()
+        self._replaced: set[cst.Attribute] = set()
+        """What a script gives another value, such as ``transformers.Trainer``."""
+        self._roots: set[cst.CSTNode | None] = set()
+        """The first names of the attributes that move, such as the ``transformers`` of ``transformers.Trainer``."""
+        self._stars: list[cst.ImportFrom] = []
+        self._unbound: dict[str, None] = {}
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
+        module = absolute_module(node)
+        if module is None or not is_watched(module):
+            return
+        if isinstance(node.names, cst.ImportStar):
+            self._stars.append(node)
+            return
+        names = {str(alias.name.value) for alias in node.names}
+        moved = frozenset(name for name in names if is_moved(module, name))
+        self.changes.moved |= moved
+        self.changes.stays |= names - moved
+        if moved:
+            self.changes.splits[node] = moved, self.get_metadata(PositionProvider, node).start.column
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
+        if isinstance(node.target, cst.Attribute) and not node.target.attr.value.startswith("DEFAULT_"):
+            self._replaced.add(node.target)
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802
+        root = _root(node)
+        if root is None or node in self._replaced:
+            return
+        modules = self._qualified(node.value)
+        for found in self._qualified(node):
+            module, _, name = found.rpartition(".")
+            if module in modules and is_watched(module) and module.islower():  # no attribute of a class
+                self._take(node, root, module, name)
+
+    def _take(self, node: cst.Attribute, root: cst.Name, module: str, name: str) -> None:
+        if is_moved(module, name):
+            self.changes.attributes[node] = name
+            self.changes.moved.add(name)
+            self._roots.add(root)
+        elif not name.islower():
+            self.changes.stays.add(name)
+
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802
+        scope = self.get_metadata(ScopeProvider, node, None)
+        if scope is not None and node.value in moved_names() and not scope[node.value]:
+            self._unbound[node.value] = None
+
+    def _qualified(self, node: cst.BaseExpression) -> set[str]:
+        return {found.name for found in self.get_metadata(QualifiedNameProvider, node, set())}
+
+    def resolve_packages(self, wrapper: cst.MetadataWrapper) -> None:
+        """Find the imports that need ``import hf_compat`` beside them, and what star imports give."""
+        for star in self._stars[-1:]:
+            self.changes.behind_star[star] = [*self._unbound]
+            self.changes.moved |= {*self._unbound}
+        parents = wrapper.resolve(ParentNodeProvider)
+        bound: set[cst.CSTNode] = set()
+        for line, all_move in self._imports_of_packages(wrapper).items():
+            block = parents[parents[line]]
+            if block in bound and not _has_comment(parents[line]):
+                self.changes.with_package |= {line: "gone"} if all_move else {}
+            else:
+                self.changes.with_package[line] = "instead" if all_move else "beside"
+            bound.add(block)
+
+    def _imports_of_packages(self, wrapper: cst.MetadataWrapper) -> dict[ImportLine, bool]:
+        """Return the imports through which attributes that move are read → whether nothing else needs them."""
+        found: dict[ImportLine, bool] = {}
+        for scope in {*wrapper.resolve(ScopeProvider).values()}:
+            for assignment in scope.assignments if scope else ():
+                line = assignment.node if isinstance(assignment, ImportAssignment) else None
+                moves = [_first_name(access) in self._roots for access in assignment.references]
+                if isinstance(line, ImportLine) and any(moves):
+                    found[line] = isinstance(line, cst.Import) and len(line.names) == 1 and all(moves)
+        positions = wrapper.resolve(PositionProvider)
+        return {line: found[line] for line in sorted(found, key=lambda line: positions[line].start.line)}
+
+
+def _has_comment(line: cst.CSTNode) -> bool:
+    if not isinstance(line, cst.SimpleStatementLine):
+        return True
+    return line.trailing_whitespace.comment is not None or any(each.comment for each in line.leading_lines)
+
+
+def _root(node: cst.Attribute) -> cst.Name | None:
+    value = node.value
+    while isinstance(value, cst.Attribute):
+        value = value.value
+    return value if isinstance(value, cst.Name) else None
+
+
+def _first_name(access: Access) -> cst.CSTNode | None:
+    return _root(access.node) if isinstance(access.node, cst.Attribute) else access.node
+
+
+class _Rewriter(cst.CSTTransformer):
+    def __init__(self, changes: Changes) -> None:
+        super().__init__()
+        self._changes = changes
+
+    def leave_Attribute(self, original_node: cst.Attribute, updated_node: cst.Attribute) -> cst.Attribute:  # noqa: N802
+        if original_node not in self._changes.attributes:
+            return updated_node
+        return updated_node.with_changes(value=cst.Name("hf_compat"))
+
+    def leave_Import(  # noqa: N802
+        self, original_node: cst.Import, updated_node: cst.Import
+    ) -> cst.Import | cst.FlattenSentinel[cst.BaseSmallStatement] | cst.RemovalSentinel:
+        match self._changes.with_package.get(original_node):
+            case "instead":
+                return updated_node.with_changes(names=_import_package().names)
+            case "beside":
+                return cst.FlattenSentinel([updated_node, _import_package()])
+            case "gone":
+                return cst.RemoveFromParent()
+        return updated_node
+
+    def leave_ImportFrom(  # noqa: N802
+        self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
+    ) -> cst.ImportFrom | cst.FlattenSentinel[cst.BaseSmallStatement]:
+        lines: list[cst.BaseSmallStatement] = [updated_node]
+        if original_node in self._changes.splits:
+            lines = [line for line in split(updated_node, *self._changes.splits[original_node]) if line is not None]
+        if self._changes.behind_star.get(original_node):
+            names = [cst.ImportAlias(cst.Name(name)) for name in self._changes.behind_star[original_node]]
+            lines.append(cst.ImportFrom(module=cst.Name("hf_compat"), names=names))
+        if self._changes.with_package.get(original_node) == "beside":
+            lines.append(_import_package())
+        return cst.FlattenSentinel(lines)
+
+    def leave_SimpleStatementLine(  # noqa: N802
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.SimpleStatementLine | cst.FlattenSentinel[cst.BaseStatement] | cst.RemovalSentinel:
+        """Give each of the imports that one has become a line of its own."""
+        if not updated_node.body:
+            return cst.RemoveFromParent()
+        if len(original_node.body) != 1 or len(updated_node.body) == 1:
+            return updated_node
+        first, *others = updated_node.body
+        comment = updated_node.trailing_whitespace.comment
+        is_for_tools = comment is not None and _FOR_TOOLS.match(comment.value)
+        behind = updated_node.trailing_whitespace if is_for_tools else cst.TrailingWhitespace()
+        lines = [cst.SimpleStatementLine(body=[other], trailing_whitespace=behind) for other in others]
+        return cst.FlattenSentinel([updated_node.with_changes(body=[first]), *lines])
+
+
+def _import_package() -> cst.Import:
+    return cst.Import(names=[cst.ImportAlias(cst.Name("hf_compat"))])
