@@ -55,7 +55,7 @@ def test_every_member_is_accounted_for():
     assert {*VALUES, *CALLS} & REFUSED.keys() == set()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_members_of_one_process(tmp_path, ours, precision):
     """Each member has the value, or does, what it has and does in upstream's Trainer, to the last bit."""
     fields = {"bf16": precision == "bf16"}

@@ -47,10 +47,8 @@ def await_stage(tasks):
     return ids
 
 
-@pytest.mark.parametrize(
-    "receivers",
-    [pytest.param((0, 1), id="every task"), pytest.param((1,), id="one task", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("receivers", [pytest.param((0, 1), id="every task"), pytest.param((1,), id="one task")])
 def test_requeue(tmp_path, receivers):
     """SIGUSR1: both tasks save the update step under way and leave; requeued, once, the job goes on from there.
 

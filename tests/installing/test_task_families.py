@@ -1,0 +1,74 @@
+"""Scripts for every family of tasks, under transformers' Trainer and under ``hf-compat run``: equal to the last bit."""
+
+import shutil
+
+import pytest
+
+from tests.support.unmodified import FOLDER, OURS, outcome, run
+
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+TASKS = (
+    "audio_classification",
+    "causal_language_model",
+    "contrastive_image_text",
+    "detection",
+    "image_classification",
+    "masked_image_model",
+    "masked_language_model",
+    "multiple_choice",
+    "permutation_language_model",
+    "question_answering",
+    "regression",
+    "segmentation",
+    "speech_recognition",
+    "summarization",
+    "text_classification",
+    "token_classification",
+    "translation",
+)
+WAYS = {"upstream": (), "ours": OURS}
+
+
+def train(folder, *more):
+    """Run the script for all tasks both ways, each in a folder of its own."""
+    for way, before in WAYS.items():
+        (folder / way).mkdir(exist_ok=True)
+        run(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """Return the folder of runs from the beginning."""
+    folder = tmp_path_factory.mktemp("fresh")
+    train(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed(fresh, tmp_path_factory):
+    """Return the folder of runs that go on from the middle, each way from its own checkpoint."""
+    folder = tmp_path_factory.mktemp("resumed")
+    for way in WAYS:
+        for task in TASKS:
+            middle = f"{way}/out/{task}/checkpoint-3"
+            shutil.copytree(fresh / middle, folder / middle)
+    train(folder, "--resume")
+    return folder
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_fresh_run(fresh, task):
+    """Log history, files, weights and predictions are equal."""
+    assert outcome(fresh / "ours/out" / task) == outcome(fresh / "upstream/out" / task)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_interrupted_run(fresh, resumed, task):
+    """So they are after resuming; and the resumed run ends where the other did."""
+    found = outcome(resumed / "ours/out" / task)
+    assert found == outcome(resumed / "upstream/out" / task)
+    whole = outcome(fresh / "ours/out" / task)
+    assert found["results"] == whole["results"]
+    assert found["weights"] == whole["weights"]
