@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.unmodified import FOLDER, OURS, outcome, run
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
 TASKS = (
@@ -28,6 +28,10 @@ TASKS = (
     "token_classification",
     "translation",
 )
+RENAMED = {"detection", "image_classification", "masked_image_model", "segmentation"}
+"""Tasks of models whose weights transformers 5 saves by other names, and then does not find when it resumes."""
+DRAWN = {"masked_language_model", "permutation_language_model"}
+"""Tasks whose collator draws random numbers: when a checkpoint is saved, it has done so for a batch ahead."""
 WAYS = {"upstream": (), "ours": OURS}
 
 
@@ -35,7 +39,8 @@ def train(folder, *more):
     """Run the script for all tasks both ways, each in a folder of its own."""
     for way, before in WAYS.items():
         (folder / way).mkdir(exist_ok=True)
-        run(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way, timeout=900)
+        told = run(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way, timeout=900)
+        assert ("hf_compat" in told) == (way == "ours")
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +71,10 @@ def test_a_fresh_run(fresh, task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_an_interrupted_run(fresh, resumed, task):
-    """So they are after resuming; and the resumed run ends where the other did."""
-    found = outcome(resumed / "ours/out" / task)
-    assert found == outcome(resumed / "upstream/out" / task)
-    whole = outcome(fresh / "ours/out" / task)
-    assert found["results"] == whole["results"]
-    assert found["weights"] == whole["weights"]
+    """It ends as transformers' own and where the other did, as far as transformers resumes with what it saved."""
+    found, theirs = (outcome(resumed / way / "out" / task) for way in ("ours", "upstream"))
+    if task not in RENAMED or transformers.__version__ < "5":
+        assert found == theirs
+    if task not in DRAWN:
+        whole = outcome(fresh / "ours/out" / task)
+        assert (found["results"], found["weights"]) == (whole["results"], whole["weights"])

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import time
 
 import numpy as np
 import torch
@@ -51,13 +52,16 @@ from transformers.trainer_utils import EvalPrediction, PredictionOutput, speed_m
 
 WORDS = 40
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-BERT = BertConfig(vocab_size=WORDS, max_position_embeddings=32, **SMALL)
 VIT = ViTConfig(image_size=16, patch_size=4, num_labels=3, encoder_stride=4, **SMALL)
 WAVES = Wav2Vec2Config(
     vocab_size=12, conv_dim=(8, 8), conv_stride=(5, 4), conv_kernel=(10, 8), num_feat_extract_layers=2,
     num_conv_pos_embeddings=4, num_conv_pos_embedding_groups=2, classifier_proj_size=8, mask_time_length=2,
     feat_proj_dropout=0.1, **SMALL,
 )  # fmt: skip
+
+
+def bert(**more) -> BertConfig:
+    return BertConfig(vocab_size=WORDS, max_position_embeddings=32, **SMALL, **more)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -93,7 +97,7 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 def text_classification(number, seed):
     rows = [{"input_ids": row, "labels": sum(row) % 2} for row in sentences(number, seed)]
     return {
-        "model": BertForSequenceClassification(BERT),
+        "model": BertForSequenceClassification(bert()),
         "data_collator": DataCollatorWithPadding(tokenizer()),
         "compute_metrics": accuracy,
     }, rows
@@ -105,14 +109,14 @@ def regression(number, seed):
     def errors(prediction: EvalPrediction) -> dict[str, float]:
         return {"mse": float(((np.squeeze(prediction.predictions) - prediction.label_ids) ** 2).mean())}
 
-    model = BertForSequenceClassification(BertConfig(**{**BERT.to_dict(), "num_labels": 1}))
+    model = BertForSequenceClassification(bert(num_labels=1))
     return {"model": model, "data_collator": DataCollatorWithPadding(tokenizer()), "compute_metrics": errors}, rows
 
 
 def token_classification(number, seed):
     rows = [{"input_ids": row, "labels": [-100, *(word % 2 for word in row[1:])]} for row in sentences(number, seed)]
     collator = DataCollatorForTokenClassification(tokenizer())
-    return {"model": BertForTokenClassification(BERT), "data_collator": collator, "compute_metrics": accuracy}, rows
+    return {"model": BertForTokenClassification(bert()), "data_collator": collator, "compute_metrics": accuracy}, rows
 
 
 class QuestionAnsweringTrainer(Trainer):
@@ -120,18 +124,19 @@ class QuestionAnsweringTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.post_process_function = post_process_function
 
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+    def raw_predictions(self, dataloader, prefix):
         compute_metrics, self.compute_metrics = self.compute_metrics, None
+        start = time.time()
         try:
-            output = self.evaluation_loop(
-                self.get_eval_dataloader(dataset), description="Evaluation",
-                prediction_loss_only=True if compute_metrics is None else None,
-                ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix,
-            )  # fmt: skip
+            output = self.evaluation_loop(dataloader, description="Evaluation", metric_key_prefix=prefix)
         finally:
             self.compute_metrics = compute_metrics
-        output.metrics.update(speed_metrics(metric_key_prefix, 0.0, num_samples=output.num_samples))
+        output.metrics.update(speed_metrics(prefix, start, num_samples=output.num_samples))
+        return output
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        output = self.raw_predictions(self.get_eval_dataloader(dataset), metric_key_prefix)
         metrics = self.compute_metrics(self.post_process_function(dataset, output.predictions))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()} | output.metrics
         self.log(metrics)
@@ -139,7 +144,7 @@ class QuestionAnsweringTrainer(Trainer):
         return metrics
 
     def predict(self, predict_dataset, ignore_keys=None, metric_key_prefix="test"):
-        output = self.evaluation_loop(self.get_test_dataloader(predict_dataset), description="Prediction")
+        output = self.raw_predictions(self.get_test_dataloader(predict_dataset), metric_key_prefix)
         spans = self.post_process_function(predict_dataset, output.predictions)
         return PredictionOutput(predictions=spans.predictions, label_ids=spans.label_ids, metrics=output.metrics)
 
@@ -170,7 +175,7 @@ def multiple_choice(number, seed):
     drawn = sentences(number * 3, seed, even=True)
     rows = [{"input_ids": drawn[index::number], "labels": sum(drawn[index]) % 3} for index in range(number)]
     return {
-        "model": BertForMultipleChoice(BERT),
+        "model": BertForMultipleChoice(bert()),
         "data_collator": default_data_collator,
         "compute_metrics": accuracy,
     }, rows
@@ -179,7 +184,7 @@ def multiple_choice(number, seed):
 def masked_language_model(number, seed):
     rows = [{"input_ids": row} for row in sentences(number, seed)]
     collator = DataCollatorForLanguageModeling(tokenizer(), mlm_probability=0.3)
-    return {"model": BertForMaskedLM(BERT), "data_collator": collator, "compute_metrics": accuracy}, rows
+    return {"model": BertForMaskedLM(bert()), "data_collator": collator, "compute_metrics": accuracy}, rows
 
 
 def causal_language_model(number, seed):
