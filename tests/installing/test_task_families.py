@@ -78,3 +78,12 @@ def test_an_interrupted_run(fresh, resumed, task):
     if task not in DRAWN:
         whole = outcome(fresh / "ours/out" / task)
         assert (found["results"], found["weights"]) == (whole["results"], whole["weights"])
+
+
+def test_verified(tmp_path):
+    """``hf-compat verify`` says so of all of them at once."""
+    pytest.importorskip("matplotlib")
+    script = shutil.copy(FOLDER / "task_families.py", tmp_path)
+    told = run("-m", "hf_compat", "verify", "--steps", "4", script, "out", *TASKS, folder=tmp_path, timeout=900)
+    assert f"Equal to the last bit over {4 * len(TASKS)} update steps." in told
+    assert not (tmp_path / "out").exists()

@@ -367,7 +367,7 @@ def contents(folder):
 @pytest.mark.slow
 def test_a_script_is_equal(tmp_path, matplotlib):
     """A script is equal under both Trainers to the last bit, the user's folders are as before, three files are new."""
-    done = verify(tmp_path, "train.py", *WORDS, "--steps", "6", "--noise")
+    done = verify(tmp_path, "train.py", *WORDS, "--write", "out/mine", "--steps", "6", "--noise")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Equal to the last bit over 6 update steps." in done.stdout
     assert "Tolerances by precision: fp64" in done.stdout
@@ -426,6 +426,15 @@ def test_a_script_with_our_trainer(tmp_path, matplotlib):
     done = verify(tmp_path / "w", "train.py", *WORDS, "--steps", "2", script=script)
     assert done.returncode == 2
     assert "imports `Trainer` from transformers" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_that_writes_into_its_output_dir(tmp_path, matplotlib):
+    """By a path of its own, not that of the arguments: the file is one of the run's."""
+    words = [*WORDS, "--output_dir", "new/out", "--write", "new/out/notes.txt", "--steps", "2"]
+    done = verify(tmp_path, "train.py", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -22,9 +22,10 @@ def main() -> None:
         install_here_and_in_children()
     recorder = Recorder(folder, task["steps"])
     protected: list[str] = list(task["protected"])
-    Outputs(folder / "outputs", protected).redirect_arguments()
+    copy = os.path.realpath(task["working_directory"])
+    Outputs(folder / "outputs", Path(copy), protected).redirect_arguments()
     record_trainers(recorder)
-    refuse_writes(protected, [task["folder"], os.path.realpath(task["working_directory"])])
+    refuse_writes(protected, [task["folder"], copy])
     failed: str | None = "it did not end"
     try:
         run_program(script(task["script"], task["words"]))

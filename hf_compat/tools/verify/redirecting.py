@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -25,11 +26,14 @@ class Outputs:
 
     Args:
         folder: In which they are.
-        protected: Gets the folders that the script named.
+        copy: The copy of the working directory. A folder that the script names in it becomes a link to the one in
+            its stead, for scripts that write there by their own path.
+        protected: Gets all other folders that the script names.
     """
 
-    def __init__(self, folder: Path, protected: list[str]) -> None:
+    def __init__(self, folder: Path, copy: Path, protected: list[str]) -> None:
         self._folder = folder
+        self._copy = copy
         self._protected = protected
         self._moved: dict[str, str] = {}
 
@@ -56,9 +60,21 @@ class Outputs:
         if full.startswith(os.path.realpath(self._folder) + os.sep):
             return named
         if full not in self._moved:
-            self._moved[full] = str(self._folder / str(len(self._moved) + 1) / (Path(full).name or "output"))
-            self._protected.append(full)
+            instead = self._folder / str(len(self._moved) + 1) / (Path(full).name or "output")
+            self._moved[full] = str(instead)
+            if self._copy in Path(full).parents:
+                _link(Path(full), instead)
+            else:
+                self._protected.append(full)
         return self._moved[full]
+
+
+def _link(path: Path, target: Path) -> None:
+    """Have ``path`` lead to the folder ``target``, unless something is there."""
+    target.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.symlink_to(target, target_is_directory=True)
 
 
 def refuse_writes(protected: list[str], allowed: Sequence[str]) -> None:
