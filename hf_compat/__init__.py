@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from hf_compat.data.samplers import LengthGroupedSampler
     from hf_compat.distributed.ranks import is_main_process, total_processes_number
     from hf_compat.engine.checkpoint_io import HFCheckpointIO
+    from hf_compat.engine.keywords_for_all import lightning_keywords
     from hf_compat.errors import HFCompatError, HFCompatWarning
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from hf_compat.installing import install, uninstall
@@ -168,6 +169,7 @@ _HOMES: dict[str, str] = {
     "has_length": "hf_compat.metrics",
     "install": "hf_compat.installing",
     "is_main_process": "hf_compat.distributed.ranks",
+    "lightning_keywords": "hf_compat.engine.keywords_for_all",
     "number_of_arguments": "hf_compat.model_facts",
     "numpy_default_data_collator": "hf_compat.data.collators",
     "seed_worker": "hf_compat.seeding",
@@ -254,6 +256,7 @@ __all__ = [
     "has_length",
     "install",
     "is_main_process",
+    "lightning_keywords",
     "number_of_arguments",
     "numpy_default_data_collator",
     "seed_worker",

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tomllib
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,20 @@ def test_preemption_example(tmp_path):
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert again.returncode == 1
     assert "exists" in again.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("trl") is None, reason='trl is missing: pip install "hf-compat[ecosystem]"')
+def test_trl_example(tmp_path):
+    """TRL's run, preempted and killed, ends with the weights of the whole one; Lightning's logger wrote the losses."""
+    command = [sys.executable, ROOT / "examples" / "trl_sft.py", tmp_path / "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    first, second, losses, equal = done.stdout.splitlines()
+    assert first.startswith("SIGTERM after step 10: exit status 143, newest checkpoint-")
+    assert second.startswith("SIGKILL after step 20: exit status -9, newest checkpoint-")
+    begin, end = (float(word) for word in losses.rsplit(maxsplit=3)[1::2])
+    assert end < begin
+    assert equal == "the weights are equal: True"
 
 
 def test_changelog_has_an_open_section():

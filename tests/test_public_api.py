@@ -67,6 +67,7 @@ DIFFERENT = {
     "TrainerState": "compared field by field in test_state.py",
     "TrainingArguments": "compared field by field in test_arguments.py",
     "install": "hf_compat in the place of transformers",
+    "lightning_keywords": "keywords of Lightning's, which transformers does not have",
     "to_lightning": "transformers has no pieces to take a run apart into",
     "seed_worker": "the number of the worker is enough, as it was before 4.52",
     "uninstall": "as `install`",

@@ -30,6 +30,7 @@ from hf_compat.engine.keywords import (
     precision_meant,
     user_plugins,
 )
+from hf_compat.engine.keywords_for_all import with_keywords_for_all
 from hf_compat.engine.precision import true_precision
 from hf_compat.engine.standing_for import barebones_problems, development_fields, spelled_out
 from hf_compat.engine.strategy_parts import strategy_spelled_out
@@ -75,7 +76,8 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
 
     Args:
         args: The training arguments, ours or transformers'; None for ``TrainingArguments("tmp_trainer")``.
-        lightning: The user's keywords of ``lightning.Trainer``; `fabric run` adds others by its variables.
+        lightning: The user's keywords of ``lightning.Trainer``; ``lightning_keywords`` adds others, and so does
+            `fabric run` by its variables.
         has_eval_data: Whether there is something to evaluate on.
 
     Raises:
@@ -83,7 +85,7 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
         MissingPackageError: If a keyword needs a package that is not installed.
     """
     args = TrainingArguments("tmp_trainer") if args is None else from_transformers(args)
-    keywords, contradictions = with_fabric_variables(lightning)
+    keywords, contradictions = with_fabric_variables(with_keywords_for_all(lightning))
     given, conflicts = strategy_spelled_out(keywords)
     problems = [*contradictions, *map(named, [*keyword_problems(given), *barebones_problems(given), *conflicts])]
     if problems or not given:

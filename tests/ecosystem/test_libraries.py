@@ -15,65 +15,105 @@ from tests.support import processes
 from tests.support.paths import SCRIPTS
 
 SCRIPT = SCRIPTS / "ecosystem_script.py"
-TRL = pytest.mark.skipif(find_spec("trl") is None, reason='trl is missing: pip install "hf-compat[ecosystem]"')
-SENTENCES = pytest.mark.skipif(
-    find_spec("sentence_transformers") is None,
-    reason='sentence-transformers is missing: pip install "hf-compat[ecosystem]"',
+ENTRIES = 5
+"""The least that a run logs: one entry per update step, and the end."""
+
+
+def needs(*packages: str, install: str = 'pip install "hf-compat[ecosystem]"') -> pytest.MarkDecorator:
+    """Skip where one of ``packages`` is not installed."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} missing: {install}")
+
+
+TRL = needs("trl")
+SENTENCES = needs("sentence_transformers")
+SETFIT = needs("setfit")
+MULTI_VECTOR = needs("sentence_transformers.multi_vector_encoder") if find_spec("sentence_transformers") else SENTENCES
+PEFT = needs("peft", install='pip install "hf-compat[peft]"')
+ADAPTERS, GLINER, PYLATE = (
+    needs(package, install="see docs/ecosystem.md") for package in ("adapters", "gliner", "pylate")
 )
-SETFIT = pytest.mark.skipif(find_spec("setfit") is None, reason='setfit is missing: pip install "hf-compat[ecosystem]"')
-RUNS = [
-    pytest.param(["sft", "reward", "dpo", "grpo"], marks=TRL, id="trl"),
+QUICK = [
+    pytest.param(["sft", "reward", "dpo", "grpo", "kto"], marks=TRL, id="trl"),
     pytest.param(
-        ["sentences_with_an_evaluator", "sentences_without_duplicates", "cross_encoder"],
+        ["sentences_with_an_evaluator", "sentences_without_duplicates", "cross_encoder", "sparse_encoder"],
         marks=SENTENCES,
         id="sentence-transformers",
     ),
     pytest.param(["setfit"], marks=SETFIT, id="setfit"),
+    pytest.param(["adapter", "adapter_fusion"], marks=ADAPTERS, id="adapters"),
+    pytest.param(["gliner"], marks=GLINER, id="gliner"),
+    pytest.param(["pylate"], marks=PYLATE, id="pylate"),
 ]
 """Runs that go into one process: importing the libraries takes longer than training."""
-SLOW = [pytest.param(["dpo_in_bfloat16"], marks=TRL, id="trl")]
+THOROUGH = [
+    pytest.param(
+        ["sft_with_lora", "rloo", "distillation", "orpo", "cpo", "gkd", "online_dpo"], marks=[TRL, PEFT], id="trl"
+    ),
+    pytest.param(["sentences_by_label", "sentences_of_two_data_sets"], marks=SENTENCES, id="sentence-transformers"),
+    pytest.param(["multi_vector_encoder"], marks=MULTI_VECTOR, id="multi-vector"),
+    pytest.param(["lora"], marks=PEFT, id="peft"),
+]
+WITHOUT_RESUMING = "setfit"
+"""Whose ``train`` has no argument for it."""
+RESUMABLE = [
+    pytest.param(*row.values, marks=row.marks, id=f"{row.id}-{when}")
+    for when, rows in (("quick", QUICK), ("thorough", THOROUGH))
+    for row in rows
+    if row.id != WITHOUT_RESUMING
+]
 
 
-def train(runs: list[str], folder: Path, *, ranks: int = 1) -> None:
+def train(runs: list[str], folder: Path, *words: str, ranks: int = 1) -> None:
     """Do ``runs`` with transformers' Trainer and with ours, each in new processes, and compare what they leave."""
     for which in ("upstream", "ours"):
-        words = (SCRIPT, *runs, "--with", which, "--output", folder / which)
-        caches = {"HF_HOME": str(folder / "cache"), "HF_DATASETS_CACHE": str(folder / "cache" / which)}
+        command = (SCRIPT, *runs, "--with", which, "--output", folder / which, *words)
+        variables = {"HF_HOME": str(folder / "cache"), "HF_DATASETS_CACHE": str(folder / "cache" / which)}
+        variables["PYTHONHASHSEED"] = "0"  # GLiNER and an evaluator of sentence-transformers go through sets
         if ranks == 1:
-            ended = processes.finish([processes.start([sys.executable, *words], folder, **caches)], timeout=500)[0]
+            ended = processes.finish([processes.start([sys.executable, *command], folder, **variables)], timeout=500)[0]
         else:
-            ended = processes.torchrun(*words, processes=ranks, timeout=500, **caches)
+            ended = processes.torchrun(*command, processes=ranks, timeout=500, **variables)
         assert ended.code == 0, ended.output
     for name in runs:
         for rank in range(ranks):
-            expected, actual = (outcome(folder, which, name, rank) for which in ("upstream", "ours"))
+            left = f"{'resumed' if '--resume' in words else 'outcome'}_{rank}.json"
+            expected, actual = (outcome(folder / which / name / left) for which in ("upstream", "ours"))
             assert (expected["package"], actual["package"]) == ("transformers", "hf_compat")
-            assert actual["log_history"] == expected["log_history"], f"{name}, rank {rank}"
-            assert actual["weights"] == expected["weights"], f"{name}, rank {rank}"
-            assert len(expected["log_history"]) > 4, "one entry per update step, and the end"
+            for what in ("log_history", "weights", "saved"):
+                assert actual[what] == expected[what], f"{what} of {name}, rank {rank}"
+            assert len(expected["log_history"]) >= ENTRIES
 
 
-def outcome(folder: Path, which: str, name: str, rank: int) -> dict[str, Any]:
+def outcome(path: Path) -> dict[str, Any]:
     """Return what one run left."""
-    left: dict[str, Any] = json.loads((folder / which / name / f"outcome_{rank}.json").read_text())
+    left: dict[str, Any] = json.loads(path.read_text())
     return left
 
 
-@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("runs", QUICK)
 def test_a_library_trains_the_same(runs, tmp_path):
-    """Log history and final weights are equal to the last bit."""
+    """Log history, final weights and those in checkpoints are equal to the last bit, and the checkpoints' files are."""
     train(runs, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", SLOW)
-def test_a_library_trains_the_same_in_bfloat16(runs, tmp_path):
+@pytest.mark.parametrize("runs", RESUMABLE)
+def test_a_library_resumes_the_same(runs, tmp_path):
+    """Slower ones are equal too, and a process that goes on from another's checkpoint ends as upstream's does."""
+    train(runs, tmp_path)
+    train(runs, tmp_path, "--resume")
+
+
+@TRL
+@pytest.mark.slow
+def test_a_reference_model_computes_in_bfloat16(tmp_path):
     """A reference model that ``accelerator.prepare_model`` prepares computes under autocast too."""
-    train(runs, tmp_path)
+    train(["dpo_in_bfloat16"], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", RUNS)
+@pytest.mark.parametrize("runs", [*QUICK, *THOROUGH])
 def test_a_library_trains_the_same_in_two_processes(runs, tmp_path):
     """Log history and final weights of both ranks are equal to the last bit."""
     train(runs, tmp_path, ranks=2)
