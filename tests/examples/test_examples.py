@@ -103,6 +103,12 @@ EXAMPLES = [
         lambda default, found: default < 60 and found > 75,
         needs=("optuna", "sklearn"),
     ),
+    Example(
+        "sentence_embeddings",
+        r"the right function of 300 comes first for ([\d.]+)% -> ([\d.]+)% of the descriptions",
+        lambda before, after: after > before + 3,
+        needs=(*MINILM[:2], "sentence_transformers"),
+    ),
 ]
 ELSEWHERE = {"quickstart", "preemption", "pure_lightning", "trl_sft"}
 """Those that `tests/test_docs.py` runs."""
