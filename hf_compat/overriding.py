@@ -229,12 +229,30 @@ def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> An
         *given: Upstream's positional arguments, as pairs of parameter name and value.
         **named: Upstream's keyword arguments.
     """
-    signature = _signature(getattr(method, "__func__", method), is_bound=hasattr(method, "__func__"))
+    function = getattr(method, "__func__", method)
+    call = _call_of(function, function is not method, tuple([name for name, _ in given]), tuple(named))
+    by_position = [value for _, value in given[: call.positions]]
+    if call.positions < len(given):
+        named = {**dict(given), **named}
+    return method(*by_position, **{name: named[name] for name in call.names})
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """How a method gets what upstream passes."""
+
+    positions: int
+    """Number of the arguments that are passed by position, the first ones."""
+    names: tuple[str, ...]
+    """Those that are passed by keyword."""
+
+
+@cache
+def _call_of(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
+    signature = _signature(function, is_bound=is_bound)
     if not signature.takes_any_name:
-        named = {name: value for name, value in named.items() if name in signature.known}
+        named = tuple(name for name in named if name in signature.known)
     if signature.takes(len(given), named):
-        return method(*(value for _, value in given), **named)
-    found = {name: value for name, value in given if name in signature.known} | named
-    if signature.takes(0, found):
-        return method(**found)
-    return method(*(value for _, value in given[: len(signature.by_position)]), **named)
+        return _Call(len(given), named)
+    found = tuple(dict.fromkeys([*(name for name in given if name in signature.known), *named]))
+    return _Call(0, found) if signature.takes(0, found) else _Call(len(signature.by_position), named)

@@ -27,6 +27,7 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
+from hf_compat.engine.internals.stepping import call_hook
 from hf_compat.errors import HFCompatWarning, MissingPackageError
 from hf_compat.nested import map_nested
 
@@ -60,14 +61,26 @@ class FullPrecision(Precision):
     ) -> Any:
         """Run the gradient hooks, then the step."""
         closure()
-        self._after_closure(model, optimizer)
+        call_hook(model.trainer, "on_before_optimizer_step", optimizer)
         return optimizer.step(**kwargs)
+
+    def pre_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
+        """Run the hook, and return the loss."""
+        call_hook(module.trainer, "on_before_backward", tensor)
+        return tensor
+
+    def post_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
+        """Run the hook, and return the loss, detached."""
+        call_hook(module.trainer, "on_after_backward")
+        return tensor.detach()
 
 
 class TrueHalf(HalfPrecision):
     """The model in bfloat16 or float16; ``_prepare_inputs`` converts the inputs."""
 
     optimizer_step = FullPrecision.optimizer_step  # type: ignore[assignment]
+    pre_backward = FullPrecision.pre_backward  # type: ignore[assignment]
+    post_backward = FullPrecision.post_backward  # type: ignore[assignment]
 
     def convert_input(self, data: Any) -> Any:
         """Return ``data``: Lightning's batch is a window, whose batches the Trainer prepares."""
@@ -78,6 +91,8 @@ class TrueDouble(DoublePrecision):
     """The model in float64; ``_prepare_inputs`` converts the inputs."""
 
     optimizer_step = FullPrecision.optimizer_step  # type: ignore[assignment]
+    pre_backward = FullPrecision.pre_backward  # type: ignore[assignment]
+    post_backward = FullPrecision.post_backward  # type: ignore[assignment]
     convert_input = TrueHalf.convert_input
 
 
@@ -97,16 +112,24 @@ class ForwardMixedPrecision(MixedPrecision):
         dtype = torch.bfloat16 if self.precision == "bf16-mixed" else torch.float16
         return torch.autocast(self.device, dtype=dtype)
 
+    post_backward = FullPrecision.post_backward  # type: ignore[assignment]
+
+    def pre_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
+        """Scale the loss, run the hook, and return the loss."""
+        scaled = tensor if self.scaler is None else self.scaler.scale(tensor)
+        call_hook(module.trainer, "on_before_backward", scaled)
+        return scaled
+
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Optimizer, model: pl.LightningModule, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         """Unscale, run the gradient hooks, then the step unless a gradient is infinite."""
         closure()
         if self.scaler is None:
-            self._after_closure(model, optimizer)
+            call_hook(model.trainer, "on_before_optimizer_step", optimizer)
             return optimizer.step(**kwargs)
         self.scaler.unscale_(optimizer)
-        self._after_closure(model, optimizer)
+        call_hook(model.trainer, "on_before_optimizer_step", optimizer)
         output, self.step_was_skipped = scaled_step(self.scaler, optimizer, **kwargs)
         return output
 

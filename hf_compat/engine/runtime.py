@@ -39,6 +39,7 @@ from hf_compat.engine.internals.loops import (
     sanity_checking,
     without_minimum,
 )
+from hf_compat.engine.internals.stepping import step_lean
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.loaders import Loaders
@@ -256,6 +257,7 @@ class Runtime:
         resume_from_no_file(trainer)
         disable_signal_handlers(trainer)
         disable_sigterm_broadcast(trainer)
+        step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
         self.trainer = trainer
 
     def prepare_evaluation(

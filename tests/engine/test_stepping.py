@@ -1,0 +1,190 @@
+"""The epoch loop that leaves out hooks which nobody overrides, compared with Lightning's own."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+import hf_compat
+from hf_compat.engine import runtime
+from hf_compat.engine.internals.stepping import _LeanEpochLoop
+from hf_compat.lightning import HFDataModule, HFModule
+from tests.support.helpers import ListDataset, PadCollator, bert_classifier, labelled_rows
+
+HOOKS = (
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+)
+
+
+def told(value):
+    """Return what a hook got, so that two runs can be compared."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {name: told(each) for name, each in value.items()}
+    return value if isinstance(value, int | float | str | None) else type(value).__name__
+
+
+def state_of(trainer, module):
+    """Return what a hook can read of the loop."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    metrics = {name: told(value) for name, value in trainer.callback_metrics.items() if name.startswith("own")}
+    return (
+        module._current_fx_name,
+        trainer.global_step,
+        vars(progress.current).copy(),
+        vars(progress.total).copy(),
+        progress.is_last_batch,
+        trainer.fit_loop.epoch_loop._batches_that_stepped,
+        metrics,
+    )
+
+
+class Seeing(pl.Callback):
+    """Notes each hook, and logs a metric."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.log("own_step", float(trainer.global_step))
+        self.seen.append(("callback", "on_train_batch_end", told(outputs), batch_idx, state_of(trainer, pl_module)))
+
+
+def noting_callback(name):
+    def hook(self, trainer, pl_module, *given):
+        self.seen.append(("callback", name, [told(each) for each in given], state_of(trainer, pl_module)))
+
+    return hook
+
+
+def noting_module(name):
+    def hook(self, *given):
+        SEEN.append(("module", name, [told(each) for each in given], state_of(self.trainer, self)))
+
+    return hook
+
+
+SEEN = []
+"""What the module's hooks note, which is made by the run."""
+for hook_name in HOOKS:
+    if hook_name != "on_train_batch_end":
+        setattr(Seeing, hook_name, noting_callback(hook_name))
+SeeingModule = type(
+    "SeeingModule", (HFModule,), {name: noting_module(name) for name in HOOKS if name != "on_train_batch_start"}
+)
+
+
+def arguments(folder, **more):
+    """Return arguments of a run of two epochs with accumulation and a short last window."""
+    more = {
+        "num_train_epochs": 2,
+        "gradient_accumulation_steps": 2,
+        "save_strategy": "no",
+        "semantics": "corrected",
+    } | more
+    return hf_compat.TrainingArguments(
+        folder, per_device_train_batch_size=2, use_cpu=True, report_to="none", disable_tqdm=True, **more
+    )
+
+
+def fit(folder, *callbacks, module=SeeingModule, lightning=None, **more):
+    """Train the pieces, and return their Lightning trainer with its module."""
+    args = arguments(folder, **more)
+    keywords = {"logger": False, "accelerator": "cpu", "max_epochs": -1, "enable_progress_bar": False}
+    callbacks = [*hf_compat.lightning.callbacks(args), *callbacks]
+    trainer = pl.Trainer(callbacks=callbacks, **keywords, **(lightning or {}))
+    hf_compat.set_seed(0)
+    made = module(bert_classifier(), args)
+    data = ListDataset(labelled_rows(7))
+    trainer.fit(made, datamodule=HFDataModule(args, data, data_collator=PadCollator()))
+    return trainer, made
+
+
+def is_lean(trainer):
+    """Return whether the loop left out what nobody overrides."""
+    return isinstance(trainer.fit_loop.epoch_loop, _LeanEpochLoop) and trainer.fit_loop.epoch_loop.hooks is not None
+
+
+def test_hooks_are_called_as_by_lightning(tmp_path, monkeypatch):
+    """Order, arguments, the hook's name, progress, logged metrics and weights are those of Lightning's own loop."""
+    seen, weights = [], []
+    for lean in (True, False):
+        if not lean:
+            monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
+        SEEN.clear()
+        trainer, module = fit(tmp_path / str(lean), Seeing(SEEN))
+        assert is_lean(trainer) == lean
+        seen.append([*SEEN])
+        weights.append([parameter.detach().clone() for parameter in module.parameters()])
+    assert seen[0] == seen[1]
+    assert {(kind, name) for kind, name, *_ in seen[0]} >= {("callback", name) for name in HOOKS[:5]}
+    assert any("own_step" in str(entry) for entry in seen[0])
+    assert all(map(torch.equal, *weights))
+
+
+def test_a_callback_that_comes_and_goes(tmp_path):
+    """One that is added or removed within an epoch is called from then on, or no more."""
+    seen = []
+
+    class Adding(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 1:
+                trainer.callbacks.insert(0, late)
+            if trainer.global_step == 3:
+                trainer.callbacks.remove(late)
+
+    class Late(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append(trainer.global_step)
+
+    late = Late()
+    trainer, _ = fit(tmp_path, Adding(), module=HFModule)
+    assert is_lean(trainer)
+    assert seen == [2, 3]
+
+
+class Ending(HFModule):
+    """Ends each epoch before its second window."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx else None
+
+
+class Transferring(HFModule):
+    """Has something to do with each window before it is trained on."""
+
+    windows = 0
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.windows += 1
+        return batch
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer`:UserWarning")
+def test_where_lightnings_own_loop_runs(tmp_path):
+    """Under a profiler, and with hooks that this loop does not know, everything works as in Lightning."""
+    trainer, _ = fit(tmp_path / "profiled", module=HFModule, lightning={"profiler": "simple"})
+    assert not is_lean(trainer)
+    assert any("on_train_batch_start" in action for action in trainer.profiler.recorded_durations)
+    trainer, _ = fit(tmp_path / "ending", module=Ending)
+    assert not is_lean(trainer)
+    assert trainer.global_step == 2
+    trainer, module = fit(tmp_path / "transferring", module=Transferring)
+    assert not is_lean(trainer)
+    assert module.windows == 4
+
+
+@pytest.mark.parametrize("more", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+def test_a_trainers_run_is_lean(tmp_path, more):
+    """So is that of ``Trainer.train``, whatever the precision."""
+    data = ListDataset(labelled_rows(7))
+    trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data)
+    trainer.train()
+    assert is_lean(trainer._lightning_runtime.trainer)
