@@ -58,6 +58,11 @@ EXAMPLES = [
         needs=MINILM,
     ),
     Example(
+        "summarization",
+        r"summaries without a mistake ([\d.]+)% -> ([\d.]+)% of 200 held-out matches",
+        lambda before, after: before < 1 and after > 75,
+    ),
+    Example(
         "image_classification",
         r"accuracy ([\d.]+)% -> ([\d.]+)% on 500 held-out digits with averaged weights, ([\d.]+)% with the last",
         lambda before, after, last: before < 25 and after > 90 and last > 80,
