@@ -1,5 +1,9 @@
 """Scripts for transformers' Trainer, as they are: under Python itself and under ``hf-compat run``."""
 
+import signal
+import sys
+import time
+
 import pytest
 
 from hf_compat.tools.port.command import port_script
@@ -66,6 +70,32 @@ def test_a_script_and_its_resumed_run(script, words, resumed, tmp_path):
             folder.rmdir()
         (tmp_path / name / "out" / "model.safetensors").unlink()
     compare(tmp_path, script, *resumed)
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_a_state_to_resume_from(tmp_path):
+    """After Ctrl-C the script goes on from its newest checkpoint, and ends as one that was not interrupted."""
+    words = [FOLDER / "classification.py", *CLASSIFICATION.split(), "out", "--max_steps", "60", "--save_steps", "4"]
+    for folder in ("whole", "interrupted"):
+        (tmp_path / folder).mkdir()
+    run(*OURS, *words, folder=tmp_path / "whole")
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells' jobs ignore it, and so their own
+    try:
+        process = processes.start([sys.executable, *OURS, *words], tmp_path / "interrupted")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    while process.poll() is None and not (tmp_path / "interrupted/out/checkpoint-12").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    ended = processes.finish([process], timeout=100)[0]
+    assert ended.code == -signal.SIGINT, ended.output
+    assert "KeyboardInterrupt" in ended.output
+    assert not (tmp_path / "interrupted/out/checkpoint-60").exists()
+    run(*OURS, *words, folder=tmp_path / "interrupted")
+    left = [outcome(tmp_path / folder / "out") for folder in ("whole", "interrupted")]
+    for one in left:  # as in transformers, the mean loss is that of the update steps since resuming
+        one["log"] = [log for log in one["log"] if "train_loss" not in log]
+    assert left[0] == left[1]
 
 
 @pytest.mark.slow
