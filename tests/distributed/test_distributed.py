@@ -64,9 +64,10 @@ THOROUGH = (
     "methods_are_called_in_order",
     "generation_in_evaluations",
     "find_batch_size_while_accumulating",
-    "resume_with_the_batch_size_found",
 )
 
+if UPSTREAM_RESUMES:
+    THOROUGH += ("resume_with_the_batch_size_found",)
 if Version("5.17") <= HERE_RELEASE:
     QUICK += ("batches_of_equal_cost", "resume_batches_of_equal_cost")
     THOROUGH += ("batches_of_equal_cost_by_a_column", "too_few_samples_for_batches_of_equal_cost")
