@@ -108,6 +108,8 @@ class Accelerator(ProcessState):
         config: AcceleratorConfig,
         runtime: Runtime,
         data_seed: int | None = None,
+        *,
+        reshuffles_batch_samplers: bool = True,
     ) -> None:
         super().__init__(state.device, launch, state.deepspeed_plugin, state.fsdp_plugin is not None)
         self.state = state
@@ -117,6 +119,7 @@ class Accelerator(ProcessState):
         self.dataloader_config = LoaderSettings.of(config, data_seed)
         self.project_configuration = ProjectSettings()
         self._runtime = runtime
+        self._reshuffles_batch_samplers = reshuffles_batch_samplers
         self.gradient_state = GradientState(runtime, config.gradient_accumulation_kwargs or {})
         self.trackers: list[Any] = []
         self.step = 0
@@ -416,6 +419,7 @@ class Accelerator(ProcessState):
             split_batches=config.split_batches,
             even_batches=config.even_batches,
             shards_batches=self._runtime.loop.shards_batches,
+            tells_epoch=self._reshuffles_batch_samplers,
             dispatch_batches=config.dispatch_batches,
         )
         return prepare_dataloader(

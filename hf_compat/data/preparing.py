@@ -31,6 +31,8 @@ class DataParallelLayout:
     """Repeat samples so that every rank gets the same number of batches."""
     shards_batches: bool = True
     """Whether each rank gets its share; otherwise it reads its own loader, whose sampler may have chosen the share."""
+    tells_epoch: bool = True
+    """Whether a batch sampler that has ``set_epoch`` is told the epoch."""
     dispatch_batches: bool | None = None
     """Whether rank 0 reads the data for all ranks; None: for iterable data sets only."""
 
@@ -138,6 +140,7 @@ def _shard_batches(
         process_index=layout.rank,
         split_batches=layout.split_batches,
         even_batches=layout.even_batches,
+        tells_epoch=layout.tells_epoch,
     )
     if is_batched:
         return PreparedDataLoader(loader.dataset, sampler=shard, batch_size=loader.batch_size, **settings)

@@ -39,6 +39,7 @@ class BatchShard(BatchSampler):
         process_index: Data-parallel rank.
         split_batches: Split every batch over the ranks, rather than give each rank whole batches in turn.
         even_batches: Pad the last batches with samples of the first, so that all ranks get equally many of equal size.
+        tells_epoch: Hand the epoch on to ``batch_sampler`` if that has ``set_epoch``; its ``sampler`` is told always.
 
     Raises:
         DataError: If ``split_batches`` and the batch size is not a multiple of ``num_processes``.
@@ -55,8 +56,10 @@ class BatchShard(BatchSampler):
         process_index: int,
         split_batches: bool = False,
         even_batches: bool = True,
+        tells_epoch: bool = True,
     ) -> None:
         self.batch_sampler = batch_sampler
+        self.tells_epoch = tells_epoch
         self.num_processes = num_processes
         self.process_index = process_index
         self.split_batches = split_batches
@@ -86,7 +89,7 @@ class BatchShard(BatchSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the samplers inside."""
-        for part in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+        for part in (self.batch_sampler if self.tells_epoch else None, getattr(self.batch_sampler, "sampler", None)):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)

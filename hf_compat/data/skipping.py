@@ -96,6 +96,7 @@ def skip_samples(loader: object, count: int) -> PreparedDataLoader | None:
             process_index=shard.process_index,
             split_batches=shard.split_batches,
             even_batches=shard.even_batches,
+            tells_epoch=shard.tells_epoch,
         )
     return type(loader)(loader.dataset, batch_sampler=batches, **loader_settings(loader))
 

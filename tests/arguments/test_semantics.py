@@ -252,3 +252,30 @@ def test_train_loss_of_a_resumed_run(wish, counted, tmp_path):
     assert sorted(losses) == [1, 2, 3, 4]
     assert output.training_loss == pytest.approx((losses[3] + losses[4]) / counted, abs=1e-4)
     assert output.metrics["train_loss"] == output.training_loss
+
+
+class ByEpoch:
+    """A batch sampler whose only sample of each batch is the epoch, as far as it is told."""
+
+    batch_size, drop_last, epoch = 1, False, 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return iter([[self.epoch]] * len(self))
+
+
+@pytest.mark.parametrize(("wish", "told"), [("5.16", 0), ("5.17", 1), ("corrected", 1)])
+def test_a_batch_sampler_is_told_the_epoch_on_several_ranks(wish, told, tmp_path):
+    """The second epoch has an order of its own, which before 5.17 it had in a single process alone."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", semantics=wish)
+    accelerator = Trainer(PlainModel(), args).accelerator
+    for ranks, expected in ((1, 1), (2, told)):
+        accelerator.data_parallel_size = ranks
+        loader = accelerator.prepare(DataLoader(range(3), batch_sampler=ByEpoch()))
+        batches = [[int(batch) for batch in loader] for _ in range(2)]
+        assert batches == [[0] * (4 // ranks), [expected] * (4 // ranks)]

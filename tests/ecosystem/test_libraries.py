@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from tests.support import processes
 from tests.support.paths import SCRIPTS
@@ -56,8 +58,18 @@ THOROUGH = [
 ]
 WITHOUT_RESUMING = "setfit"
 """Whose ``train`` has no argument for it."""
+LONGER_THAN_ITS_LENGTH = "sentences_without_duplicates"
+"""Whose sampler, before sentence-transformers 6, may give more batches than it says: see docs/differences.md."""
+
+
+def resumable(runs: list[str]) -> list[str]:
+    """Return those of ``runs`` that transformers resumes as it would have gone on."""
+    overshoots = SENTENCES.args[0] or Version(version("sentence-transformers")) < Version("6")
+    return [name for name in runs if not (overshoots and name == LONGER_THAN_ITS_LENGTH)]
+
+
 RESUMABLE = [
-    pytest.param(*row.values, marks=row.marks, id=f"{row.id}-{when}")
+    pytest.param(resumable(row.values[0]), marks=row.marks, id=f"{row.id}-{when}")
     for when, rows in (("quick", QUICK), ("thorough", THOROUGH))
     for row in rows
     if row.id != WITHOUT_RESUMING

@@ -137,6 +137,8 @@ class Semantics:
     """Length-grouped evaluation uses its own random generator; before, the global one."""
     drops_missing_best_checkpoint: bool = _since("5.17")
     """A resumed ``best_model_checkpoint`` that no longer exists is cleared."""
+    reshuffles_batch_samplers: bool = _since("5.17", corrected=True)
+    """On several ranks a batch sampler with ``set_epoch`` is told the epoch; before, all were as the first."""
     averages_over_session_steps: bool = _since("5.19", corrected=True)
     """``train_loss`` and training speeds count the update steps of this ``train`` call; before, all of the run."""
     item_count_is_float: bool = _since("5.23")
