@@ -11,7 +11,7 @@ from torch import nn
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
 from hf_compat.arguments.process_facts import uses_configured_state
-from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, defaults
 from hf_compat.data.columns import can_return_loss, find_labels
@@ -67,7 +67,7 @@ def set_log_level(args: TrainingArguments) -> None:
     write_log_file(args.process_index, args.get_process_log_level())
 
 
-def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
+def build_accelerator(args: TrainingArguments, runtime: Runtime, semantics: Semantics) -> Accelerator:
     """Return the Trainer's ``accelerator``, which reads ``runtime``; accelerate's own state becomes the same."""
     precision = forward_precision(runtime.precision)
     backend = args.torch_compile_backend or "inductor"
@@ -81,14 +81,13 @@ def build_accelerator(args: TrainingArguments, runtime: Runtime) -> Accelerator:
         compilation=Compilation(backend, args.torch_compile_mode) if args.torch_compile else None,
     )
     share_run(state, configured=uses_configured_state(args))
-    reshuffles = resolve_semantics(args.semantics).reshuffles_batch_samplers
     return Accelerator(
         args.launch,
         state,
         args.accelerator_config,
         runtime,
         args.data_seed,
-        reshuffles_batch_samplers=reshuffles,
+        reshuffles_batch_samplers=semantics.reshuffles_batch_samplers,
     )
 
 

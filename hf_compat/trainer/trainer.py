@@ -322,7 +322,7 @@ class Trainer(metaclass=CountsCounterparts):
     def create_accelerator_and_postprocess(self) -> None:
         """Create ``accelerator``, which has the members of accelerate's that subclasses use."""
         args, placement = self.args, self._lightning_runtime.placement
-        self.accelerator = construction.build_accelerator(args, self._lightning_runtime)
+        self.accelerator = construction.build_accelerator(args, self._lightning_runtime, self.semantics)
         self.is_deepspeed_enabled = args.deepspeed_plugin is not None
         self.is_fsdp_enabled = placement.fsdp is not None
         self.is_tp_enabled = placement.tensor_parallel > 1
