@@ -6,6 +6,7 @@ All but the two of Lightning are those of transformers, peft and accelerate.
 from __future__ import annotations
 
 __all__ = [
+    "ADAPTER_CONFIG_NAME",
     "ADAPTER_SAFE_WEIGHTS_NAME",
     "ADAPTER_WEIGHTS_NAME",
     "FULL_FSDP_WEIGHTS_NAME",
@@ -35,6 +36,7 @@ SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "pytorch_model.bin"
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 ADAPTER_SAFE_WEIGHTS_NAME = "adapter_model.safetensors"
 ADAPTER_WEIGHTS_NAME = "adapter_model.bin"
 

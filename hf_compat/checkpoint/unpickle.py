@@ -64,19 +64,23 @@ def load_trusted(
 class Unread:
     """Stands for an object in a file whose class is not allowed: neither the class nor code in the file is used."""
 
+    arguments: tuple[object, ...] = ()
+
     def __init__(self, *args: object, **kwargs: object) -> None:
-        """Take any arguments, and keep none."""
+        """Take any arguments, and keep those by position, which are not used either but by who knows the class."""
+        self.arguments = args
 
     def __setstate__(self, state: object) -> None:
         """Keep the object's attributes, which are not used either but by who knows the class."""
         self.state = state
 
 
-def load_known(path: str | os.PathLike[str]) -> tuple[Any, list[str]]:
+def load_known(path: str | os.PathLike[str], *, mmap: bool = False) -> tuple[Any, list[str]]:
     """Return the content of a file of ``torch.save``, with ``Unread`` for objects of other classes than tensors.
 
     Args:
         path: A file written by another library, with its users' objects in it.
+        mmap: Whether to map the file into memory, so that only the tensors in use are read.
 
     Returns:
         The content, and the names of classes and functions that stand as ``Unread`` in it.
@@ -90,7 +94,7 @@ def load_known(path: str | os.PathLike[str]) -> tuple[Any, list[str]]:
     except Exception as error:  # a damaged file makes torch raise any kind of error
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
     stand_ins = [(type(name, (Unread,), {}), name) for name in unknown]
-    return load_trusted(path, allowed=stand_ins), unknown
+    return load_trusted(path, mmap=mmap, allowed=stand_ins), unknown
 
 
 def is_trusted(value: object) -> bool:

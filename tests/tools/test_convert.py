@@ -181,9 +181,8 @@ def test_a_trainer_goes_on_within_an_epoch(tmp_path):
     assert_equal(resumed.model.state_dict(), module.model.state_dict())
 
 
-@pytest.mark.slow
-def test_upstreams_trainer_resumes_too(tmp_path):
-    """The Trainer of transformers resumes from the folder, and makes the same weights."""
+def upstream_run(folder: Path, model: nn.Module, resume: Path) -> Any:
+    """Resume with the Trainer of transformers, with the same updates as the Lightning run."""
     from transformers import Trainer as Upstream
     from transformers import TrainingArguments as UpstreamArguments
 
@@ -191,11 +190,8 @@ def test_upstreams_trainer_resumes_too(tmp_path):
         def _get_train_sampler(self, *args):
             return SequentialSampler(self.train_dataset)
 
-    module = Module()
-    lightning_run(tmp_path / "run", module)
-    convert(tmp_path / "run" / "3.ckpt", tmp_path / "checkpoint-3", Options(batch_size=4, steps_between=(1, 1, 1)))
     args = UpstreamArguments(
-        str(tmp_path / "theirs"),
+        str(folder),
         max_steps=STEPS,
         per_device_train_batch_size=4,
         learning_rate=1e-2,
@@ -208,10 +204,18 @@ def test_upstreams_trainer_resumes_too(tmp_path):
         disable_tqdm=True,
         optim="adamw_torch",
     )
-    trainer = UpstreamInOrder(
-        language_model(), args, train_dataset=helpers.ListDataset(ROWS), data_collator=helpers.PadCollator()
-    )
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    trainer = UpstreamInOrder(model, args, train_dataset=helpers.ListDataset(ROWS), data_collator=helpers.PadCollator())
+    trainer.train(resume_from_checkpoint=str(resume))
+    return trainer
+
+
+@pytest.mark.slow
+def test_upstreams_trainer_resumes_too(tmp_path):
+    """The Trainer of transformers resumes from the folder, and makes the same weights."""
+    module = Module()
+    lightning_run(tmp_path / "run", module)
+    convert(tmp_path / "run" / "3.ckpt", tmp_path / "checkpoint-3", Options(batch_size=4, steps_between=(1, 1, 1)))
+    trainer = upstream_run(tmp_path / "theirs", language_model(), tmp_path / "checkpoint-3")
     assert_equal(trainer.model.state_dict(), module.model.state_dict())
 
 
@@ -423,7 +427,7 @@ def test_what_is_no_checkpoint_of_lightning(tmp_path):
     (tmp_path / "text.ckpt").write_text("no")
     (tmp_path / "folder").mkdir()
     (tmp_path / "zero" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "zero" / "checkpoint" / "mp_rank_00_model_states.pt").touch()
+    torch.save({"module": {}, "dp_world_size": 1}, tmp_path / "zero" / "checkpoint" / "mp_rank_00_model_states.pt")
     old = saved(tmp_path / "old.ckpt", nn.Linear(2, 2), **{"pytorch-lightning_version": "1.9.0"})
     for source, message in (
         (tmp_path / "weights.pt", "is not a checkpoint of Lightning"),
@@ -431,7 +435,7 @@ def test_what_is_no_checkpoint_of_lightning(tmp_path):
         (tmp_path / "folder", "has no weights"),
         (tmp_path / "none.ckpt", "does not exist"),
         (old, r"upgrade_checkpoint"),
-        (tmp_path / "zero", r"convert_zero_checkpoint_to_fp32_state_dict"),
+        (tmp_path / "zero", r"is not a checkpoint of a Lightning run: DeepSpeed's files have no"),
     ):
         with pytest.raises(CheckpointError, match=message):
             convert(source, tmp_path / "out")

@@ -11,9 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
 from hf_compat.files import read_json_object
+from hf_compat.model_facts import unwrap_peft
 from hf_compat.optim.groups import decay_parameter_names
+from hf_compat.tools.convert.adapters import (
+    Adapters,
+    has_adapters,
+    is_of_base,
+    model_with_adapters,
+    trainable_of_each,
+)
 from hf_compat.tools.convert.lightning_checkpoints import is_plain
 
 __all__ = [
@@ -34,44 +43,58 @@ _HINTS = ("model_name_or_path", "pretrained_model_name_or_path", "model_name", "
 
 
 class Architecture:
-    """A model of transformers without weights.
+    """A model of transformers, perhaps with adapters of peft around it.
 
     Args:
-        model: On the meta device.
+        model: Without weights, on the meta device.
+        adapters: The configurations of its adapters; None if it is no model of peft.
+        base_names: The names of the weights of the model that the adapters are put on.
 
     Attributes:
         model: The same.
+        adapters: The same.
         shapes: Name → shape of each entry of its state dict, tied ones under each name.
         first: Name → first name of the same tensor; for tied entries, another one.
         parameters: The names of parameters in the order of ``named_parameters``.
+        trained: The names of those that are trained; with adapters, for each of them.
         decayed: The names of parameters with weight decay in a Trainer.
+        optional: The first names of weights that a checkpoint may do without: those of the model with adapters on it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, adapters: Adapters | None = None, base_names: frozenset[str] = frozenset()
+    ) -> None:
         self.model = model
+        self.adapters = adapters
         state: Mapping[str, Any] = model.state_dict(keep_vars=True)
         self.shapes = {name: tuple(value.shape) for name, value in state.items()}
         firsts: dict[int, str] = {}
         self.first = {name: firsts.setdefault(id(value), name) for name, value in state.items()}
         self.parameters = tuple(name for name, _ in model.named_parameters())
+        self.trained = [list(self.parameters)] if adapters is None else trainable_of_each(model, adapters)
         self.decayed = frozenset(decay_parameter_names(model))
+        self.optional = frozenset(name for name in self.first.values() if is_of_base(name, base_names))
 
     @property
     def name(self) -> str:
-        """The class's name."""
-        return type(self.model).__name__
+        """The name of the class, without adapters."""
+        return type(unwrap_peft(self.model)).__name__
 
     def complete(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return ``found``, the weights of this model, as its state dict: tied ones under each name."""
+        """Return ``found``, the weights of this model, as its state dict: tied ones under each name.
+
+        Those of the model that adapters are put on are missing if ``found`` has none.
+        """
         first: dict[str, Tensor] = {}
         for name, value in found.items():
             first.setdefault(self.first[name], value)
-        return {name: first[self.first[name]] for name in self.shapes}
+        return {name: first[self.first[name]] for name in self.shapes if self.first[name] in first}
 
     def misfit(self, found: Mapping[str, Tensor]) -> str | None:
         """Return why ``found`` are not the weights of this model, None if they are."""
         present = {self.first[name] for name in found if name in self.first}
-        missing = [name for name in self.shapes if self.first[name] not in present]
+        needed = present | self.optional
+        missing = [name for name in self.shapes if self.first[name] not in needed]
         unexpected = [name for name in found if name not in self.shapes]
         if missing or unexpected:
             return f"missing {_few(missing)}, unexpected {_few(unexpected)}"
@@ -127,7 +150,11 @@ def generation_in(folder: Path | None) -> dict[str, Any] | None:
 
 
 def find_place(
-    weights: Mapping[str, Tensor], configuration: Mapping[str, Any] | None, prefix: str | None, class_name: str | None
+    weights: Mapping[str, Tensor],
+    configuration: Mapping[str, Any] | None,
+    prefix: str | None,
+    class_name: str | None,
+    adapters: Adapters | None,
 ) -> Place:
     """Return where in ``weights``, a module's state dict, the model is.
 
@@ -136,21 +163,27 @@ def find_place(
         configuration: The model's configuration, None if it is not known.
         prefix: What the names of its weights begin with; None to find it.
         class_name: The class of transformers; None to find it.
+        adapters: The configurations of adapters on it; None if there are none, or they are not known.
 
     Raises:
         CheckpointError: If there is no such model, or more than one.
     """
     chosen = None if prefix is None else _chosen_prefix(weights, prefix)
-    if any(".lora_" in name or "base_model.model." in name for name in weights):
+    if has_adapters(weights) and adapters is None:
         raise CheckpointError(
-            "The checkpoint holds adapters of peft, which are not supported: load it in your script, and save the "
-            "model with `save_pretrained`."
+            "The checkpoint holds adapters of peft, but not their configuration: pass an "
+            f"`{names.ADAPTER_CONFIG_NAME}`, or the folder of one, as `--adapter`."
         )
     if configuration is None or not _knows(configuration):
+        if adapters is not None:
+            raise CheckpointError(
+                "The checkpoint holds adapters of peft, whose place is known in a model of the installed transformers "
+                "alone: pass the configuration of the model that they are put on as `--model`."
+            )
         if class_name is not None:
             raise CheckpointError(f"`--architecture {class_name}` needs a configuration: pass `--model`.")
         return Place(_only_part(weights) if chosen is None else chosen, None)
-    return _find_class(weights, configuration, chosen, class_name)
+    return _find_class(weights, configuration, chosen, class_name, adapters)
 
 
 def dotted(prefix: str) -> str:
@@ -212,11 +245,15 @@ def _parts(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _find_class(
-    weights: Mapping[str, Tensor], configuration: Mapping[str, Any], chosen: str | None, class_name: str | None
+    weights: Mapping[str, Tensor],
+    configuration: Mapping[str, Any],
+    chosen: str | None,
+    class_name: str | None,
+    adapters: Adapters | None,
 ) -> Place:
     places: dict[str, Place] = {}
     reasons: list[str] = []
-    for architecture in _architectures(configuration, class_name):
+    for architecture in _architectures(configuration, class_name, adapters):
         prefixes = _prefixes(weights, architecture) if chosen is None else [chosen]
         for prefix in prefixes:
             reason = architecture.misfit(divided(weights, prefix)[0])
@@ -246,7 +283,9 @@ def _find_class(
     )
 
 
-def _architectures(configuration: Mapping[str, Any], class_name: str | None) -> Iterator[Architecture]:
+def _architectures(
+    configuration: Mapping[str, Any], class_name: str | None, adapters: Adapters | None = None
+) -> Iterator[Architecture]:
     """Yield the models that the configuration may be of: those that it names, then all of its type."""
     import transformers
 
@@ -258,9 +297,25 @@ def _architectures(configuration: Mapping[str, Any], class_name: str | None) -> 
         raise CheckpointError(f"`--architecture {class_name}` is not a class of the installed transformers.")
     if class_name is None:
         classes += _classes_of(type(config))
+    failed: CheckpointError | None = None
+    found = False
     for model_class in dict.fromkeys(each for each in classes if each is not None):
-        with torch.device("meta"):
-            yield Architecture(model_class(config))
+        try:
+            yield _without_weights(model_class, config, adapters)
+            found = True
+        except CheckpointError as error:  # the adapters are for another class
+            failed = failed or error
+    if failed is not None and not found:
+        raise failed
+
+
+def _without_weights(model_class: Any, config: Any, adapters: Adapters | None) -> Architecture:
+    with torch.device("meta"):
+        model = model_class(config)
+        if adapters is None:
+            return Architecture(model)
+        base_names = frozenset(model.state_dict())
+        return Architecture(model_with_adapters(model, adapters), adapters, base_names)
 
 
 def _classes_of(config_class: type) -> Iterator[Any]:
@@ -273,8 +328,8 @@ def _classes_of(config_class: type) -> Iterator[Any]:
 
 
 def _prefixes(weights: Mapping[str, Tensor], architecture: Architecture) -> list[str]:
-    """Return what may stand before the model's names, by its first name."""
-    first = next(iter(architecture.shapes))
+    """Return what may stand before the model's names, by its first name that has to be there."""
+    first = next(name for name in architecture.shapes if architecture.first[name] not in architecture.optional)
     found = (name.removesuffix(first) for name in weights if name.endswith(first))
     return [prefix for prefix in found if not prefix or prefix.endswith(".")]
 

@@ -35,6 +35,8 @@ class Carried:
     """File name → random states, without arrays of numpy, which Lightning would refuse to load."""
     lightning: dict[str, Any] = field(default_factory=dict)
     """The entries of ``lightning.pt`` besides the states of callbacks."""
+    adapters: dict[str, dict[str, Any]] | None = None
+    """Name → configuration of each adapter of peft."""
 
     @classmethod
     def from_checkpoint(cls, rest: Mapping[str, Any]) -> Carried:
@@ -55,6 +57,7 @@ class Carried:
                 entry["parameters"],
                 _random_states_in(entry),
                 dict(entry["lightning"]),
+                entry.get("adapters"),
             )
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"The entry `{OWN_KEY}` of the checkpoint is damaged: {error!r}.") from error
@@ -68,6 +71,7 @@ class Carried:
             "parameters": self.parameters,
             "random_states": self.random_states,
             "lightning": self.lightning,
+            "adapters": self.adapters,
         }
 
     def add_rng(self, name: str, state: Mapping[str, Any]) -> None:

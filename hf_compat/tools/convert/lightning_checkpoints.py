@@ -1,4 +1,4 @@
-"""Reading a checkpoint of any Lightning run: one file, or a folder of FSDP or ModelParallelStrategy."""
+"""Reading a checkpoint of any Lightning run: one file, or a folder of FSDP, ModelParallelStrategy or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from hf_compat.checkpoint import distributed_files
 from hf_compat.checkpoint.unpickle import Unread, load_known
 from hf_compat.errors import CheckpointError
+from hf_compat.tools.convert.deepspeed_folders import read_engine
 from hf_compat.tools.convert.sharded_optimizers import optimizers_in
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
 VERSION_KEY = "pytorch-lightning_version"
 META_NAME = "meta.pt"
 """The file with all but weights and optimizer states in a folder of Lightning's sharded strategies."""
+_TAG = "checkpoint"
+"""The folder with DeepSpeed's files in one of Lightning's."""
 _WEIGHTS = ("state_dict", "model")
 """Name of the weights in a sharded folder of ModelParallelStrategy, and of FSDPStrategy."""
 _WRAPPERS = re.compile(r"^_forward_module\.|(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -46,6 +49,8 @@ class LightningCheckpoint:
     """The states of optimizers, with indices or names for parameters; None if the checkpoint has weights only."""
     notes: list[str] = field(default_factory=list)
     """What could not be read, a sentence each."""
+    problem: str | None = None
+    """Why there are states of optimizers that are not in ``optimizers``."""
 
     @property
     def hyper_parameters(self) -> dict[str, Any]:
@@ -73,11 +78,7 @@ def read_lightning_checkpoint(path: Path) -> LightningCheckpoint:
         return _read_file(path)
     if (path / META_NAME).is_file():
         return _read_sharded(path)
-    raise CheckpointError(
-        f"`{path}` was written by DeepSpeed, whose partitions are not supported. Make one file of them, and convert "
-        "that: `lightning.pytorch.utilities.deepspeed.convert_zero_checkpoint_to_fp32_state_dict`. It runs code in the "
-        "files, so use it on your own."
-    )
+    return _read_deepspeed(path)
 
 
 def without_wrappers(name: str) -> str:
@@ -112,13 +113,34 @@ def _read_sharded(folder: Path) -> LightningCheckpoint:
     weights = {path[1]: value for path, value in entries.items() if path[0] in _WEIGHTS and len(path) == 2}
     found = {top: states for top, states in optimizers_in(entries).items() if top.startswith("optimizer_")}
     named = [
-        {
-            "state": {without_wrappers(name): state for name, state in found[top]["state"].items()},
-            "param_groups": [_unwrapped(group) for group in found[top]["param_groups"]],
-        }
-        for top in sorted(found, key=lambda top: int(top.removeprefix("optimizer_")))
+        _optimizer_unwrapped(found[top]) for top in sorted(found, key=lambda top: int(top.removeprefix("optimizer_")))
     ]
     return _checkpoint(folder, weights, rest, named if "lr_schedulers" in rest else None, unread)
+
+
+def _read_deepspeed(folder: Path) -> LightningCheckpoint:
+    engine = read_engine(folder / _TAG)
+    if VERSION_KEY not in engine.run:
+        raise CheckpointError(
+            f"`{folder}` is not a checkpoint of a Lightning run: DeepSpeed's files have no `{VERSION_KEY}`. Pass a "
+            "checkpoint that Lightning's `DeepSpeedStrategy` has written."
+        )
+    optimizer = engine.optimizer
+    if optimizer is not None and engine.has_names:
+        optimizer = _optimizer_unwrapped(optimizer)
+    optimizers = [optimizer] if optimizer is not None and "lr_schedulers" in engine.run else None
+    checkpoint = _checkpoint(folder, engine.weights, engine.run, optimizers, list(engine.unread))
+    checkpoint.notes += engine.notes
+    checkpoint.problem = engine.problem
+    return checkpoint
+
+
+def _optimizer_unwrapped(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state dict by name without the names of wrappers."""
+    return {
+        "state": {without_wrappers(name): state for name, state in optimizer["state"].items()},
+        "param_groups": [_unwrapped(group) for group in optimizer["param_groups"]],
+    }
 
 
 def _unwrapped(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +149,7 @@ def _unwrapped(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_deepspeed(folder: Path) -> bool:
     """Return whether DeepSpeed wrote ``folder`` in a Lightning run; a Trainer's has other names."""
-    return any((folder / "checkpoint").glob("*model_states.pt"))
+    return any((folder / _TAG).glob("*model_states.pt"))
 
 
 def _checkpoint(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Candidates", "NamedOptimizer", "name_parameters"]
+__all__ = ["Candidates", "NamedOptimizer", "name_parameters", "trained_of"]
 
 _Layout = list[list[str]]
 _OLD_NO_DECAY = ("bias", "LayerNorm.weight")
@@ -35,8 +35,8 @@ class Candidates:
 
     shapes: Mapping[str, tuple[int, ...]]
     """Name → shape of all parameters of the module, in its order."""
-    model: Sequence[str]
-    """Those of the model."""
+    models: Sequence[Sequence[str]]
+    """Those of the model that are trained; with several adapters, for each of them."""
     decayed: frozenset[str] | None
     """Those of the model with weight decay in a Trainer; None if its class is not known."""
     prefix: str
@@ -65,6 +65,11 @@ def name_parameters(saved: Mapping[str, Any], candidates: Candidates, given: Seq
     )
     named = [{**_options(group), "params": own} for group, own in zip(groups, known, strict=True)]
     return NamedOptimizer(named, {names[key]: entry for key, entry in saved["state"].items()}, order)
+
+
+def trained_of(models: Sequence[Sequence[str]], state: Mapping[str, Any]) -> Sequence[str]:
+    """Return the one of ``models``, the parameters trained with each adapter, that has most of those with a state."""
+    return max(models, key=lambda names: len(set(state) & set(names)))
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,14 +101,15 @@ def _full_name(name: str, candidates: Candidates) -> str:
 
 
 def _by_order(saved: Mapping[str, Any], counts: Sequence[int], candidates: Candidates) -> tuple[str, _Layout]:
-    """Return the one order that fits in numbers and shapes, and the names in it."""
+    """Return the one order that fits in numbers and shapes, and the names in it; of adapters, the first that fits."""
     fitting: dict[tuple[tuple[str, ...], ...], str] = {}
-    for order, layout in _layouts(counts, candidates):
-        if [len(own) for own in layout] == list(counts) and _fits(saved, layout, candidates.shapes):
-            fitting.setdefault(tuple(map(tuple, layout)), order)
-    if len(fitting) == 1:
-        (names, order) = next(iter(fitting.items()))
-        return order, [list(own) for own in names]
+    for model in candidates.models:
+        for order, layout in _layouts(counts, candidates, model):
+            if [len(own) for own in layout] == list(counts) and _fits(saved, layout, candidates.shapes):
+                fitting.setdefault(tuple(map(tuple, layout)), order)
+        if len(fitting) == 1:
+            (names, order) = next(iter(fitting.items()))
+            return order, [list(own) for own in names]
     problem = "more than one order fits" if fitting else "no usual order fits"
     raise CheckpointError(
         f"The optimizer's state has no names, and its groups of {', '.join(map(str, counts))} parameters cannot be "
@@ -112,15 +118,20 @@ def _by_order(saved: Mapping[str, Any], counts: Sequence[int], candidates: Candi
     )
 
 
-def _layouts(counts: Sequence[int], candidates: Candidates) -> Iterator[tuple[str, _Layout]]:
+def _layouts(counts: Sequence[int], candidates: Candidates, model: Sequence[str]) -> Iterator[tuple[str, _Layout]]:
     """Yield the orders in which scripts give parameters to optimizers."""
-    everything, model = list(candidates.shapes), list(candidates.model)
-    for whose, names in (("the LightningModule", everything), ("the model", model)):
+    everything = list(candidates.shapes)
+    frozen = {name for name in everything if name.startswith(candidates.prefix)} - set(model)
+    whole = [("the LightningModule's parameters", everything), ("the model's parameters", list(model))]
+    if frozen:
+        trained = [name for name in everything if name not in frozen]
+        whole.insert(1, ("the LightningModule's parameters that are trained", trained))
+    for whose, names in whole:
         if len(names) == sum(counts):
-            yield f"the order of {whose}'s parameters", _cut(names, counts)
+            yield f"the order of {whose}", _cut(names, counts)
         old = [name for name in names if not any(part in name for part in _OLD_NO_DECAY)]
         yield (
-            f"{whose}'s parameters but those named bias or LayerNorm.weight, then these",
+            f"{whose} but those named bias or LayerNorm.weight, then these",
             [old, [name for name in names if name not in old]],
         )
     if candidates.decayed is not None:

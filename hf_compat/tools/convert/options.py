@@ -44,6 +44,8 @@ class Options:
     """Update steps between logs, evaluations and saves of the run that goes on."""
     max_shard_size: int | None = None
     """Maximum size of a weight file, in bytes."""
+    adapter: Path | None = None
+    """The configuration of peft's adapters, or the folder of one or several."""
 
     def __post_init__(self) -> None:
         """Refuse numbers below 1.
@@ -68,6 +70,7 @@ def refuse_ineffective(options: Options, *, to_file: bool) -> None:
     reasons = []
     if to_file:
         reasons += [(name, "a `.ckpt` file has no place for it") for name in _OF_FOLDERS]
+        reasons += [("adapter", "a folder with adapters has their configurations")]
     if options.weights_only:
         reasons += [(name, "`--weights-only` leaves the training state out") for name in _OF_STATES]
     given = {name: reason for name, reason in reasons if getattr(options, name) is not None}
@@ -95,6 +98,7 @@ def options_of(given: argparse.Namespace) -> Options:
         parameters=None if given.parameters is None else _names_in(Path(given.parameters)),
         batch_size=given.batch_size,
         steps_between=None if given.steps_between is None else tuple(given.steps_between),
+        adapter=None if given.adapter is None else Path(given.adapter),
         max_shard_size=None if given.max_shard_size is None else _bytes_of(given.max_shard_size),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.unpickle import load_trusted
-from hf_compat.checkpoint.weight_files import adapter_file, weight_files
+from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.checkpoint.weights import read_weights
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import TrainerState
+from hf_compat.tools.convert.adapted_models import load_adapted
 from hf_compat.tools.convert.architectures import (
     Architecture,
     dotted,
@@ -28,9 +30,10 @@ from hf_compat.tools.convert.architectures import (
     named_architecture,
 )
 from hf_compat.tools.convert.carried import OWN_KEY, Carried
+from hf_compat.tools.convert.deepspeed_folders import EngineStates, engine_folder, read_engine
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
-from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters
+from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters, trained_of
 from hf_compat.tools.convert.options import Options
 from hf_compat.tools.convert.progress import Counters, loops_state
 from hf_compat.tools.convert.sharded_optimizers import optimizers_in
@@ -45,6 +48,31 @@ _NO_PLACE = ("tokenizer*", "special_tokens_map.json", "preprocessor_config.json"
 """Files for which a checkpoint of Lightning has no place."""
 
 
+@dataclass(frozen=True)
+class _Source:
+    """What is in a folder."""
+
+    folder: Path
+    prefix: str
+    """What the names of its weights begin with in the file."""
+    architecture: Architecture | None
+    """None if the model is none of transformers, or its configuration is not known."""
+    weights: Mapping[str, Tensor]
+    """The model's state dict, without the prefix."""
+    engine: EngineStates | None
+    """What DeepSpeed has saved in it, None if it has not."""
+
+    @property
+    def trained(self) -> list[list[str]]:
+        """The names that an optimizer's parameters may have, in the model's order; with adapters, for each of them."""
+        return [list(self.weights)] if self.architecture is None else self.architecture.trained
+
+    @property
+    def decayed(self) -> frozenset[str] | None:
+        """The names of parameters with weight decay in a Trainer; None if the model's class is not known."""
+        return None if self.architecture is None else self.architecture.decayed
+
+
 def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     """Write the new file ``target`` from ``folder``; return what is not carried over, a sentence each.
 
@@ -53,13 +81,12 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
         CheckpointWriteError: If the file cannot be written.
     """
     _check(folder)
-    configuration, _ = find_configuration(options.model or _own_configuration(folder), {})
-    architecture = None if configuration is None else named_architecture(configuration, options.architecture)
+    configuration, architecture, weights, engine = _model_in(folder, options)
     if options.architecture is not None and architecture is None:
         raise CheckpointError(f"`--architecture {options.architecture}` needs a configuration: pass `--model`.")
     prefix = _PREFIX if options.prefix is None else dotted(options.prefix)
     notes: list[str] = []
-    weights = _weights(folder, architecture)
+    source = _Source(folder, prefix, architecture, weights, engine)
     if architecture is None:
         notes.append(
             "weights tied to others: the model's class is not known, so that the file has the folder's names alone."
@@ -68,8 +95,10 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     state_dict |= ResumePoint(folder).lightning_state().get("state_dict", {})  # `HFCheckpointIO`'s, beside the model
     content: dict[str, Any] = {VERSION_KEY: version("lightning"), "state_dict": state_dict}
     carried = Carried(configuration, generation_in(folder))
+    if architecture is not None and architecture.adapters is not None:
+        carried.adapters = {name: dict(content) for name, content in architecture.adapters.items()}
     if (folder / names.TRAINER_STATE_NAME).is_file():
-        content |= _training_state(folder, prefix, architecture, weights, carried, options, notes)
+        content |= _training_state(source, carried, options, notes)
     else:
         content |= {"epoch": 0, "global_step": 0}
         notes.append("the training state: the folder has none, so that the file has weights only.")
@@ -82,13 +111,14 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     return notes
 
 
+def _has_adapters(folder: Path) -> bool:
+    return adapter_file(folder) is not None or bool(adapter_folders(folder))
+
+
 def _check(folder: Path) -> None:
-    if adapter_file(folder) is not None:
-        raise CheckpointError(
-            f"`{folder}` has adapters of peft, which are not supported: merge them with `merge_and_unload`, and save "
-            "the model with `save_pretrained`."
-        )
-    if not weight_files(folder) and distributed_files.sharded_weights(folder) is None:
+    sharded = distributed_files.sharded_weights(folder)
+    others = (weight_files(folder), sharded, engine_folder(folder), _has_adapters(folder))
+    if not any(others):
         checkpoints = list_checkpoints(folder)
         advice = f", such as `{checkpoints[-1].path}`" if checkpoints else ""
         raise CheckpointError(f"`{folder}` has no weights: pass a model's folder, or a checkpoint{advice}.")
@@ -105,11 +135,32 @@ def _own_configuration(folder: Path) -> Path | None:
 # ---- weights ----
 
 
-def _weights(folder: Path, architecture: Architecture | None) -> dict[str, Tensor]:
-    """Return the model's state dict, tied weights under each name."""
+def _model_in(
+    folder: Path, options: Options
+) -> tuple[dict[str, Any] | None, Architecture | None, Mapping[str, Tensor], EngineStates | None]:
+    """Return the configuration, what is known of the model, its state dict, and what DeepSpeed has saved."""
+    if not weight_files(folder) and _has_adapters(folder):
+        if engine_folder(folder) is not None:
+            raise CheckpointError(
+                f"`{folder}` has adapters that DeepSpeed trained, of which a file is not made. Save the run's model "
+                "with `save_pretrained`, and convert that folder."
+            )
+        base, adapted = load_adapted(folder, options.model, options.architecture)
+        return base, adapted, adapted.model.state_dict(), None
+    configuration, _ = find_configuration(options.model or _own_configuration(folder), {})
+    architecture = None if configuration is None else named_architecture(configuration, options.architecture)
+    states = None if options.weights_only and weight_files(folder) else engine_folder(folder)
+    engine = None if states is None else read_engine(states)
+    return configuration, architecture, _weights(folder, architecture, engine), engine
+
+
+def _weights(folder: Path, architecture: Architecture | None, engine: EngineStates | None) -> dict[str, Tensor]:
+    """Return the model's state dict, tied weights under each name; those of DeepSpeed are in full precision."""
     files = weight_files(folder)
-    if files:
-        found: dict[str, Tensor] = {name: value for file in files for name, value in read_weights(file)}
+    if engine is not None:
+        found: dict[str, Tensor] = engine.weights
+    elif files:
+        found = {name: value for file in files for name, value in read_weights(file)}
     else:
         entries = distributed_files.read_full(folder / names.SHARDED_WEIGHTS_NAME).items()
         found = {path[1]: value for path, value in entries if path[0] == "model"}
@@ -139,15 +190,8 @@ def _renamed(folder: Path, architecture: Architecture, reason: str) -> dict[str,
 # ---- the training state ----
 
 
-def _training_state(
-    folder: Path,
-    prefix: str,
-    architecture: Architecture | None,
-    weights: Mapping[str, Tensor],
-    carried: Carried,
-    options: Options,
-    notes: list[str],
-) -> dict[str, Any]:
+def _training_state(source: _Source, carried: Carried, options: Options, notes: list[str]) -> dict[str, Any]:
+    folder = source.folder
     point = ResumePoint(folder)
     state, kept = point.trainer_state(), point.lightning_state()
     carried.trainer_state = state
@@ -172,7 +216,7 @@ def _training_state(
         carried.trainer_state = None
         return made
     carried.lightning = {} if of_lightning else kept
-    optimizer, schedule = _optimizer_and_schedule(folder, prefix, architecture, weights, carried, options)
+    optimizer, schedule = _optimizer_and_schedule(source, carried, options)
     for (key, name), value in zip(_LISTS, (optimizer, schedule), strict=True):
         made[key] = made.get(key, []) if value is None else [value]
         if not made[key]:
@@ -198,58 +242,50 @@ def _progress(state: TrainerState, position: DataPosition | None) -> Counters:
 
 
 def _optimizer_and_schedule(
-    folder: Path,
-    prefix: str,
-    architecture: Architecture | None,
-    weights: Mapping[str, Tensor],
-    carried: Carried,
-    options: Options,
+    source: _Source, carried: Carried, options: Options
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    saved = _optimizer_state(folder)
-    file = folder / names.SCHEDULER_NAME
+    saved = _optimizer_state(source)
+    file = source.folder / names.SCHEDULER_NAME
     schedule: dict[str, Any] | None = load_trusted(file) if file.is_file() else None
     if saved is None:
         return None, schedule
     groups = options.groups or "keep"
-    named = _named(saved, architecture, weights, options, must=groups != "keep")
+    named = _named(saved, source, options, must=groups != "keep")
     if named is None:
         return saved, schedule
-    order = list(weights) if architecture is None else list(architecture.parameters)
-    decayed = None if architecture is None else architecture.decayed
-    regrouped, former = regroup(named, order, decayed, groups)
-    carried.parameters = [[prefix + name for name in group["params"]] for group in regrouped.groups]
+    regrouped, former = regroup(named, trained_of(source.trained, named.state), source.decayed, groups)
+    carried.parameters = [[source.prefix + name for name in group["params"]] for group in regrouped.groups]
     if schedule is not None:
         schedule = regroup_schedule(schedule, former, len(named.groups))
     return numbered(regrouped), schedule
 
 
-def _named(
-    saved: Mapping[str, Any],
-    architecture: Architecture | None,
-    weights: Mapping[str, Tensor],
-    options: Options,
-    *,
-    must: bool,
-) -> NamedOptimizer | None:
+def _named(saved: Mapping[str, Any], source: _Source, options: Options, *, must: bool) -> NamedOptimizer | None:
     """Return ``saved`` by name; None if the names are not known, unless they ``must`` be."""
-    known = list(weights) if architecture is None else list(architecture.parameters)
-    shapes = {name: tuple(weights[name].shape) for name in known}
-    decayed = None if architecture is None else architecture.decayed
+    known = source.weights if source.architecture is None else source.architecture.parameters
+    shapes = {name: tuple(source.weights[name].shape) for name in known}
     try:
-        return name_parameters(saved, Candidates(shapes, known, decayed, ""), options.parameters)
+        return name_parameters(saved, Candidates(shapes, source.trained, source.decayed, ""), options.parameters)
     except CheckpointError:
         if must or options.parameters is not None:
             raise
         return None
 
 
-def _optimizer_state(folder: Path) -> dict[str, Any] | None:
+def _optimizer_state(source: _Source) -> dict[str, Any] | None:
     """Return the optimizer's state dict, by index or by name; None if there is none."""
+    if source.engine is not None:
+        if source.engine.problem is not None:
+            raise CheckpointError(
+                f"`{source.folder}`: the training state cannot be carried over, because {source.engine.problem}. "
+                "Convert the weights with `--weights-only`."
+            )
+        return source.engine.optimizer
     for name in (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME):
-        if (folder / name).is_file():
-            state: dict[str, Any] = load_trusted(folder / name)
+        if (source.folder / name).is_file():
+            state: dict[str, Any] = load_trusted(source.folder / name)
             return state
-    sharded = folder / names.SHARDED_OPTIMIZER_NAME
+    sharded = source.folder / names.SHARDED_OPTIMIZER_NAME
     if not distributed_files.is_sharded(sharded):
         return None
     return optimizers_in(distributed_files.read_full(sharded)).get("optimizer")

@@ -17,6 +17,7 @@ from hf_compat.checkpoint.unpickle import is_trusted
 from hf_compat.checkpoint.weights import save_weights, without_aliases
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
+from hf_compat.tools.convert.adapters import find_adapters, refuse_importing, with_base
 from hf_compat.tools.convert.architectures import (
     Architecture,
     Place,
@@ -28,7 +29,7 @@ from hf_compat.tools.convert.architectures import (
 from hf_compat.tools.convert.carried import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, is_plain
-from hf_compat.tools.convert.optimizer_names import Candidates, name_parameters
+from hf_compat.tools.convert.optimizer_names import Candidates, name_parameters, trained_of
 from hf_compat.tools.convert.options import Options
 from hf_compat.tools.convert.progress import epochs_done
 
@@ -71,20 +72,31 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
     generation = generation_in(folder)
     if configuration is None:
         configuration, generation = carried.configuration, carried.generation
-    place = find_place(checkpoint.weights, configuration, options.prefix, options.architecture)
+    adapters = find_adapters(options.adapter, checkpoint.hyper_parameters, checkpoint.weights) or carried.adapters
+    if adapters is not None:
+        refuse_importing(adapters)
+        _refuse_of_whole_models(options)
+        adapters = adapters if folder is None else with_base(adapters, str(folder))
+    place = find_place(checkpoint.weights, configuration, options.prefix, options.architecture, adapters)
     own, beside = divided(checkpoint.weights, place.prefix)
     notes = [*checkpoint.notes]
     if beside:
         notes.append(f"weights beside the model, which begins with `{place.prefix}`: {_names(beside)}.")
     if configuration is None:
         notes.append("config.json: the checkpoint has no configuration of the model. Pass it as `--model`.")
+    if adapters is not None:
+        base = next(iter(adapters.values())).get("base_model_name_or_path")
+        notes.append(
+            "weights of the model that the adapters are put on: peft's folders have none. They are loaded from "
+            f"{'the folder or repository that the run names' if base is None else f'`{base}`'}."
+        )
     states = None
     if not options.weights_only:
         states = _states(checkpoint, place, carried, options, notes)
     step = None if states is None else states.state.global_step
     with publish.creating_folder(target, step=step) as staged:
         _write_weights(own, place.architecture, configuration, generation, staged, options)
-        if folder is not None:
+        if folder is not None and adapters is None:
             _copy_model_files(folder, staged)
         if states is not None:
             for name, content in states.files.items():
@@ -114,6 +126,10 @@ def _write_weights(
         return
     model = architecture.model
     _check_ties(weights, architecture)
+    if architecture.adapters is not None:
+        model.load_state_dict(architecture.complete(weights), assign=True, strict=False)  # perhaps without the base's
+        save_weights(model, staged)
+        return
     model.load_state_dict(architecture.complete(weights), assign=True)
     model.tie_weights()  # type: ignore[operator]
     if generation is not None and getattr(model, "generation_config", None) is not None:
@@ -121,6 +137,11 @@ def _write_weights(
 
         model.generation_config = GenerationConfig.from_dict(dict(generation))
     save_weights(model, staged, max_shard_size=options.max_shard_size)
+
+
+def _refuse_of_whole_models(options: Options) -> None:
+    if options.max_shard_size is not None:
+        raise CheckpointError("`--max-shard-size` has no effect on adapters, whose weights are one file: leave it out.")
 
 
 def _check_ties(weights: Mapping[str, Tensor], architecture: Architecture) -> None:
@@ -154,6 +175,11 @@ def _states(
     checkpoint: LightningCheckpoint, place: Place, carried: Carried, options: Options, notes: list[str]
 ) -> _States | None:
     """Return the training state's files, None if the checkpoint has weights only; add to ``notes``."""
+    if checkpoint.problem is not None:
+        raise CheckpointError(
+            f"`{checkpoint.path}`: the training state cannot be carried over, because {checkpoint.problem}. Convert "
+            "the weights with `--weights-only`."
+        )
     if checkpoint.optimizers is None:
         notes.append("the training state: the checkpoint has none, so that the folder is a model's.")
         return None
@@ -197,17 +223,20 @@ def _optimizer_file(
     """Add the optimizer's state to ``files``; return the former group of each group, and how many there were."""
     assert checkpoint.optimizers is not None, "checked before"
     shapes = dict(_named_shapes(checkpoint.weights, place))
-    model = [name for name in shapes if name.startswith(place.prefix)]
     architecture = place.architecture
-    decayed = None if architecture is None else frozenset(place.prefix + name for name in architecture.decayed)
-    candidates = Candidates(shapes, model, decayed, place.prefix)
+    if architecture is None:
+        models, decayed = [[name for name in shapes if name.startswith(place.prefix)]], None
+    else:
+        models = [[place.prefix + name for name in trained] for trained in architecture.trained]
+        decayed = frozenset(place.prefix + name for name in architecture.decayed)
+    candidates = Candidates(shapes, models, decayed, place.prefix)
     named = name_parameters(checkpoint.optimizers[0], candidates, options.parameters or carried.parameters)
     if named.by_order is not None:
         notes.append(
             f"names in the optimizer's state: it has none; its parameters are taken to be in {named.by_order}."
         )
     groups = options.groups or ("keep" if decayed is None or carried.parameters else "decay")
-    regrouped, former = regroup(named, model, decayed, groups)
+    regrouped, former = regroup(named, trained_of(models, named.state), decayed, groups)
     left_out = sorted(set(named.state) - set(regrouped.state))
     if left_out:
         notes.append(f"the optimizer's state of parameters beside the model: {_names(left_out)}.")
@@ -235,7 +264,12 @@ def _schedule_file(
     if not schedules:
         notes.append("the schedule: the checkpoint has none; a Trainer begins one at its first step.")
         return
-    steps, updates = schedules[0].get("last_epoch"), checkpoint.rest["global_step"]
+    if "last_epoch" not in schedules[0]:
+        raise CheckpointError(
+            f"`{checkpoint.path}`: the schedule does not count its steps as torch's do, which a Trainer has; those of "
+            "DeepSpeed's config do not. Convert the weights with `--weights-only`."
+        )
+    steps, updates = schedules[0]["last_epoch"], checkpoint.rest["global_step"]
     if steps != updates:
         raise CheckpointError(
             f"`{checkpoint.path}`: the schedule has made {steps} steps in {updates} update steps, but a Trainer's "

@@ -1,0 +1,193 @@
+"""Reading the files of a DeepSpeed engine, of any number of ranks, without DeepSpeed and without running their code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_compat.checkpoint.unpickle import Unread, load_known
+from hf_compat.errors import CheckpointError
+from hf_compat.tools.convert.deepspeed_partitions import Partitions, cut_by_parameter
+
+__all__ = ["EngineStates", "engine_folder", "read_engine"]
+
+_FILE = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_)?mp_rank_([0-9]+)_(model|optim)_states\.pt")
+_OF_THE_ENGINE = frozenset(
+    {
+        *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
+        *("shared_params", "lr_scheduler", "data_sampler", "random_ltd", "sparse_tensor_module_names", "skipped_steps"),
+        *("global_steps", "global_samples", "dp_world_size", "mp_world_size", "ds_config", "ds_version"),
+        *("checkpoint_parallel_dimensions", "universal_checkpoint_info"),
+    }
+)
+"""Entries of DeepSpeed's own in a file of the model's states; all others are those of the run."""
+
+
+@dataclass(frozen=True)
+class EngineStates:
+    """What the ranks of a DeepSpeed engine have saved, put together."""
+
+    weights: dict[str, Tensor]
+    """The module's state dict, trainable parameters in full precision; tied ones share memory."""
+    optimizer: dict[str, Any] | None
+    """The optimizer's state dict; None if there is none, or none that can be put together."""
+    run: dict[str, Any]
+    """The entries that the run has added."""
+    unread: tuple[str, ...]
+    """The classes in these entries that were not read."""
+    notes: tuple[str, ...]
+    """What could not be read, a sentence each."""
+    problem: str | None
+    """Why there is a state of the optimizer that is not in ``optimizer``."""
+    has_names: bool
+    """Whether the parameters have names in ``optimizer``."""
+
+
+def engine_folder(folder: Path) -> Path | None:
+    """Return the folder in ``folder`` with the files of DeepSpeed's last save in it, None if there is none."""
+    latest = folder / "latest"
+    if not latest.is_file():
+        return None
+    name = latest.read_text(encoding="utf-8").strip()
+    found = folder / name
+    if not name or Path(name).name != name or not found.is_dir():
+        raise CheckpointError(f"`{latest}` contains `{name}`, which is not a folder next to it.")
+    return found
+
+
+def read_engine(folder: Path) -> EngineStates:
+    """Return what DeepSpeed has saved in ``folder``, which contains ``*_model_states.pt``.
+
+    Raises:
+        CheckpointError: If files are missing, damaged, contain code, or parts of a model that is not whole on a rank.
+    """
+    models, optimizers = _files(folder)
+    contents, unread = _contents(models)
+    run = {name: value for name, value in contents[0].items() if name not in _OF_THE_ENGINE}
+    known = tuple(name for name in unread if not name.startswith("deepspeed."))
+    if contents[0].get("param_shapes") is None:
+        return _without_zero(contents[0], run, known)
+    states = [rank["optimizer_state_dict"] for rank in _contents(optimizers)[0]]
+    _check_ranks(folder, contents[0], states)
+    return _with_zero(contents, states, run, known)
+
+
+def _without_zero(first: Mapping[str, Any], run: dict[str, Any], unread: tuple[str, ...]) -> EngineStates:
+    weights = {name: value for name, value in first["module"].items() if isinstance(value, Tensor)}
+    optimizer, problem, notes = first.get("optimizer"), None, []
+    if optimizer is not None and "param_groups" not in optimizer:
+        optimizer, problem = None, "without ZeRO its optimizer keeps the weights of 32 bits where no name tells them"
+        notes.append("the weights of 32 bits beside those of 16, with which the model computes.")
+    return EngineStates(weights, optimizer, run, unread, tuple(notes), problem, has_names=False)
+
+
+def _with_zero(
+    contents: Sequence[Mapping[str, Any]],
+    states: Sequence[Mapping[str, Any]],
+    run: dict[str, Any],
+    unread: tuple[str, ...],
+) -> EngineStates:
+    partitions = Partitions(states, [_shapes(group) for group in contents[0]["param_shapes"]])
+    weights = _weights(contents, partitions.weights(), whole=not partitions.are_of_each_parameter)
+    problem = _problem(states[0])
+    notes = []
+    scaler = states[0].get("loss_scaler")
+    if isinstance(scaler, Unread) and type(scaler).__name__.endswith("DynamicLossScaler"):
+        notes.append("the loss scale: DeepSpeed has a scaler of its own, so that a Trainer begins with its first.")
+    optimizer = None if problem else partitions.optimizer()
+    return EngineStates(weights, optimizer, run, unread, tuple(notes), problem, has_names=True)
+
+
+def _files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files with the states of the model, and with those of the optimizer, by rank."""
+    found: dict[str, dict[int, Path]] = {"model": {}, "optim": {}}
+    for path in folder.glob("*_states.pt"):
+        match = _FILE.fullmatch(path.name)
+        if match is None or int(match[2]) != 0:
+            raise CheckpointError(
+                f"`{path}` has the part of a model that no rank has as a whole (experts, a pipeline, tensor "
+                "parallelism), which is not supported. Save the whole model in the run, and convert that."
+            )
+        found[match[3]][int(match[1] or 0)] = path
+    for kind, files in found.items():
+        missing = set(range(len(files))) - set(files)
+        if missing or (kind == "model" and not files):
+            raise CheckpointError(
+                f"`{folder}` is not complete: it has no `*_{kind}_states.pt` of rank {min(missing, default=0)}. Each "
+                "node of a run writes the files of its ranks: bring them together."
+            )
+    models, optimizers = ([files[rank] for rank in sorted(files)] for files in found.values())
+    return models, optimizers
+
+
+def _contents(files: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what is in the files, and the classes of objects in them that were not read."""
+    contents, unread = [], set()
+    for path in files:
+        content, names = load_known(path, mmap=True)
+        expected = "module" if "_model_" in path.name else "optimizer_state_dict"
+        if not isinstance(content, dict) or not isinstance(content.get(expected), Mapping):
+            raise CheckpointError(f"`{path}` is damaged: it has no entry `{expected}`.")
+        contents.append(content)
+        unread |= set(names)
+    return contents, sorted(unread)
+
+
+def _check_ranks(folder: Path, first: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> None:
+    count = first.get("dp_world_size")
+    if len(states) != count:
+        raise CheckpointError(
+            f"`{folder}` was written by {count} ranks, but has the optimizer's states of {len(states)}. Each node of a "
+            "run writes the files of its ranks: bring them together."
+        )
+    if "ds_zero_partition_groups" in states[0]:
+        raise CheckpointError(f"`{folder}` has experts in partitions of their own, which is not supported.")
+
+
+def _problem(state: Mapping[str, Any]) -> str | None:
+    """Return why the optimizer's state cannot be carried over, None if it can."""
+    if isinstance(state.get("base_optimizer_state"), list):
+        return "`elastic_checkpoint` of DeepSpeed's config leaves the optimizer's options out"
+    return None
+
+
+def _shapes(group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in group.items()}
+
+
+def _weights(contents: Sequence[Mapping[str, Any]], trained: Mapping[str, Tensor], *, whole: bool) -> dict[str, Tensor]:
+    """Return the module's state dict, in its order.
+
+    Args:
+        contents: What each rank has saved of the model; one for all ranks if each had all of it.
+        trained: The trainable parameters.
+        whole: Whether each rank had the whole model.
+    """
+    first = contents[0]
+    module, shared = first["module"], first.get("shared_params") or {}
+    buffers = set(first.get("buffer_names") or ())
+    frozen = {} if whole else _frozen(contents)
+    found: dict[str, Tensor] = {}
+    for name, value in module.items():
+        source = name
+        while source in shared and source not in trained:
+            source = shared[source]
+        if source in trained or source in frozen:
+            found[name] = trained[source] if source in trained else frozen[source]
+        elif isinstance(value, Tensor) and (whole or name in buffers):
+            found[name] = value
+        elif isinstance(value, Tensor):
+            raise CheckpointError(f"No file of DeepSpeed has the values of `{name}`: they are damaged.")
+    return found
+
+
+def _frozen(contents: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return the parameters that were not trained, of which each rank has a part."""
+    shapes = contents[0].get("frozen_param_shapes") or {}
+    parts = [content.get("frozen_param_fragments") or {} for content in contents]
+    return {name: cut_by_parameter([own[name] for own in parts], shape) for name, shape in shapes.items()}
