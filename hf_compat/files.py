@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+def write_bytes(path: str | os.PathLike[str], content: bytes, *, keep_mode: bool = False) -> None:
     """Write ``content`` to ``path``, atomically: a reader sees the old content or the new one.
+
+    Args:
+        path: The file.
+        content: What it contains then.
+        keep_mode: Give it the permissions of the file that it replaces.
 
     Raises:
         OSError: If the file cannot be written; ``path`` is then unchanged.
@@ -31,6 +37,8 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         draft.write_bytes(content)
+        if keep_mode:
+            shutil.copymode(target, draft)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections.abc import Collection, Iterable, Mapping
@@ -154,8 +155,6 @@ def model_with_adapters(base: nn.Module, adapters: Adapters) -> nn.Module:
 
 def _config(peft: Any, content: Mapping[str, Any]) -> Any:
     """Return the configuration of peft's class; entries of newer releases are passed over as peft does it."""
-    import json
-
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, names.ADAPTER_CONFIG_NAME).write_text(json.dumps(content), encoding="utf-8")
         return peft.PeftConfig.from_pretrained(folder)

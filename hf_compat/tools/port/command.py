@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,17 +44,12 @@ class Port:
             ReportError: If it cannot be written, or is no longer what was read.
         """
         target = self.script.resolve()
-        draft = target.with_name(f".{target.name}.ported")
         try:
             if target.read_bytes() != self.before:
                 raise ReportError(f"`{self.script}` has changed in the meantime: port it again.")
-            write_bytes(draft, self.after)
-            shutil.copymode(target, draft)
-            draft.replace(target)
+            write_bytes(target, self.after, keep_mode=True)
         except OSError as error:
             raise ReportError(f"`{self.script}` cannot be written: {error}") from error
-        finally:
-            draft.unlink(missing_ok=True)
 
 
 def port_script(script: str, words: Sequence[str] = ()) -> Port:

@@ -7,10 +7,10 @@ from functools import cache
 import hf_compat
 from hf_compat.installing.names import LEFT, is_watched
 
-__all__ = ["is_moved", "is_trainer_module", "moved_names"]
+__all__ = ["DEFAULTS", "is_moved", "is_trainer_module", "moved_names"]
 
-_MOVED_AS_WELL = frozenset({"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK"})
-"""A ported script that changes one of them means the Trainer's that it builds."""
+DEFAULTS = frozenset({"DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK"})
+"""Constants that move all the same: a ported script that changes one of them means that of the Trainers it builds."""
 _TRAINER_MODULES = ("trainer", "trainer_callback", "trainer_seq2seq", "training_args", "training_args_seq2seq")
 
 
@@ -18,7 +18,7 @@ _TRAINER_MODULES = ("trainer", "trainer_callback", "trainer_seq2seq", "training_
 def moved_names() -> frozenset[str]:
     """Return the names that move: classes and functions, but not constants, which are equal in both libraries."""
     functional = {name for name in hf_compat.__all__ if not (name.isupper() or name.startswith("__"))}
-    return frozenset(functional - LEFT.keys() | _MOVED_AS_WELL)
+    return frozenset(functional - LEFT.keys() | DEFAULTS)
 
 
 def is_moved(module: str, name: str) -> bool:

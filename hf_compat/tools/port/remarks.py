@@ -13,7 +13,7 @@ from libcst.metadata import PositionProvider, QualifiedNameProvider
 
 from hf_compat.installing.names import BASES, is_watched
 from hf_compat.overriding import NEVER_CALLED
-from hf_compat.tools.port.names import is_moved, is_trainer_module
+from hf_compat.tools.port.names import DEFAULTS, is_moved, is_trainer_module
 from hf_compat.tools.port.rewriting import absolute_module, dotted
 
 __all__ = ["Call", "Remark", "Remarks", "find_remarks"]
@@ -117,7 +117,7 @@ class _Finder(cst.CSTVisitor):
         return None
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
-        if not isinstance(node.target, cst.Attribute) or node.target.attr.value.startswith("DEFAULT_"):
+        if not isinstance(node.target, cst.Attribute) or node.target.attr.value in DEFAULTS:
             return
         for name in self._qualified(node.target):
             home, _, last = name.rpartition(".")
@@ -130,18 +130,15 @@ class _Finder(cst.CSTVisitor):
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
         module = absolute_module(node)
-        own = self._own_file(module or "", len(node.relative))
-        if own is not None:
-            self._add(node, f"`{own}` is imported: port it too if it uses the Trainer.", is_problem=False)
-        elif module is not None and not isinstance(node.names, cst.ImportStar):
+        if self._add_own_file(node, module or "", len(node.relative)):
+            return
+        if module is not None and not isinstance(node.names, cst.ImportStar):
             names = [str(alias.name.value) for alias in node.names]
             self._add_library(node, module.partition(".")[0], [name for name in names if name.endswith("Trainer")])
 
     def visit_Import(self, node: cst.Import) -> None:  # noqa: N802
         for alias in node.names:
-            own = self._own_file(dotted(alias.name), 0)
-            if own is not None:
-                self._add(node, f"`{own}` is imported: port it too if it uses the Trainer.", is_problem=False)
+            self._add_own_file(node, dotted(alias.name), 0)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802
         name = node.attr.value
@@ -159,13 +156,14 @@ class _Finder(cst.CSTVisitor):
                 "the unchanged script with `hf-compat run`, or call `hf_compat.install()` above this line.",
             )
 
-    def _own_file(self, module: str, level: int) -> str | None:
-        """Return the file beside the script that a module is, if it may use the Trainer."""
+    def _add_own_file(self, node: cst.CSTNode, module: str, level: int) -> bool:
+        """Say so and return True if a module is a file beside the script that may use the Trainer."""
         folder = self._folder.joinpath(*[".."] * max(0, level - 1))
         for name in (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py"):
             if module and (folder / name).is_file() and b"Train" in (folder / name).read_bytes():
-                return name
-        return None
+                self._add(node, f"`{name}` is imported: port it too if it uses the Trainer.", is_problem=False)
+                return True
+        return False
 
     def _qualified(self, node: cst.CSTNode) -> Iterator[str]:
         yield from {found.name for found in self.get_metadata(QualifiedNameProvider, node, set())}

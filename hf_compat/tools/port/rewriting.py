@@ -12,9 +12,9 @@ from libcst.metadata.scope_provider import Access, ImportAssignment
 
 from hf_compat.installing.names import is_watched
 from hf_compat.tools.port.imports import split
-from hf_compat.tools.port.names import is_moved, moved_names
+from hf_compat.tools.port.names import DEFAULTS, is_moved, moved_names
 
-__all__ = ["Changes", "absolute_module", "find_changes", "rewritten"]
+__all__ = ["Changes", "absolute_module", "dotted", "find_changes", "rewritten"]
 
 _FOR_TOOLS = re.compile(r"#\s*(noqa|isort|type:|pylint|ruff|pragma|fmt)")
 """Comments that tell a tool about their line, and that a new line beside it needs too."""
@@ -29,8 +29,8 @@ class Changes:
 
     splits: dict[cst.ImportFrom, tuple[frozenset[str], int]] = field(default_factory=dict)
     """Imports with names that move → those names, and the columns to the left of the line."""
-    attributes: dict[cst.Attribute, str] = field(default_factory=dict)
-    """Such as ``transformers.Trainer`` → the name."""
+    attributes: set[cst.Attribute] = field(default_factory=set)
+    """Such as ``transformers.Trainer``."""
     with_package: dict[ImportLine, Package] = field(default_factory=dict)
     """Imports of transformers as a whole, through which names that move are read."""
     behind_star: dict[cst.ImportFrom, list[str]] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class _Finder(cst.CSTVisitor):
             self.changes.splits[node] = moved, self.get_metadata(PositionProvider, node).start.column
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
-        if isinstance(node.target, cst.Attribute) and not node.target.attr.value.startswith("DEFAULT_"):
+        if isinstance(node.target, cst.Attribute) and node.target.attr.value not in DEFAULTS:
             self._replaced.add(node.target)
 
     def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802
@@ -108,7 +108,7 @@ class _Finder(cst.CSTVisitor):
 
     def _take(self, node: cst.Attribute, root: cst.Name, module: str, name: str) -> None:
         if is_moved(module, name):
-            self.changes.attributes[node] = name
+            self.changes.attributes.add(node)
             self.changes.moved.add(name)
             self._roots.add(root)
         elif not name.islower():
