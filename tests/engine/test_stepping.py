@@ -182,9 +182,17 @@ def test_where_lightnings_own_loop_runs(tmp_path):
 
 
 @pytest.mark.parametrize("more", [{}, {"bf16": True}], ids=["fp32", "bf16"])
-def test_a_trainers_run_is_lean(tmp_path, more):
-    """So is that of ``Trainer.train``, whatever the precision."""
+def test_a_trainers_run_is_lean(tmp_path, monkeypatch, more):
+    """``Trainer.train`` calls no hook that nobody overrides, whatever the precision."""
+    called = []
+    for name in HOOKS[1:5]:
+        monkeypatch.setattr(pl.Callback, name, lambda *given, name=name: called.append(name))
+        monkeypatch.setattr(pl.LightningModule, name, lambda *given, name=name: called.append(name))
     data = ListDataset(labelled_rows(7))
     trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data)
     trainer.train()
     assert is_lean(trainer._lightning_runtime.trainer)
+    assert called == []
+    monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
+    hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data).train()
+    assert {*called} == {*HOOKS[1:5]}

@@ -28,7 +28,7 @@ _TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 
 
 def step_lean(trainer: pl.Trainer, *, leaves_batch: Callable[..., Any]) -> None:
-    """Let ``trainer`` make its update steps without the hooks that nobody overrides.
+    """Let ``trainer`` train without calling the hooks that nobody overrides.
 
     Contract: ``fit_loop.epoch_loop`` has its state in attributes; ``on_run_start`` begins an epoch, and ``advance`` and
     ``on_advance_end`` are all that it does for a batch.
@@ -45,7 +45,7 @@ def step_lean(trainer: pl.Trainer, *, leaves_batch: Callable[..., Any]) -> None:
 
 
 def call_hook(trainer: pl.Trainer, name: str, *given: Any) -> None:
-    """Call the hook ``name`` of callbacks and module, as Lightning does; in a lean loop overrides alone."""
+    """Call the hook ``name`` of callbacks and module, as Lightning does; in a lean loop only if overridden."""
     loop = trainer.fit_loop.epoch_loop
     hooks = loop.hooks if isinstance(loop, _LeanEpochLoop) else None
     if hooks is None:
