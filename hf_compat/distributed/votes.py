@@ -9,6 +9,7 @@ is left half done, so that the process group can be used again, whatever its bac
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,13 +22,23 @@ from torch import distributed
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Attempt", "GivenUpError", "attempt", "give_up", "gloo_group", "is_attempting", "max_over_ranks", "vote"]
+__all__ = [
+    "Attempt",
+    "GivenUpError",
+    "PacedVotes",
+    "attempt",
+    "give_up",
+    "gloo_group",
+    "is_attempting",
+    "max_over_ranks",
+    "vote",
+]
 
 
 def max_over_ranks(number: int, timeout: timedelta | None = None) -> int:
     """Return the maximum of ``number`` over all ranks; every rank has to call it.
 
-    It is one all-reduce of four bytes between CPUs, some 0.1 ms on one machine, without synchronising devices.
+    It is one all-reduce of eight bytes between CPUs, some 0.1 ms on one machine, without synchronising devices.
 
     Args:
         number: This rank's number, 0 or more.
@@ -36,12 +47,67 @@ def max_over_ranks(number: int, timeout: timedelta | None = None) -> int:
     Raises:
         RuntimeError: If another rank has exited, or does not call it in time.
     """
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if not _has_other_ranks():
         return number
-    ballot = torch.tensor([number], dtype=torch.int32)
+    return _max_over_ranks([number], timeout)[0]
+
+
+def _has_other_ranks() -> bool:
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _max_over_ranks(numbers: list[int], timeout: timedelta | None) -> list[int]:
+    ballot = torch.tensor(numbers, dtype=torch.int64)
     over_cpus = None if distributed.get_backend() == "gloo" else gloo_group("votes", timeout)
     distributed.all_reduce(ballot, op=distributed.ReduceOp.MAX, group=over_cpus)
-    return int(ballot.item())
+    return list(map(int, ballot.tolist()))
+
+
+class PacedVotes:
+    """Votes after update steps, about twice a second: after each slow step, after every 16th fast one.
+
+    Every rank is asked after every update step, and all of them know which steps have a vote: how long the steps take
+    is part of the vote before.
+
+    Args:
+        seconds: The time from one vote to the next.
+        steps: The most update steps from one vote to the next, in case they become slower.
+    """
+
+    def __init__(self, seconds: float = 0.5, steps: int = 16) -> None:
+        self._seconds = seconds
+        self._most = steps
+        self._last_step = self._next_step = 0
+        self._last_time: float | None = None
+
+    def max_over_ranks(self, step: int, number: int, timeout: timedelta | None = None) -> int:
+        """Return the maximum of ``number`` over all ranks if there is a vote after update step ``step``, otherwise 0.
+
+        One process by itself always gets ``number``.
+
+        Args:
+            step: The update step.
+            number: This rank's number, 0 or more.
+            timeout: Timeout of the vote.
+
+        Raises:
+            GivenUpError: If there is an attempt under way and another rank has failed.
+            RuntimeError: If another rank has exited, or does not vote in time.
+        """
+        if not _has_other_ranks():
+            return number
+        if self._last_time is not None and step < self._next_step:
+            return 0
+        vote()
+        now = time.monotonic()
+        elapsed = 0.0 if self._last_time is None else now - self._last_time
+        number, microseconds = _max_over_ranks([number, int(1e6 * elapsed)], timeout)
+        steps = 1
+        if self._last_time is not None:  # at most twice as many as the time was measured over
+            passed = step - self._last_step
+            steps = int(min(passed * self._seconds * 1e6 / max(microseconds, 1), 2 * passed, self._most))
+        self._last_time, self._last_step, self._next_step = now, step, step + max(steps, 1)
+        return number
 
 
 _gloo_groups: WeakKeyDictionary[ProcessGroup, dict[str, ProcessGroup]] = WeakKeyDictionary()

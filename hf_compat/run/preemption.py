@@ -1,8 +1,8 @@
 """Preemption: on SIGTERM, and SLURM's SIGUSR1, a run saves a checkpoint, exits, and requeues its job.
 
-The signal handler only records the signal. After the next window the run saves a checkpoint and exits with status
-``128 + signal``, 143 for SIGTERM. The scheduler's grace period has to cover one update step with its evaluation and
-its save.
+The signal handler only records the signal. After the update step under way the run saves a checkpoint and exits with
+status ``128 + signal``, 143 for SIGTERM; several processes, which ask each other about twice a second, do so up to 16
+steps later. The scheduler's grace period has to cover that, an evaluation and the save.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.distributed.votes import max_over_ranks, vote
+from hf_compat.distributed.votes import PacedVotes
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.engine.internals.loops import may_stop
 
@@ -111,6 +111,7 @@ class Preemption(RunCallback):
         self._host = host
         self._watch = watch
         self._saving = saving
+        self._votes = PacedVotes()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Exit if preempted; after the last window of an epoch, ``on_train_epoch_end`` does."""
@@ -128,11 +129,11 @@ class Preemption(RunCallback):
             SystemExit: With status 128 + signal, 143 for SIGTERM.
         """
         host = self._host
-        vote()
-        signum = max_over_ranks(self._watch.received, host.args.ddp_timeout_delta)
+        step = host.state.global_step
+        signum = self._votes.max_over_ranks(step, self._watch.received, host.args.ddp_timeout_delta)
         if not signum or (host.control.should_training_stop and may_stop(trainer)):
             return
-        name, step = signal.Signals(signum).name, host.state.global_step
+        name = signal.Signals(signum).name
         logger.warning("%s: saving and exiting after update step %s.", name, step)
         if not self._saving.has_saved:
             self._saving.save(host.model_wrapped, host._trial)

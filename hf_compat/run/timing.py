@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hf_compat.data.windows import Window
-from hf_compat.distributed.votes import max_over_ranks, vote
+from hf_compat.distributed.votes import PacedVotes
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.plan.evaluation_times import EvaluationTimes, steps_between
 
@@ -25,7 +25,8 @@ class EvaluationTiming(RunCallback):
     """Asks for an evaluation, by ``control.should_evaluate``, when one is due.
 
     A fraction or a number of update steps is counted from the beginning of each epoch. A time is measured by each rank
-    from the end of its last evaluation; all evaluate as soon as one finds that it is due.
+    from the end of its last evaluation; all evaluate once one finds that it is due, which they ask each other about
+    twice a second.
 
     Hooks: ``on_train_start``, ``on_train_batch_start``, ``on_train_batch_end``, ``on_train_epoch_end``.
 
@@ -40,6 +41,7 @@ class EvaluationTiming(RunCallback):
         self._steps: int | None = None
         self._evaluated_at = 0.0
         self._was_due = False
+        self._votes = PacedVotes()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count or measure from here."""
@@ -81,6 +83,6 @@ class EvaluationTiming(RunCallback):
 
     def _is_time(self) -> bool:
         assert isinstance(self._times.every, timedelta), "neither steps nor epochs count"
-        vote()
         is_due = time.monotonic() - self._evaluated_at >= self._times.every.total_seconds()
-        return bool(max_over_ranks(int(is_due), self._host.args.ddp_timeout_delta))
+        timeout = self._host.args.ddp_timeout_delta
+        return bool(self._votes.max_over_ranks(self._host.state.global_step, int(is_due), timeout))

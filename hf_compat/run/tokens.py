@@ -102,5 +102,8 @@ def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnc
             "`include_num_input_tokens_seen='non_padding'`: could not determine method to count non-padding tokens, so "
             "all are counted. Return an `attention_mask`, or pass a `processing_class` with a `pad_token_id`."
         )
+    if isinstance(tokens, int) and host.args.world_size == 1:  # nothing to wait for
+        host.state.num_input_tokens_seen += tokens
+        return
     counted = torch.as_tensor(tokens, device=host.args.device, dtype=torch.int64)
     host.state.num_input_tokens_seen += int(host.accelerator.gather(counted).sum())

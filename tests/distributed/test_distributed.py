@@ -92,7 +92,7 @@ def finished(tmp_path_factory):
     resuming = ["upstream:resume_two_processes"] if UPSTREAM_RESUMES else []
     run(lambda kit: numbered(kit, 4), "ours", folder / "another_number_of_processes" / "one")
     own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
-    own.append("ours:another_number_of_processes")
+    own += ["ours:another_number_of_processes", "ours:steady_steps_are_watched"]
     own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
@@ -125,6 +125,17 @@ def test_uneven_training_is_refused(finished):
     for rank in (0, 1):
         (kept,) = outcome(finished, "uneven_training_is_refused", "ours", rank).results
         assert "even_batches=False leaves some of 2 processes with one of 3 batches less" in kept["value"]
+
+
+def test_steady_steps(finished):
+    """An update step exchanges its gradients once; nothing else is sent but a vote now and then, and nothing read."""
+    for rank in (0, 1):
+        (kept,) = outcome(finished, "steady_steps_are_watched", "ours", rank).results
+        recorded = {"Tensor.cpu", "Tensor.numpy"}  # by what the scenarios record of every batch
+        seen = {name: count for name, count in kept["value"].items() if name not in recorded}
+        assert seen.pop("c10d.allreduce_.default float32") == 6
+        votes = seen.pop("c10d.allreduce_.default int64", 0)
+        assert seen == ({"Tensor.tolist": votes} if votes else {})
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hf_compat.checkpoint.layout import get_last_checkpoint
-from tests.support.interrupted import assert_same_states, fake_scontrol
+from tests.support.interrupted import assert_ranks_saved_and_left, assert_same_states, fake_scontrol
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, start, torchrun
 
@@ -46,12 +46,11 @@ def assert_next_start_ends_as_undisturbed(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("receiver", [1, 0], ids=["one rank", "the main rank"])
 def test_sigterm(tmp_path, receiver):
-    """SIGTERM to one rank: both save the update step under way together and leave, with loader workers, by 143."""
+    """SIGTERM to one rank: both save the same update step together and leave, with loader workers, by 143."""
     ended = launch_and_send(signal.SIGTERM, receiver, tmp_path, "training", 4)
-    assert ended.output.count("SIGTERM: saving and exiting after update step 5.") == 2
+    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path)
     assert "(exitcode: 143)" in ended.output
     assert ended.code == 1  # torchrun's own, whatever status the ranks leave with
-    assert get_last_checkpoint(tmp_path / "part") == str(tmp_path / "part" / "checkpoint-5")
     assert_next_start_ends_as_undisturbed(tmp_path)
 
 
@@ -60,10 +59,9 @@ def test_slurm_signal(tmp_path):
     """SIGUSR1 to one rank inside a SLURM job: both save and leave by 138; the job is requeued once."""
     inside_a_job = fake_scontrol(tmp_path / "bin")
     ended = launch_and_send(signal.SIGUSR1, 1, tmp_path, "training", 4, **inside_a_job)
-    assert ended.output.count("SIGUSR1: saving and exiting after update step 5.") == 2
+    assert_ranks_saved_and_left("SIGUSR1", [ended.output], tmp_path)
     assert "(exitcode: 138)" in ended.output
     assert (tmp_path / "bin" / "calls").read_text() == "requeue 17\n"
-    assert get_last_checkpoint(tmp_path / "part") == str(tmp_path / "part" / "checkpoint-5")
     assert_next_start_ends_as_undisturbed(tmp_path)
 
 
@@ -71,7 +69,7 @@ def test_slurm_signal(tmp_path):
 def test_sigterm_to_the_launcher(tmp_path):
     """The launcher passes SIGTERM on to both ranks, which save."""
     ended = launch_and_send(signal.SIGTERM, LAUNCHER, tmp_path, "training", 4)
-    assert ended.output.count("SIGTERM: saving and exiting after update step 5.") == 2
+    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path)
     assert_next_start_ends_as_undisturbed(tmp_path)
 
 

@@ -42,23 +42,57 @@ print(len(votes._gloo_groups))
 """
 
 
+def outputs(script, store, words):
+    """What each rank of ``script`` prints; its arguments are the rank, the store and its words."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(rank), str(store), *given],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        for rank, given in enumerate(words)
+    ]
+    return [rank.communicate(timeout=300)[0] for rank in ranks]
+
+
 def test_all_processes_agree(tmp_path):
     """What one process notes, all know at the same window's end; one process by itself asks nobody.
 
     Groups made for that, and for a thread, go with the group of the run. Before one is made there is a vote.
     """
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", VOTE, str(rank), str(tmp_path / "store"), str(note)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        for rank, note in enumerate((0, 15))
-    ]
     told = "".join(f"[0, 15, 0] {groups}\nTrue\nTrue 15 1\n" for groups in ([], ["votes"], ["votes"]))
-    assert [rank.communicate(timeout=300)[0] for rank in ranks] == [f"{told}0\n"] * 2
+    assert outputs(VOTE, tmp_path / "store", [["0"], ["15"]]) == [f"{told}0\n"] * 2
     assert max_over_ranks(15) == 15
+
+
+PACE = """
+import sys
+from types import SimpleNamespace
+from torch import distributed
+from hf_compat.distributed import votes
+
+rank, seconds = int(sys.argv[1]), [float(word) for word in sys.argv[3:]]
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+now = 0.0
+votes.time = SimpleNamespace(monotonic=lambda: now)
+paced = votes.PacedVotes()
+for step, passed in enumerate(seconds, start=1):
+    now += passed
+    told = paced.max_over_ranks(step, 1 + rank)
+    assert told in (0, 2)
+    if told:
+        print(step, end=" ")
+"""
+
+
+def test_votes_are_paced(tmp_path):
+    """Fast steps have a vote after every 16th at most, slow ones after each, by the slower rank's clock."""
+    fast, slow = ["0.001"] * 40, ["1"] * 15
+    clocks = [[*fast, *slow, *fast], [*fast, *fast[:15], *fast]]
+    begin, slowed, again = [1, 2, 4, 8, 16, 32], [48, *range(49, 56)], [56, 58, 62, 70, 86]
+    told = " ".join(map(str, [*begin, *slowed, *again])) + " "
+    assert outputs(PACE, tmp_path / "store", clocks) == [told] * 2
 
 
 def is_failure(error):

@@ -25,6 +25,7 @@ from tests.support.parity import SCENARIOS, Kit
 from tests.support.scenarios.common import accuracy, classifier, language_model, plain
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.updates import ACCUMULATION, train
+from tests.support.watching import watching_steps
 
 assert scenarios.__all__  # importing it has filled the table
 BODIES: dict[str, Callable[[Kit], None]] = {name: row.body for name, row in SCENARIOS.items()}
@@ -277,6 +278,16 @@ def reductions_are_counted(kit: Kit) -> None:
     kit.train(trainer)
     kit.keep("reductions", counted)
     kit.keep("given", sorted(given))
+
+
+@shared
+def steady_steps_are_watched(kit: Kit) -> None:
+    """Accumulating, without a log, an evaluation or a save."""
+    watch = watching_steps(kit.TrainerCallback, 3, 9)
+    quiet = {"save_strategy": "no", "logging_strategy": "no", "eval_strategy": "no"}
+    fields = {**quiet, "ddp_find_unused_parameters": False, "gradient_accumulation_steps": 2, "max_steps": 12}
+    plain(kit, rows=240, fields=fields, callbacks=[watch]).train()
+    kit.keep("seen", dict(watch.seen))
 
 
 @shared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def assert_same_states(folder):
         part, whole = (folder / run / "checkpoint-9" / name for run in ("part", "whole"))
         assert part.read_bytes() == whole.read_bytes(), name
     assert [path.name for path in (folder / "part").iterdir() if path.name.startswith(".")] == []
+
+
+def assert_ranks_saved_and_left(signal_name, outputs, folder):
+    """Fail unless the two ranks say that they leave after the same update step, soon after the 4th, which is saved."""
+    said = re.compile(rf"{signal_name}: saving and exiting after update step (\d)\.")
+    steps = [step for output in outputs for step in said.findall(output)]
+    assert len(steps) == 2, outputs
+    assert steps[0] == steps[1] in ("5", "6", "7", "8")
+    assert get_last_checkpoint(folder / "part") == str(folder / "part" / f"checkpoint-{steps[0]}")
 
 
 def fake_scontrol(folder, status=0):
