@@ -40,6 +40,7 @@ __all__ = [
     "creating_folder",
     "delete_folder",
     "flush",
+    "flush_file",
     "hidden_sibling",
     "is_write_failure",
     "publish",
@@ -106,12 +107,12 @@ def creating_folder(target: Path, *, step: int | None) -> Iterator[Path]:
         flush(staged)
         if step is not None:
             write_marker(staged, step=step)
-            _flush(staged / LIGHTNING_MARKER_NAME)
-        _flush(staged)
+            flush_file(staged / LIGHTNING_MARKER_NAME)
+        flush_file(staged)
         if target.is_dir():
             target.rmdir()  # fails if it is not empty
         staged.rename(target)
-        _flush(target.parent)
+        flush_file(target.parent)
 
 
 @contextmanager
@@ -127,9 +128,9 @@ def creating_file(target: Path) -> Iterator[Path]:
     with _creating(target) as staged:
         draft = staged / target.name
         yield draft
-        _flush(draft)
+        flush_file(draft)
         _name_new_file(draft, target)
-        _flush(target.parent)
+        flush_file(target.parent)
         abandon(staged)
 
 
@@ -195,8 +196,8 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
     flush(staged)
     # The marker has to be flushed after all the files that it lists.
     write_marker(staged, step=step, run_id=run_id)
-    _flush(staged / LIGHTNING_MARKER_NAME)
-    _flush(staged)
+    flush_file(staged / LIGHTNING_MARKER_NAME)
+    flush_file(staged)
     if final.is_file():
         raise FileExistsError(errno.EEXIST, "a file of that name is there", str(final))
     if os.path.lexists(final):
@@ -210,13 +211,28 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
         _remove(former)
     else:
         staged.rename(final)
-    _flush(final.parent)
+    flush_file(final.parent)
 
 
 def flush(folder: Path) -> None:
     """Make the system write all files and folders in ``folder`` to the disk."""
     for path in folder.rglob("*"):
-        _flush(path)
+        flush_file(path)
+
+
+def flush_file(path: Path) -> None:
+    """Make the system write the content of the file, or the entries of the folder, ``path`` to the disk."""
+    if path.is_symlink() or (os.name == "nt" and path.is_dir()):
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems know no flushing of folders.
+        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def abandon(staged: Path) -> None:
@@ -323,18 +339,3 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    """Make the system write a file's content, or a folder's entries, to the disk."""
-    if path.is_symlink() or (os.name == "nt" and path.is_dir()):
-        return
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems know no flushing of folders.
-        if not path.is_dir() or error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.background import BackgroundSaver, Deferred, Writes
+from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
@@ -101,7 +102,8 @@ class CheckpointWriter:
                     writes=writes_files,
                     group=deferred.group,
                 )
-                with multi_process.failing_together():  # the folder is published when all ranks have written
+                flushing = flushing_early(staged) if launch.local_rank == 0 else nullcontext()
+                with multi_process.failing_together(), flushing:  # it is published when all ranks have written
                     self._write_parts(parts, staged, deferred if background else None)
                 publication = stack.pop_all()
             if not background:
@@ -149,9 +151,8 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: If it cannot be written; earlier checkpoints are untouched.
         """
-        with publish.staging(folder, step=step, run_id=self._run_id) as staged, self.writes.checkpoint():
-            for part in parts:
-                part.write(staged)
+        with publish.staging(folder, step=step, run_id=self._run_id) as staged, flushing_early(staged):
+            self._write_parts(parts, staged, None)
 
     def wait(self) -> None:
         """Wait until no rank writes in the background; every rank has to call it.
