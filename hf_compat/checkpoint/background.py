@@ -17,8 +17,9 @@ from hf_compat.environment import is_switched_on
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
-    "BackgroundSaver",
+    "BackgroundTasks",
     "Deferred",
+    "HostBuffers",
     "SharedWrite",
     "Write",
     "Writes",
@@ -48,7 +49,34 @@ def is_requested(args: _Arguments) -> bool:
     return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
 
 
-def to_host(value: Any, *, private: Iterable[Tensor] = ()) -> Any:
+class HostBuffers:
+    """The memory of a snapshot, kept for the next one: copying into new memory takes more than twice as long."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[torch.UntypedStorage]] = {}
+        self._taken: list[torch.UntypedStorage] = []
+
+    def take(self, size: int) -> torch.UntypedStorage:
+        """Return ``size`` bytes of host memory, with any content."""
+        free = self._free.get(size)
+        storage = free.pop() if free else torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+        self._taken.append(storage)
+        return storage
+
+    def give_back(self) -> None:
+        """Keep what was taken, and nothing else, for the next snapshot: nobody uses this one any more."""
+        self._free.clear()
+        for storage in self._taken:
+            self._free.setdefault(storage.nbytes(), []).append(storage)
+        self._taken.clear()
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._free.clear()
+        self._taken.clear()
+
+
+def to_host(value: Any, *, private: Iterable[Tensor] = (), buffers: HostBuffers | None = None) -> Any:
     """Return a copy of ``value`` in host memory that shares nothing with it but the memory of ``private``.
 
     Tensors that share memory share it in the copy too, so that the files written of either are the same.
@@ -56,14 +84,16 @@ def to_host(value: Any, *, private: Iterable[Tensor] = ()) -> Any:
     Args:
         value: Tensors, plain values, and dicts, lists and tuples of them.
         private: Tensors in host memory that nothing else uses.
+        buffers: Where the memory of the copy comes from. Default: it is new.
     """
-    return _Copier(private).copied(value)
+    return _Copier(private, buffers or HostBuffers()).copied(value)
 
 
 class _Copier:
     """Copies each object once, however often it is met."""
 
-    def __init__(self, private: Iterable[Tensor]) -> None:
+    def __init__(self, private: Iterable[Tensor], buffers: HostBuffers) -> None:
+        self._memory = buffers
         self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
         storages = (tensor.untyped_storage() for tensor in private)
         self._storages: dict[int, torch.UntypedStorage] = {storage._cdata: storage for storage in storages}
@@ -75,7 +105,7 @@ class _Copier:
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, Tensor):
-            twin: Any = _copied_tensor(value, self._storages)
+            twin: Any = self._copied_tensor(value)
             if type(value) is nn.Parameter:
                 return nn.Parameter(twin, value.requires_grad)
             if type(value) is Tensor:  # `torch.save` writes attributes too
@@ -91,18 +121,18 @@ class _Copier:
             return type(value)(self.copied(item) for item in value)
         return copy.deepcopy(value)
 
-
-def _copied_tensor(tensor: Tensor, storages: dict[int, torch.UntypedStorage]) -> Tensor:
-    tensor = tensor.detach()
-    is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-    if not is_plain or tensor.is_conj() or tensor.is_neg():
-        return tensor.to("cpu", copy=True)
-    storage = tensor.untyped_storage()
-    key = storage._cdata  # by which `torch.save` tells storages apart; empty ones have no address
-    if key not in storages:
-        storages[key] = torch.UntypedStorage(storage.nbytes()).copy_(storage)  # type: ignore[no-untyped-call]
-    twin = torch.empty(0, dtype=tensor.dtype)
-    return twin.set_(storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
+    def _copied_tensor(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+        if not is_plain or tensor.is_conj() or tensor.is_neg():
+            return tensor.to("cpu", copy=True)
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # by which `torch.save` tells storages apart; empty ones have no address
+        if key not in self._storages:
+            buffer = self._memory.take(storage.nbytes())
+            self._storages[key] = buffer.copy_(storage)
+        twin = torch.empty(0, dtype=tensor.dtype)
+        return twin.set_(self._storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
@@ -146,9 +176,14 @@ class Deferred:
 
 
 class Writes:
-    """Makes calls that write files: immediately or, inside ``deferred``, later and from a snapshot."""
+    """Makes calls that write files: immediately or, inside ``deferred``, later and from a snapshot.
+
+    Attributes:
+        buffers: The memory of snapshots.
+    """
 
     def __init__(self) -> None:
+        self.buffers = HostBuffers()
         self._deferred: Deferred | None = None
         self._shared: dict[str, Any] | None = None
         self._private: list[Tensor] = []
@@ -206,13 +241,13 @@ class Writes:
 
     def snapshot(self, state: Any) -> Any:
         """Return ``state``, or if calls are deferred a copy of it in host memory, made unless it is ``private``."""
-        return state if self._deferred is None else to_host(state, private=self._private)
+        return state if self._deferred is None else to_host(state, private=self._private, buffers=self.buffers)
 
     def state_of(self, model: nn.Module) -> dict[str, Any] | None:
         """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
         if self._deferred is None:
             return None
-        copied: dict[str, Any] = to_host(model.state_dict())
+        copied: dict[str, Any] = to_host(model.state_dict(), buffers=self.buffers)
         return copied
 
     def shell_of(self, model: nn.Module) -> nn.Module:
@@ -232,7 +267,7 @@ class Writes:
             self._deferred = before
 
 
-class BackgroundSaver:
+class BackgroundTasks:
     """Runs one task at a time in a thread, and raises its error where the next one is started or awaited.
 
     The thread is not a daemon: the process waits for it at exit. An unpickled saver has no task.
@@ -242,7 +277,7 @@ class BackgroundSaver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def __reduce__(self) -> tuple[type[BackgroundSaver], tuple[()]]:
+    def __reduce__(self) -> tuple[type[BackgroundTasks], tuple[()]]:
         """Return what makes an idle saver: a thread, and its error, belong to this process."""
         return type(self), ()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch.distributed import ProcessGroup
 
 from hf_compat.checkpoint import publish
-from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
@@ -77,7 +77,7 @@ def _flushing(staged: Path | None, group: ProcessGroup | None) -> Iterator[None]
             publish.flush(staged)
 
 
-def wait_for(saver: BackgroundSaver) -> None:
+def wait_for(saver: BackgroundTasks) -> None:
     """Wait until no rank writes in the background; every rank has to call it.
 
     Raises:

@@ -45,6 +45,7 @@ __all__ = [
     "is_write_failure",
     "publish",
     "staging",
+    "take_away",
 ]
 
 logger = logging.getLogger(__name__)
@@ -246,12 +247,21 @@ def delete_folder(folder: Path) -> None:
     Raises:
         OSError: If it cannot be renamed or deleted, or is a link to a folder elsewhere.
     """
+    shutil.rmtree(take_away(folder))
+
+
+def take_away(folder: Path) -> Path:
+    """Rename a checkpoint folder to a hidden one, which ``clean_orphans`` deletes; return its new path.
+
+    Raises:
+        OSError: If it cannot be renamed, or is a link to a folder elsewhere.
+    """
     if folder.is_symlink():
         raise OSError(f"{folder} is a link")
     doomed = hidden_sibling(folder, "deleted")
     with naming_final_folders():
         folder.rename(doomed)
-        shutil.rmtree(doomed)
+    return doomed
 
 
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:

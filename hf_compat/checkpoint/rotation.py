@@ -6,13 +6,16 @@ import functools
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_compat.checkpoint import publish
+from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.layout import Checkpoint, list_checkpoints
-from hf_compat.checkpoint.publish import delete_folder
 from hf_compat.errors import CheckpointError
 
 __all__ = ["Ledger", "by_age", "keep_best_alone", "rotate", "victims"]
@@ -127,6 +130,7 @@ def rotate(
     best: str | os.PathLike[str] | None,
     protects_newest: bool,
     ledger: Ledger | None = None,
+    remover: BackgroundTasks | None = None,
 ) -> list[Path]:
     """Delete the oldest checkpoints in ``folder`` beyond ``limit``; return them.
 
@@ -138,13 +142,18 @@ def rotate(
         best: The best checkpoint.
         protects_newest: See ``victims``.
         ledger: Which checkpoints are this run's. Default: all.
+        remover: Removes their files in the background. Default: they are removed immediately.
     """
     doomed = victims(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
-    return [path for path in doomed if _delete(path)]
+    return _delete(doomed, remover)
 
 
 def keep_best_alone(
-    folder: str | os.PathLike[str], *, best: str | os.PathLike[str], ledger: Ledger | None = None
+    folder: str | os.PathLike[str],
+    *,
+    best: str | os.PathLike[str],
+    ledger: Ledger | None = None,
+    remover: BackgroundTasks | None = None,
 ) -> list[Path]:
     """Delete the run's checkpoints in ``folder`` but the best one, the newest too; return them.
 
@@ -154,11 +163,12 @@ def keep_best_alone(
         folder: Where the checkpoints are.
         best: The best checkpoint; it need not be in ``folder``.
         ledger: Which checkpoints are this run's. Default: all.
+        remover: Removes their files in the background. Default: they are removed immediately.
     """
     if not is_complete(best):
         return []
     others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
-    return [path for path in others if _delete(path)]
+    return _delete(others, remover)
 
 
 def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:
@@ -169,11 +179,30 @@ def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkp
     ]
 
 
-def _delete(path: Path) -> bool:
-    logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
+def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Path]:
+    """Delete checkpoints and return them: first their names, then, which takes a while, their files."""
+    taken: dict[Path, Path] = {}
+    for path in doomed:
+        logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
+        with _warning_of(path):
+            taken[path] = publish.take_away(path)
+    if remover is None or not taken:
+        _remove(taken)
+    else:
+        remover.start(functools.partial(_remove, taken))
+    return list(taken)
+
+
+def _remove(taken: Mapping[Path, Path]) -> None:
+    for path, hidden in taken.items():
+        with _warning_of(path):
+            shutil.rmtree(hidden)
+
+
+@contextmanager
+def _warning_of(path: Path) -> Iterator[None]:
+    """Context that warns that ``path`` cannot be deleted, if so."""
     try:
-        delete_folder(path)
+        yield
     except OSError as error:
         logger.warning("`save_total_limit`: %s cannot be deleted: %s", path, error)
-        return False
-    return True

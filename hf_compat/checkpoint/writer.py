@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hf_compat.checkpoint import multi_process, publish
-from hf_compat.checkpoint.background import BackgroundSaver, Deferred, Writes
+from hf_compat.checkpoint.background import BackgroundTasks, Deferred, Writes
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.distributed import collectives
@@ -39,13 +39,15 @@ class CheckpointWriter:
     Attributes:
         writes: Writes files of the parts, immediately or deferred.
         saver: Runs deferred writes in a thread.
+        remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
     """
 
     def __init__(self) -> None:
         self.writes = Writes()
-        self.saver = BackgroundSaver()
+        self.saver = BackgroundTasks()
+        self.remover = BackgroundTasks()
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
 
@@ -69,8 +71,8 @@ class CheckpointWriter:
         """Write the checkpoint ``folder``; every rank has to call it.
 
         In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
-        files have bytes, and a thread writes them, one checkpoint at a time. Parts that are not deferrable are written
-        synchronously. The folder appears when every rank has written, and flushed, all parts.
+        files have bytes, until the end of the run, and a thread writes them, one checkpoint at a time. Parts that are
+        not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
 
         Args:
             folder: The folder; an existing one is replaced.
@@ -91,6 +93,7 @@ class CheckpointWriter:
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
+        self.remover.wait()
         with multi_process.failing_together():  # what rank 0 tells of a failure names the folder
             with ExitStack() as stack:
                 staged = multi_process.begin(
@@ -135,8 +138,11 @@ class CheckpointWriter:
     ) -> None:
         """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
         group = deferred.group
-        with multi_process.failing_together(group), publication, multi_process.failing_together(group):
-            deferred.write()
+        try:
+            with multi_process.failing_together(group), publication, multi_process.failing_together(group):
+                deferred.write()
+        finally:
+            self.writes.buffers.give_back()
         for call in then:
             call(folder)
 
@@ -153,6 +159,11 @@ class CheckpointWriter:
         """
         with publish.staging(folder, step=step, run_id=self._run_id) as staged, flushing_early(staged):
             self._write_parts(parts, staged, None)
+
+    def end_run(self) -> None:
+        """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
+        self.remover.wait()
+        self.writes.buffers.clear()
 
     def wait(self) -> None:
         """Wait until no rank writes in the background; every rank has to call it.

@@ -186,6 +186,7 @@ class TrainingRun:
     def _end(self) -> None:
         host = self.host
         host.is_in_train = False
+        self.checkpoints.end_run()
         self.runtime.end_fit()
         if self.pieces is not None:
             self.pieces.group.end()  # again, in case of an error before Lightning's teardown

@@ -172,7 +172,8 @@ class CheckpointSaving(RunCallback):
         host = self._host
         args, best = host.args, host.state.best_model_checkpoint
         if args.should_save and args.save_total_limit == 1 and best is not None:
-            rotation.keep_best_alone(host._get_output_dir(host._trial), best=best, ledger=self._writer.ledger)
+            folder = host._get_output_dir(host._trial)
+            rotation.keep_best_alone(folder, best=best, ledger=self._writer.ledger, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read its folder."""

@@ -13,7 +13,14 @@ import torch
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundSaver, Deferred, Writes, to_host
+from hf_compat.checkpoint.background import (
+    ENVIRONMENT_VARIABLE,
+    BackgroundTasks,
+    Deferred,
+    HostBuffers,
+    Writes,
+    to_host,
+)
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError
@@ -246,6 +253,44 @@ def test_copy_in_host_memory():
     assert twin["nested"] is not state["nested"]
 
 
+def test_memory_of_a_snapshot_is_used_again():
+    """The next snapshot is written into the memory of the last one, once that is given back; a shared one once."""
+    buffers = HostBuffers()
+    state = {"weight": torch.arange(4.0), "counts": torch.arange(3)}
+    state["tied"] = state["weight"]
+
+    def places(copies):
+        return {name: copy.data_ptr() for name, copy in copies.items()}
+
+    first = to_host(state, buffers=buffers)
+    second = to_host(state, buffers=buffers)
+    assert not {*places(first).values()} & {*places(second).values()}
+    kept = places(first)
+    buffers.give_back()
+    state["weight"] += 1
+    third, fourth = to_host(state, buffers=buffers), to_host(state, buffers=buffers)
+    assert {*places(third).values(), *places(fourth).values()} == {*kept.values(), *places(second).values()}
+    assert all(torch.equal(copies[name], value) for copies in (third, fourth) for name, value in state.items())
+    assert third["tied"].data_ptr() == third["weight"].data_ptr()
+
+
+def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):
+    """A run keeps it from save to save, and no longer."""
+    kept = []
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 5:
+                trainer._checkpoint_writer.wait()
+                kept.extend(size for size, free in buffers._free.items() for _ in free)
+
+    trainer = run(tmp_path, callbacks=[Looks()], save_async=True)
+    buffers = trainer._checkpoint_writer.writes.buffers
+    trainer.train()
+    assert sum(kept) >= 3 * sum(parameter.nbytes for parameter in trainer.model.parameters())
+    assert buffers._free == {}
+
+
 def test_private_tensors_are_not_copied():
     """What nobody else uses is written as it is, under any name; what is made of it is copied, outside all is."""
     writes, state = Writes(), {"one": torch.arange(4.0), "text": "kept"}
@@ -279,7 +324,7 @@ def test_writes_and_saver():
         writes.together(together, 4)
     writes(made.append, 5)
     assert made == [1, (2, None), 5]
-    saver = BackgroundSaver()
+    saver = BackgroundTasks()
     saver.start(later.write)
     saver.wait()
     assert made == [1, (2, None), 5, (4, None), 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from transformers import Trainer
 from transformers import trainer_utils as upstream
 
 from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.rotation import Ledger, by_age, keep_best_alone, rotate, victims
@@ -161,6 +163,29 @@ def test_folder_that_cannot_be_deleted(tmp_path, caplog):
         deleted = rotate(tmp_path, limit=1, best=None, protects_newest=True)
     assert [path.name for path in deleted] == ["checkpoint-2"]
     assert "cannot be deleted" in caplog.text
+
+
+def test_files_go_in_the_background(tmp_path, caplog, monkeypatch):
+    """The names are gone at once, the files once the thread has removed them; it warns of what it cannot remove."""
+    make(tmp_path, (1, 2, 3))
+    may_remove, remover, rmtree = threading.Event(), BackgroundTasks(), shutil.rmtree
+
+    def held(path):
+        assert may_remove.wait(60)
+        if "checkpoint-1." in path.name:
+            raise PermissionError(path)
+        rmtree(path)
+
+    monkeypatch.setattr(shutil, "rmtree", held)
+    with caplog.at_level(logging.WARNING):
+        deleted = rotate(tmp_path, limit=1, best=None, protects_newest=True, remover=remover)
+        assert [path.name for path in deleted] == ["checkpoint-1", "checkpoint-2"]
+        assert steps_in(tmp_path) == [3]
+        assert len([*tmp_path.iterdir()]) == 3
+        may_remove.set()
+        remover.wait()
+    assert len([*tmp_path.iterdir()]) == 2
+    assert "checkpoint-1 cannot be deleted" in caplog.text
 
 
 class TestLedger:

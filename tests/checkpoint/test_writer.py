@@ -10,7 +10,7 @@ import torch
 
 from hf_compat import HFCompatWarning
 from hf_compat.checkpoint import publish
-from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import read_marker
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
@@ -129,7 +129,7 @@ def test_a_writer_can_be_pickled(tmp_path):
     twin.wait()
     go.set()
     writer.wait()
-    assert isinstance(twin.saver, BackgroundSaver)
+    assert isinstance(twin.saver, BackgroundTasks)
 
 
 def test_states_of_callbacks_are_brought_up_to_date():

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint import multi_process, publish
-from hf_compat.checkpoint.background import BackgroundSaver
+from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.sharded_common import UnwatchedWriter, held
 from tests.support import helpers, scenarios
@@ -228,7 +228,7 @@ def unknown_error_in_the_background(kit: Kit) -> None:
         raise _OwnError("of my own")
 
     language_model(kit)  # the processes find each other
-    saver = BackgroundSaver()
+    saver = BackgroundTasks()
     saver.start(fail if torch.distributed.get_rank() == 0 else lambda: None)
     try:
         multi_process.wait_for(saver)

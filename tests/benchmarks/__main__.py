@@ -1,0 +1,73 @@
+"""Measure everything, side by side in one run, and print one table.
+
+    python -m tests.benchmarks [steps saving processes] [--rounds 5] [--write]
+
+The subjects take turns, so that a change of the machine's speed meets all alike; the table shows medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import platform
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.benchmarks import processes, saving, update_steps
+from tests.benchmarks.measuring import Benchmark, table
+
+FILES = {"steps": update_steps.benchmarks, "saving": saving.benchmarks, "processes": processes.benchmarks}
+RESULTS = Path(__file__).with_name("RESULTS.md")
+
+
+def report(benchmarks: list[Benchmark], rounds: int) -> str:
+    """Return the tables, with the machine that they were measured on."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "lightning", "torch"))
+    lines = [
+        "# Benchmark results",
+        "",
+        f"`python -m tests.benchmarks`: medians of {rounds} rounds, in which all took turns, on {os.cpu_count()}",
+        f"shared {platform.machine()} cores with one thread of torch; Python {platform.python_version()}, {packages}.",
+        "*Lightning* is a minimal `lightning.Trainer`, *by hand* a loop of torch. Of update steps it is the longest",
+        "of the fastest tenth.",
+        "",
+        "## CPU time",
+        "",
+        *table(benchmarks, "cpu"),
+        "",
+        "## Wall time",
+        "",
+        *table(benchmarks, "wall"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("which", nargs="*", choices=[[], *FILES], default=[], help="default: all")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} too")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    benchmarks = [each for name in options.which or FILES for each in FILES[name]()]
+    for _ in range(options.rounds):
+        for each in benchmarks:
+            each.run_once()
+    text = report(benchmarks, options.rounds)
+    print(text)
+    if options.write:
+        RESULTS.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What a benchmark is: the same work done by several subjects, taking turns, and the medians of what it costs them."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["BY_HAND", "HF_COMPAT", "LIGHTNING", "SUBJECTS", "TRANSFORMERS", "Benchmark", "Cost", "Marks", "table"]
+
+HF_COMPAT, TRANSFORMERS, LIGHTNING, BY_HAND = "hf_compat", "transformers", "Lightning", "by hand"
+SUBJECTS = (HF_COMPAT, TRANSFORMERS, LIGHTNING, BY_HAND)
+"""The columns: our Trainer, transformers', a minimal ``lightning.Trainer``, a loop of torch alone."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run costs a unit of work, in the unit of its benchmark."""
+
+    cpu: float
+    """CPU time of the process or, of an update step, of the thread that trains."""
+    wall: float
+    """Time that passes."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One line of the table."""
+
+    name: str
+    unit: str
+    subjects: Mapping[str, Callable[[], Cost]]
+    above: bool = False
+    """Whether what matters is the cost above the loop by hand."""
+    costs: dict[str, list[Cost]] = field(default_factory=dict)
+
+    def run_once(self) -> None:
+        """Let each subject do the work once."""
+        for subject, run in self.subjects.items():
+            self.costs.setdefault(subject, []).append(run())
+
+    def median(self, subject: str, kind: str) -> float:
+        """Return the median over the rounds of ``subject``'s ``cpu`` or ``wall``."""
+        return statistics.median(getattr(cost, kind) for cost in self.costs[subject])
+
+
+class Marks:
+    """The times at the ends of update steps, from which the cost of one is taken.
+
+    Args:
+        warm_up: Steps at the start that do not count.
+    """
+
+    def __init__(self, warm_up: int = 50) -> None:
+        self._warm_up = warm_up
+        self._cpu: list[float] = []
+        self._wall: list[float] = []
+
+    def set(self) -> None:
+        """Note the time."""
+        self._cpu.append(time.thread_time())
+        self._wall.append(time.perf_counter())
+
+    def cost(self, units: int) -> Cost:
+        """Return the microseconds of one of the ``units`` of a step, by the longest of the fastest tenth of the steps.
+
+        Other programs on the machine disturb these least.
+        """
+        return Cost(*(_typical(marks[self._warm_up :]) / units * 1e6 for marks in (self._cpu, self._wall)))
+
+
+def _typical(marks: list[float]) -> float:
+    steps = sorted(after - before for before, after in itertools.pairwise(marks))
+    return steps[len(steps) // 10]
+
+
+def table(benchmarks: list[Benchmark], kind: str) -> list[str]:
+    """Return the lines of a Markdown table of medians, in ``cpu`` or ``wall`` time, and of ours to each of the others.
+
+    Where a benchmark is about the cost above the loop by hand, that of the loop is taken off on both sides first.
+    """
+    names = " | ".join(SUBJECTS)
+    ratios = " | ".join(f"to {name}" for name in SUBJECTS[1:])
+    lines = [f"| what | unit | {names} | {ratios} | above the loop, to transformers |", f"|---|---|{'---|' * 8}"]
+    for each in benchmarks:
+        medians = {name: each.median(name, kind) for name in each.subjects}
+        cells = [f"{medians[name]:.4g}" if name in medians else "" for name in SUBJECTS]
+        ours = medians[HF_COMPAT]
+        cells += [f"{ours / medians[name]:.2f}" if name in medians else "" for name in SUBJECTS[1:]]
+        above = (ours - medians[BY_HAND]) / (medians[TRANSFORMERS] - medians[BY_HAND]) if each.above else None
+        cells.append("" if above is None else f"{above:.2f}")
+        lines.append(f"| {each.name} | {each.unit} | {' | '.join(cells)} |")
+    return lines
