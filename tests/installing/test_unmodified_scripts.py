@@ -98,13 +98,20 @@ def test_an_interrupt_leaves_a_state_to_resume_from(tmp_path):
     assert left[0] == left[1]
 
 
+LAUNCHERS = {
+    "torchrun": (*processes.TORCHRUN, "--nproc-per-node=2"),
+    "accelerate": (sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"),
+}
+
+
 @pytest.mark.slow
-def test_two_ranks_under_torchrun(tmp_path):
-    """``torchrun -m hf_compat run script.py``: one line says so, both ranks train, and weights are upstream's."""
+@pytest.mark.parametrize("launcher", LAUNCHERS.values(), ids=LAUNCHERS)
+def test_two_ranks_under_a_launcher(tmp_path, launcher):
+    """Under ``torchrun -m hf_compat run script.py`` one line says so, and both ranks' weights are upstream's."""
     left = []
     for name, before in (("upstream", ()), ("ours", OURS)):
         (tmp_path / name).mkdir()
-        command = [*processes.TORCHRUN, "--nproc-per-node=2", *before, FOLDER / "own_trainer.py", "out"]
+        command = [*launcher, *before, FOLDER / "own_trainer.py", "out"]
         ended = processes.finish([processes.start(command, tmp_path / name)], timeout=300)[0]
         assert ended.code == 0, ended.output
         assert ended.output.count("is in place of the Trainer") == len(before[:1])
