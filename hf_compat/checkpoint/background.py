@@ -270,7 +270,7 @@ class Writes:
 class BackgroundTasks:
     """Runs one task at a time in a thread, and raises its error where the next one is started or awaited.
 
-    The thread is not a daemon: the process waits for it at exit. An unpickled saver has no task.
+    The thread is not a daemon: the process waits for it at exit. Unpickled, it has no task.
     """
 
     def __init__(self) -> None:
@@ -278,7 +278,7 @@ class BackgroundTasks:
         self._error: BaseException | None = None
 
     def __reduce__(self) -> tuple[type[BackgroundTasks], tuple[()]]:
-        """Return what makes an idle saver: a thread, and its error, belong to this process."""
+        """Return what makes an idle one: a thread, and its error, belong to this process."""
         return type(self), ()
 
     def start(self, task: Callable[[], None]) -> None:

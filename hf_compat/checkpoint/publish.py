@@ -247,7 +247,8 @@ def delete_folder(folder: Path) -> None:
     Raises:
         OSError: If it cannot be renamed or deleted, or is a link to a folder elsewhere.
     """
-    shutil.rmtree(take_away(folder))
+    with naming_final_folders():
+        shutil.rmtree(take_away(folder))
 
 
 def take_away(folder: Path) -> Path:
@@ -258,10 +259,7 @@ def take_away(folder: Path) -> Path:
     """
     if folder.is_symlink():
         raise OSError(f"{folder} is a link")
-    doomed = hidden_sibling(folder, "deleted")
-    with naming_final_folders():
-        folder.rename(doomed)
-    return doomed
+    return folder.rename(hidden_sibling(folder, "deleted"))
 
 
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import is_complete, read_marker
+from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.checkpoint.layout import Checkpoint, list_checkpoints
 from hf_compat.errors import CheckpointError
 
@@ -203,6 +204,7 @@ def _remove(taken: Mapping[Path, Path]) -> None:
 def _warning_of(path: Path) -> Iterator[None]:
     """Context that warns that ``path`` cannot be deleted, if so."""
     try:
-        yield
+        with naming_final_folders():
+            yield
     except OSError as error:
         logger.warning("`save_total_limit`: %s cannot be deleted: %s", path, error)

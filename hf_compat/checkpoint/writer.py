@@ -105,7 +105,8 @@ class CheckpointWriter:
                     writes=writes_files,
                     group=deferred.group,
                 )
-                flushing = flushing_early(staged) if launch.local_rank == 0 else nullcontext()
+                flushes = launch.local_rank == 0 and not background
+                flushing = flushing_early(staged) if flushes else nullcontext()
                 with multi_process.failing_together(), flushing:  # it is published when all ranks have written
                     self._write_parts(parts, staged, deferred if background else None)
                 publication = stack.pop_all()

@@ -50,10 +50,12 @@ def report(benchmarks: list[Benchmark], rounds: int) -> str:
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.splitlines()[0])
-    parser.add_argument("which", nargs="*", choices=[[], *FILES], default=[], help="default: all")
+    parser.add_argument("which", nargs="*", help=f"any of {', '.join(FILES)}; default: all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} too")
     options = parser.parse_args()
+    if unknown := [name for name in options.which if name not in FILES]:
+        parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(FILES)}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -173,7 +174,7 @@ def test_files_go_in_the_background(tmp_path, caplog, monkeypatch):
     def held(path):
         assert may_remove.wait(60)
         if "checkpoint-1." in path.name:
-            raise PermissionError(path)
+            raise PermissionError(errno.EACCES, "not allowed", str(path))
         rmtree(path)
 
     monkeypatch.setattr(shutil, "rmtree", held)
@@ -186,6 +187,7 @@ def test_files_go_in_the_background(tmp_path, caplog, monkeypatch):
         remover.wait()
     assert len([*tmp_path.iterdir()]) == 2
     assert "checkpoint-1 cannot be deleted" in caplog.text
+    assert ".deleted-" not in caplog.text
 
 
 class TestLedger:
