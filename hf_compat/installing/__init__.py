@@ -16,7 +16,7 @@ from hf_compat.distributed.launch import LAUNCHERS
 from hf_compat.errors import MissingPackageError, TrainerSetupError, is_installed
 from hf_compat.installing.loading import ModulesOfTransformers
 from hf_compat.installing.names import BASES
-from hf_compat.installing.places import NameInModule, Replacement, modules_of_transformers, places_in
+from hf_compat.installing.places import NameInModule, Replacement, modules_of_transformers, places_in, places_of
 from hf_compat.version import __version__
 
 __all__ = ["install", "uninstall"]
@@ -29,8 +29,8 @@ _in_place: ModulesOfTransformers | None = None
 def install(*, announce: bool = True) -> None:
     """Have hf_compat's classes and functions stand in for those of transformers of the same names.
 
-    Nothing is imported that is not imported anyway. Modules outside transformers that have imported such a name before,
-    under that name, hold ours from here on too. A further call has no effect.
+    Nothing is imported that is not imported anyway. Modules outside transformers that have imported such an object
+    before, under whatever name, hold ours from here on too. A further call has no effect.
 
     Args:
         announce: Whether to say on stderr, in one line of the first process, what was done.
@@ -46,12 +46,14 @@ def install(*, announce: bool = True) -> None:
         raise MissingPackageError(
             'hf_compat.install() stands in for classes of transformers. Run: pip install "hf-compat[transformers]"'
         )
-    theirs = modules_of_transformers()
-    _refuse_if_too_late([place for module in theirs for place in places_in(module)])
+    modules = modules_of_transformers()
+    theirs = [place for module in modules for place in places_in(module)]
+    _refuse_if_too_late(theirs)
     replacement = Replacement()
-    for module in theirs:
+    for module in modules:
         replacement.take_module(module)
-    replacement.take(place for module in _other_modules() for place in places_in(module))
+    objects = {id(place.theirs): place.name for place in theirs}
+    replacement.take(place for module in _other_modules() for place in places_of(objects, module))
     _in_place = ModulesOfTransformers(replacement)
     sys.meta_path.insert(0, _in_place)
     if announce and _is_first_process():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import RLock
@@ -15,7 +15,7 @@ import hf_compat
 from hf_compat.installing.names import is_theirs, is_watched, names_in
 from hf_compat.shared_names import ModuleWithDefaults
 
-__all__ = ["NameInModule", "Replacement", "modules_of_transformers", "places_in"]
+__all__ = ["NameInModule", "Replacement", "modules_of_transformers", "places_in", "places_of"]
 
 _WITH_DEFAULTS = "transformers.trainer"
 """The module in which scripts read and assign the default callbacks."""
@@ -29,10 +29,12 @@ class NameInModule:
     name: str
     theirs: Any
     """transformers' object, which is there unless hf_compat stands in for it."""
+    shared_name: str
+    """What both libraries call it, whatever the module calls it."""
 
     def put_ours(self) -> None:
-        """Put hf_compat's object of this name there."""
-        vars(self.module)[self.name] = getattr(hf_compat, self.name)
+        """Put hf_compat's object there."""
+        vars(self.module)[self.name] = getattr(hf_compat, self.shared_name)
 
     def put_theirs(self) -> None:
         """Put transformers' object there."""
@@ -40,13 +42,19 @@ class NameInModule:
 
     def is_ours(self) -> bool:
         """Return whether hf_compat's object is there; a script may have put another one."""
-        return vars(self.module).get(self.name) is getattr(hf_compat, self.name)
+        return vars(self.module).get(self.name) is getattr(hf_compat, self.shared_name)
 
 
 def places_in(module: ModuleType) -> list[NameInModule]:
-    """Return the names in ``module`` that are objects of transformers."""
+    """Return the names in ``module``, of transformers, that both libraries have."""
     found = ((name, vars(module)[name]) for name in sorted(names_in(module)))
-    return [NameInModule(module, name, value) for name, value in found if is_theirs(value)]
+    return [NameInModule(module, name, value, name) for name, value in found if is_theirs(value)]
+
+
+def places_of(objects: Mapping[int, str], module: ModuleType) -> list[NameInModule]:
+    """Return the names under which ``module`` has some of ``objects``, by their ``id`` with what both call them."""
+    content = list(vars(module).items()) if isinstance(getattr(module, "__dict__", None), dict) else []
+    return [NameInModule(module, name, value, objects[id(value)]) for name, value in content if id(value) in objects]
 
 
 class Replacement:
@@ -110,7 +118,7 @@ class Replacement:
             for module in self._lazy.values():
                 for name in names_in(module):
                     # It kept what it found in a module of its own; it will look there again.
-                    if NameInModule(module, name, None).is_ours():
+                    if NameInModule(module, name, None, name).is_ours():
                         del vars(module)[name]
 
     @staticmethod
@@ -122,7 +130,9 @@ class Replacement:
     def _go_on(self) -> None:
         for module in (*self._loaded, *self._lazy.copy().values()):
             for place in places_in(module):
-                getattr(hf_compat, place.name)  # imports it, without the lock: another thread may be importing as well
+                getattr(
+                    hf_compat, place.shared_name
+                )  # imports it, without the lock: another thread may be importing as well
         with self._lock:
             if self._executing:  # there, or by what was imported here; that goes on when it is done
                 return

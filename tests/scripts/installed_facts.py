@@ -18,6 +18,11 @@ def holders_of_ours():
     ]
 
 
+def finders():
+    """Return how many of the import finders are those of ``install()``."""
+    return sum(type(finder).__module__.startswith("hf_compat.installing") for finder in sys.meta_path)
+
+
 def facts_in_place():
     """Return what holds once transformers' trainer is imported under hf_compat."""
     import transformers
@@ -76,14 +81,14 @@ def main():
     hf_compat.install()
     hf_compat.install()
     facts["loaded by install"] = sorted({"torch", "transformers", "lightning", "accelerate"} & set(sys.modules))
-    facts["finders"] = sum(type(finder).__module__.startswith("hf_compat") for finder in sys.meta_path)
+    facts["finders"] = finders()
     import transformers
 
     facts["loaded with transformers"] = sorted({"lightning"} & set(sys.modules))
     facts |= facts_in_place()
     hf_compat.uninstall()
     facts["left behind"] = holders_of_ours()
-    facts["finders after"] = sum(type(finder).__module__.startswith("hf_compat") for finder in sys.meta_path)
+    facts["finders after"] = finders()
     theirs = (transformers.Trainer, transformers.Seq2SeqTrainer, transformers.TrainerCallback)
     facts["theirs again"] = [kind.__module__ for kind in theirs]
     facts["their class as it was"] = transformers.Seq2SeqTrainer.__mro__[1] is transformers.Trainer
@@ -95,7 +100,7 @@ def main():
 
 
 def imported_before(facts):
-    """Install once more, with transformers' trainer and a name of it imported before."""
+    """Install once more, with transformers' trainer and one of its classes imported before, under two names."""
     import gc
 
     import transformers
@@ -103,16 +108,18 @@ def imported_before(facts):
     gc.collect()  # the class of ``late``
     here = sys.modules["__main__"]
     here.TrainerState = transformers.TrainerState
-    here.kept = transformers.TrainerState
+    here.TheirState = transformers.TrainerState
+    kept = [transformers.TrainerState]
     hf_compat.install(announce=False)
     facts["imported before"] = [
         transformers.Trainer is hf_compat.Trainer,
         here.TrainerState is hf_compat.TrainerState,
-        here.kept is not hf_compat.TrainerState,
-        isinstance(here.kept(), here.TrainerState),
+        here.TheirState is hf_compat.TrainerState,
+        kept[0] is not hf_compat.TrainerState,
+        isinstance(kept[0](), here.TrainerState),
     ]
     hf_compat.uninstall()
-    facts["all put back"] = [holders_of_ours(), here.TrainerState is here.kept]
+    facts["all put back"] = [holders_of_ours(), here.TrainerState is here.TheirState is kept[0]]
 
 
 if __name__ == "__main__":
