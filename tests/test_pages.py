@@ -12,19 +12,31 @@ import pytest
 import hf_compat
 from hf_compat import cli
 from tests.support.paths import ROOT
+from tests.support.processes import finish, start
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 CODE = r"<!-- first\n(.*?)\n-->|```python\n(.*?)```"
 """What a page needs ahead of a block, which readers do not see, or a block of Python."""
 
 
+LIBRARIES = {"ecosystem": ("trl", "sentence_transformers", "setfit"), "unmodified_scripts": ("trl",)}
+"""Pages that call ``install()``, which a process does that has imported little before, with the libraries they need."""
+
+
 def blocks_of(page):
     return ["".join(found) for found in re.findall(CODE, page.read_text(encoding="utf-8"), re.DOTALL)]
 
 
+def pages_to_run():
+    """Yield each page that has blocks of Python and does not need a process of its own."""
+    for page in PAGES[1:]:
+        if blocks_of(page) and page.stem not in LIBRARIES:
+            yield pytest.param(page, id=page.stem)
+
+
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
 @pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
-@pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES[1:] if blocks_of(page)])
+@pytest.mark.parametrize("page", list(pages_to_run()))
 def test_blocks_of_python_run(page, tmp_path, monkeypatch):
     """The blocks of a page run in their order, as one script."""
     monkeypatch.chdir(tmp_path)
@@ -32,6 +44,19 @@ def test_blocks_of_python_run(page, tmp_path, monkeypatch):
     names = {"__name__": "__page__"}
     for block in blocks_of(page):
         exec(compile(block, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("name", list(LIBRARIES))
+def test_blocks_with_libraries_run(name, tmp_path):
+    """The blocks of a page run in their order, as one script, and the libraries train on hf_compat's Trainer."""
+    missing = [library for library in LIBRARIES[name] if importlib.util.find_spec(library) is None]
+    if missing:
+        pytest.skip(f'{", ".join(missing)} missing: pip install "hf-compat[ecosystem]"')
+    (page,) = (page for page in PAGES if page.stem == name)
+    ours = "assert hf_compat.Trainer in SFTTrainer.__mro__"
+    (tmp_path / "page.py").write_text("\n".join([*blocks_of(page), ours]), encoding="utf-8")
+    (ended,) = finish([start([sys.executable, "page.py"], tmp_path)], timeout=300)
+    assert ended.code == 0, ended.output
 
 
 def commands():
