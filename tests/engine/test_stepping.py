@@ -1,12 +1,14 @@
-"""The epoch loop that leaves out hooks which nobody overrides, compared with Lightning's own."""
+"""The loops that leave out hooks which nobody overrides, compared with Lightning's own."""
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.profilers import SimpleProfiler
+from torch.utils.data import DataLoader
 
 import hf_compat
 from hf_compat.engine import runtime
-from hf_compat.engine.internals.stepping import _LeanEpochLoop
+from hf_compat.engine.internals.stepping import _LeanEpochLoop, _LeanEvaluationLoop, step_lean
 from hf_compat.lightning import HFDataModule, HFModule
 from tests.support.helpers import ListDataset, PadCollator, bert_classifier, labelled_rows
 
@@ -20,6 +22,8 @@ HOOKS = (
     "on_train_batch_end",
     "on_train_epoch_end",
 )
+ENDS = ("on_validation_epoch_end", "on_test_epoch_end")
+EVALUATION_HOOKS = tuple(f"on_{stage}_batch_{when}" for stage in ("validation", "test") for when in ("start", "end"))
 
 
 def told(value):
@@ -196,3 +200,111 @@ def test_a_trainers_run_is_lean(tmp_path, monkeypatch, more):
     monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
     hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data).train()
     assert {*called} == {*HOOKS[1:5]}
+
+
+class SeeingEvaluations(pl.Callback):
+    """Notes each hook of a batch that is evaluated, and logs a metric by step and one by epoch."""
+
+    def __init__(self):
+        self.seen = []
+        self.lean = set()
+
+    def note(self, trainer, pl_module, name, given):
+        loop = trainer._evaluation_loop
+        self.lean.add(isinstance(loop, _LeanEvaluationLoop) and loop.hooks is not None)
+        counts = vars(loop.batch_progress.current).copy(), loop.batch_progress.is_last_batch
+        metrics = {
+            name: told(value)
+            for name, value in {**trainer.logged_metrics, **trainer.callback_metrics}.items()
+            if name.startswith("own")
+        }
+        self.seen.append((name, [told(each) for each in given], pl_module._current_fx_name, counts, metrics))
+        if name.endswith("batch_end"):
+            count = float(len(self.seen))
+            self.log("own_step", count, on_step=True, on_epoch=False, batch_size=2)
+            self.log("own_epoch", count, on_step=False, on_epoch=True, batch_size=2)
+
+
+def noting_evaluations(name):
+    def hook(self, trainer, pl_module, *given):
+        self.note(trainer, pl_module, name, given)
+
+    return hook
+
+
+for hook_name in (*EVALUATION_HOOKS, *ENDS):
+    setattr(SeeingEvaluations, hook_name, noting_evaluations(hook_name))
+
+
+class OwnStep(pl.LightningModule):
+    """A module that is none of ours: its step takes no index, and it has a hook."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def validation_step(self, batch):
+        self.steps.append((told(batch), self._current_fx_name))
+        self.log("own_loss", batch.sum())
+        return batch.mean()
+
+    def on_validation_batch_end(self, outputs, batch, batch_idx):
+        self.steps.append((told(outputs), batch_idx, self._current_fx_name))
+
+
+class LeavesBatches(OwnStep):
+    """Neither moves nor changes a batch."""
+
+    transfer_batch_to_device = HFModule.transfer_batch_to_device
+
+
+def evaluate(folder, *, lightning=None):
+    """Train with an evaluation per epoch, then evaluate and predict; return what the hooks saw and what came out."""
+    callback = SeeingEvaluations()
+    rows = ListDataset(labelled_rows(7))
+    args = arguments(folder, eval_strategy="epoch", per_device_eval_batch_size=2)
+    hf_compat.set_seed(0)
+    given = {"train_dataset": rows, "eval_dataset": rows, "callbacks": [callback], "lightning": lightning}
+    trainer = hf_compat.Trainer(bert_classifier(), args, PadCollator(), **given)
+    trainer.train()
+    metrics = trainer.evaluate()
+    predicted = trainer.predict(rows)
+    times = ("runtime", "per_second", "time")
+    numbers = {**metrics, **predicted.metrics}
+    numbers = {name: value for name, value in numbers.items() if not name.endswith(times)}
+    return callback.lean, callback.seen, numbers, predicted.predictions.tolist()
+
+
+def test_hooks_of_evaluations_are_called_as_by_lightning(tmp_path, monkeypatch):
+    """In a fit and outside: order, arguments, the hook's name, progress, logged metrics and results are Lightning's."""
+    lean, *ours = evaluate(tmp_path / "lean")
+    assert lean == {True}
+    monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
+    lean, *theirs = evaluate(tmp_path / "own")
+    assert lean == {False}
+    assert ours == theirs
+    assert {name for name, *_ in ours[0]} == {*EVALUATION_HOOKS, *ENDS}
+    assert {name for *_, metrics in ours[0] for name in metrics} == {"own_step", "own_epoch"}
+
+
+def test_evaluations_under_a_profiler(tmp_path):
+    """Lightning's own loop evaluates, with the profiler's context around each hook."""
+    profiler = SimpleProfiler()
+    lean, *_ = evaluate(tmp_path, lightning={"profiler": profiler})
+    assert lean == {False}
+    assert any("on_validation_batch_start" in action for action in profiler.recorded_durations)
+
+
+@pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_evaluations_of_another_module():
+    """A step without an index, the module's own hook, what it logs; where batches are moved it is Lightning's loop."""
+    seen = []
+    for kind in (LeavesBatches, OwnStep):
+        module = kind()
+        trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
+        step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
+        logged = trainer.validate(module, DataLoader(torch.arange(6.0), batch_size=4), verbose=False)
+        assert (trainer.validate_loop.hooks is not None) == (kind is LeavesBatches)
+        seen.append((logged, module.steps))
+    assert seen[0] == seen[1]

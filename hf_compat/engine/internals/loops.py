@@ -17,6 +17,8 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from hf_compat.engine.internals.stepping import step_alike
+
 __all__ = [
     "disable_signal_handlers",
     "disable_sigterm_broadcast",
@@ -66,6 +68,7 @@ def validate_in_fit(trainer: pl.Trainer, loader: object) -> None:
     previous_loop, previous_stage = epoch_loop.val_loop, trainer.state.stage
     first_iteration, hook = connector._first_loop_iter, trainer.lightning_module._current_fx_name
     loop = _EvaluationLoop(trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
+    step_alike(loop, previous_loop)
     loop._data_source.instance = loader
     epoch_loop.val_loop = loop
     if not trainer.sanity_checking:

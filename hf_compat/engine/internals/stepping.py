@@ -1,47 +1,61 @@
-"""An epoch loop that calls only the hooks that somebody overrides, and does only what an update step of ours needs.
+"""Loops that call only the hooks that somebody overrides, and do only what a step of ours needs.
 
-Lightning's own loop calls each hook of each callback, module and strategy in a profiler's context, asks at every batch
-whether to evaluate and to step a schedule, and collects metrics that nobody has logged. For a tiny model that costs as
-much as the update step. What a hook sees is the same: order, arguments, ``_current_fx_name``, progress counters. Where
-something is set up that this loop does not know, such as a profiler, Lightning's own code runs.
+Lightning's own loops call each hook of each callback, module and strategy in a profiler's context, ask at every batch
+whether to evaluate and to step a schedule, and collect metrics that nobody has logged. For a tiny model that costs as
+much as the update step, and more than the step of an evaluation. What a hook sees is the same: order, arguments,
+``_current_fx_name``, progress counters. Where something is set up that these loops do not know, such as a profiler,
+Lightning's own code runs.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-__all__ = ["call_hook", "step_lean"]
+from hf_compat.engine.internals.hooks import Hooks, leaves_batches, overrides
 
-_TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+__all__ = ["call_hook", "step_alike", "step_lean"]
 
 
 def step_lean(trainer: pl.Trainer, *, leaves_batch: Callable[..., Any]) -> None:
-    """Let ``trainer`` train without calling the hooks that nobody overrides.
+    """Let ``trainer`` train and evaluate without calling the hooks that nobody overrides.
 
-    Contract: ``fit_loop.epoch_loop`` has its state in attributes; ``on_run_start`` begins an epoch, and ``advance`` and
-    ``on_advance_end`` are all that it does for a batch.
+    Contract: ``fit_loop.epoch_loop``, its ``val_loop``, ``validate_loop`` and ``test_loop`` have their state in
+    attributes; ``on_run_start`` begins an epoch. Then ``advance`` and ``on_advance_end`` are all that is done for a
+    batch that is trained on, and ``_evaluation_step`` for one that is evaluated, besides fetching it.
 
     Args:
         trainer: The Lightning trainer, before a fit or in its first ``setup``.
         leaves_batch: A ``transfer_batch_to_device`` that returns the batch as it is: with another one Lightning's own
             code runs.
     """
-    loop = trainer.fit_loop.epoch_loop
-    if type(loop) is _TrainingEpochLoop:
-        loop.__class__ = _LeanEpochLoop
-        loop.leaves_batch = leaves_batch
+    epoch_loop = trainer.fit_loop.epoch_loop
+    lean: dict[type, type] = {_TrainingEpochLoop: _LeanEpochLoop, _EvaluationLoop: _LeanEvaluationLoop}
+    loop: Any
+    for loop in (epoch_loop, epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        if type(loop) in lean:
+            loop.__class__ = lean[type(loop)]
+            loop.leaves_batch = leaves_batch
+
+
+def step_alike(loop: Any, other: object) -> None:
+    """Let ``loop``, which evaluates, call the hooks that ``other`` calls."""
+    if isinstance(other, _LeanEvaluationLoop):
+        loop.__class__ = _LeanEvaluationLoop
+        loop.leaves_batch = other.leaves_batch
 
 
 def call_hook(trainer: pl.Trainer, name: str, *given: Any) -> None:
@@ -55,57 +69,15 @@ def call_hook(trainer: pl.Trainer, name: str, *given: Any) -> None:
         hooks.call(name, *given)
 
 
-class _Hooks:
-    """The overrides of hooks in callbacks and module.
-
-    Args:
-        trainer: The Lightning trainer, in a fit.
-    """
-
-    def __init__(self, trainer: pl.Trainer) -> None:
-        self._trainer = trainer
-        self._module = trainer.lightning_module
-        self._callbacks: list[pl.Callback] = []
-        self._found: dict[str, tuple[list[pl.Callback], Callable[..., Any] | None]] = {}
-
-    def call(self, name: str, *given: Any) -> None:
-        """Call the hook ``name`` of each callback, then of the module, whose ``_current_fx_name`` it is meanwhile."""
-        trainer, module = self._trainer, self._module
-        if trainer.callbacks != self._callbacks:  # type: ignore[attr-defined]  # some were added, or taken away
-            self._callbacks = list(trainer.callbacks)  # type: ignore[attr-defined]
-            self._found.clear()
-        callbacks, own = self._found.get(name) or self._find(name)
-        if not callbacks and own is None:
-            return
-        before = module._current_fx_name
-        module._current_fx_name = name
-        for callback in callbacks:
-            getattr(callback, name)(trainer, module, *given)
-        if own is not None:
-            own(*given)
-        module._current_fx_name = before
-
-    def _find(self, name: str) -> tuple[list[pl.Callback], Callable[..., Any] | None]:
-        callbacks = [one for one in self._callbacks if _overrides(one, name, pl.Callback)]
-        own = getattr(self._module, name) if _overrides(self._module, name, pl.LightningModule) else None
-        self._found[name] = callbacks, own
-        return self._found[name]
-
-
-def _overrides(instance: Any, name: str, base: type) -> bool:
-    method = getattr(instance, name)
-    return getattr(method, "__func__", method) is not getattr(base, name)
-
-
 class _LeanEpochLoop(_TrainingEpochLoop):
     leaves_batch: Callable[..., Any]
-    hooks: _Hooks | None = None
+    hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _takes_index = True
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
-        self.hooks = _Hooks(self.trainer) if self._is_known(data_fetcher) else None
+        self.hooks = Hooks(self.trainer) if self._is_known(data_fetcher) else None
         if self.hooks is not None:
             data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
             self._takes_index = "batch_idx" in self._build_kwargs(OrderedDict(), None, 0)
@@ -118,16 +90,10 @@ class _LeanEpochLoop(_TrainingEpochLoop):
             and type(data_fetcher) is _PrefetchDataFetcher
             and not module.automatic_optimization
             and not trainer.enable_validation
-            and not _overrides(module, "on_train_batch_start", pl.LightningModule)  # which may end the epoch
+            and not overrides(module, "on_train_batch_start", pl.LightningModule)  # which may end the epoch
             and strategy.on_train_batch_start is Strategy.on_train_batch_start
-            and strategy.batch_to_device is Strategy.batch_to_device
-            and not any(self._transfers(source) for source in (module, trainer.datamodule) if source is not None)
+            and leaves_batches(trainer, self.leaves_batch)
         )
-
-    def _transfers(self, source: Any) -> bool:
-        """Return whether a module or data module does something with a batch before it is trained on."""
-        overridden = [name for name in _TRANSFERS if _overrides(source, name, DataHooks)]
-        return any(getattr(type(source), name, None) is not self.leaves_batch for name in overridden)
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Train on one batch: what Lightning does, without what nobody asks for."""
@@ -145,7 +111,7 @@ class _LeanEpochLoop(_TrainingEpochLoop):
         progress.is_last_batch = data_fetcher.done
         batch = trainer.precision_plugin.convert_input(batch)
         progress.increment_ready()
-        connector.on_batch_start(batch)
+        _begin_batch(connector, self._results, batch)
         hooks.call("on_train_batch_start", batch, batch_idx)
         progress.increment_started()
         kwargs = OrderedDict(batch=batch, batch_idx=batch_idx) if self._takes_index else OrderedDict(batch=batch)
@@ -169,6 +135,72 @@ class _LeanEpochLoop(_TrainingEpochLoop):
         self._save_loggers_on_train_batch_end()
         if self.trainer.received_sigterm and not self._is_training_done:
             raise SIGTERMException
+
+
+class _LeanEvaluationLoop(_EvaluationLoop):
+    leaves_batch: Callable[..., Any]
+    hooks: Hooks | None = None
+    """None where Lightning's own code runs."""
+    _names = ("", "", "")
+    _takes_index = True
+
+    def on_run_start(self) -> None:
+        super().on_run_start()
+        trainer: Any = self.trainer
+        data_fetcher: Any = self._data_fetcher
+        is_known = (
+            type(trainer.profiler) is PassThroughProfiler
+            and type(data_fetcher) is _PrefetchDataFetcher
+            and self.num_dataloaders == 1
+            and leaves_batches(trainer, self.leaves_batch)
+        )
+        self.hooks = Hooks(trainer) if is_known else None
+        if is_known:
+            data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
+            stage = "test" if trainer.testing else "validation"
+            self._names = (f"on_{stage}_batch_start", f"{stage}_step", f"on_{stage}_batch_end")
+            given = OrderedDict(batch=None, batch_idx=0)
+            self._takes_index = len(self._build_step_args_from_hook_kwargs(given, self._names[1])) == len(given)
+
+    def _evaluation_step(
+        self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
+    ) -> None:
+        """Evaluate one batch: what Lightning does, without what nobody asks for."""
+        hooks = self.hooks
+        if hooks is None:
+            super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
+            return
+        trainer, progress, connector = self.trainer, self.batch_progress, self.trainer._logger_connector
+        begins, steps, ends = self._names
+        batch = trainer.precision_plugin.convert_input(batch)
+        progress.increment_ready()
+        _begin_batch(connector, self._results, batch)
+        hooks.call(begins, batch, batch_idx)
+        progress.increment_started()
+        module = trainer.lightning_module
+        before, module._current_fx_name = module._current_fx_name, steps
+        output = getattr(trainer.strategy, steps)(*((batch, batch_idx) if self._takes_index else (batch,)))
+        module._current_fx_name = before
+        progress.increment_processed()
+        hooks.call(ends, output, batch, batch_idx)
+        if self._results:  # something was logged
+            connector.on_batch_end()
+        else:
+            self._results.batch = self._results.batch_size = None
+        progress.increment_completed()
+        if not trainer.sanity_checking:
+            self._has_run = True
+            if self._results:
+                connector.update_eval_step_metrics(self._seen_batches_per_dataloader[dataloader_idx])
+            self._seen_batches_per_dataloader[dataloader_idx] += 1
+        if not progress.is_last_batch and trainer.received_sigterm:
+            raise SIGTERMException
+
+
+def _begin_batch(connector: _LoggerConnector, results: _ResultCollection, batch: Any) -> None:
+    """Do what ``connector.on_batch_start`` does, which looks for ``results`` twice: they are the active loop's."""
+    connector._first_loop_iter = connector._first_loop_iter is None
+    results.batch, results.batch_size, results.dataloader_idx = batch, None, None
 
 
 def _nothing() -> None:
