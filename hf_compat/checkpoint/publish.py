@@ -44,8 +44,8 @@ __all__ = [
     "hidden_sibling",
     "is_write_failure",
     "publish",
+    "rename_for_deletion",
     "staging",
-    "take_away",
 ]
 
 logger = logging.getLogger(__name__)
@@ -248,10 +248,10 @@ def delete_folder(folder: Path) -> None:
         OSError: If it cannot be renamed or deleted, or is a link to a folder elsewhere.
     """
     with naming_final_folders():
-        shutil.rmtree(take_away(folder))
+        shutil.rmtree(rename_for_deletion(folder))
 
 
-def take_away(folder: Path) -> Path:
+def rename_for_deletion(folder: Path) -> Path:
     """Rename a checkpoint folder to a hidden one, which ``clean_orphans`` deletes; return its new path.
 
     Raises:

@@ -182,20 +182,20 @@ def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkp
 
 def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Path]:
     """Delete checkpoints and return them: first their names, then, which takes a while, their files."""
-    taken: dict[Path, Path] = {}
+    renamed: dict[Path, Path] = {}
     for path in doomed:
         logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
         with _warning_of(path):
-            taken[path] = publish.take_away(path)
-    if remover is None or not taken:
-        _remove(taken)
+            renamed[path] = publish.rename_for_deletion(path)
+    if remover is None or not renamed:
+        _remove(renamed)
     else:
-        remover.start(functools.partial(_remove, taken))
-    return list(taken)
+        remover.start(functools.partial(_remove, renamed))
+    return list(renamed)
 
 
-def _remove(taken: Mapping[Path, Path]) -> None:
-    for path, hidden in taken.items():
+def _remove(renamed: Mapping[Path, Path]) -> None:
+    for path, hidden in renamed.items():
         with _warning_of(path):
             shutil.rmtree(hidden)
 

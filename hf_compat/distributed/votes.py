@@ -60,7 +60,8 @@ def _max_over_ranks(numbers: list[int], timeout: timedelta | None) -> list[int]:
     ballot = torch.tensor(numbers, dtype=torch.int64)
     over_cpus = None if distributed.get_backend() == "gloo" else gloo_group("votes", timeout)
     distributed.all_reduce(ballot, op=distributed.ReduceOp.MAX, group=over_cpus)
-    return list(map(int, ballot.tolist()))
+    most: list[int] = ballot.tolist()
+    return most
 
 
 class PacedVotes:

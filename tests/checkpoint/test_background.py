@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -289,6 +290,25 @@ def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):
     trainer.train()
     assert sum(kept) >= 3 * sum(parameter.nbytes for parameter in trainer.model.parameters())
     assert buffers._free == {}
+
+
+def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
+    """The files of a checkpoint beyond the limit are there while the next update step is made, and gone at the end."""
+    trained_on, rmtree, held = threading.Event(), shutil.rmtree, []
+
+    def held_rmtree(path):
+        held.append(trained_on.wait(60))
+        rmtree(path)
+
+    class Goes(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 4:
+                trained_on.set()
+
+    monkeypatch.setattr(shutil, "rmtree", held_rmtree)
+    run(tmp_path, callbacks=[Goes()], save_total_limit=1).train()
+    assert held == [True, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-6"]
 
 
 def test_private_tensors_are_not_copied():

@@ -8,6 +8,8 @@ import pytest
 
 from hf_compat.checkpoint import early_flush
 from hf_compat.checkpoint.early_flush import flushing_early
+from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.distributed.launch import Launch
 
 PATIENCE = 60
 
@@ -46,6 +48,21 @@ def test_files_are_flushed_as_they_grow(tmp_path, monkeypatch):
         await_flush("weights", 2)
     assert seen.count("optimizer") == 1
     assert "hf_compat-flush" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_checkpoint_is_flushed_as_it_is_written(tmp_path, monkeypatch):
+    """The writer has the first part's file flushed while it writes the second part."""
+    seen, changed = spy(monkeypatch)
+
+    def second(folder):
+        with changed:
+            assert changed.wait_for(lambda: "weights" in seen, PATIENCE)
+
+    parts = [Part(lambda folder: (folder / "weights").write_bytes(b"12")), Part(second)]
+    launch = Launch(rank=0, local_rank=0, world_size=1)
+    settings = {"step": 1, "launch": launch, "writes_files": True, "background": False}
+    CheckpointWriter().write(tmp_path / "checkpoint-1", parts, **settings)
+    assert (tmp_path / "checkpoint-1" / "weights").exists()
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "the disk fails"), OSError(errno.ENOSPC, "the disk is full")])

@@ -46,11 +46,19 @@ def assert_next_start_ends_as_undisturbed(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("receiver", [1, 0], ids=["one rank", "the main rank"])
 def test_sigterm(tmp_path, receiver):
-    """SIGTERM to one rank: both save the same update step together and leave, with loader workers, by 143."""
+    """SIGTERM to one rank: both save the update step under way together and leave, with loader workers, by 143."""
     ended = launch_and_send(signal.SIGTERM, receiver, tmp_path, "training", 4)
-    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path)
+    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path, "5")
     assert "(exitcode: 143)" in ended.output
     assert ended.code == 1  # torchrun's own, whatever status the ranks leave with
+    assert_next_start_ends_as_undisturbed(tmp_path)
+
+
+@pytest.mark.slow
+def test_sigterm_between_votes(tmp_path):
+    """Fast update steps have no vote each: both ranks save the same step soon after the one under way."""
+    ended = launch_and_send(signal.SIGTERM, 1, tmp_path, "training", 4, PACED="1")
+    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path, "5678")
     assert_next_start_ends_as_undisturbed(tmp_path)
 
 
@@ -59,7 +67,7 @@ def test_slurm_signal(tmp_path):
     """SIGUSR1 to one rank inside a SLURM job: both save and leave by 138; the job is requeued once."""
     inside_a_job = fake_scontrol(tmp_path / "bin")
     ended = launch_and_send(signal.SIGUSR1, 1, tmp_path, "training", 4, **inside_a_job)
-    assert_ranks_saved_and_left("SIGUSR1", [ended.output], tmp_path)
+    assert_ranks_saved_and_left("SIGUSR1", [ended.output], tmp_path, "5")
     assert "(exitcode: 138)" in ended.output
     assert (tmp_path / "bin" / "calls").read_text() == "requeue 17\n"
     assert_next_start_ends_as_undisturbed(tmp_path)
@@ -69,7 +77,7 @@ def test_slurm_signal(tmp_path):
 def test_sigterm_to_the_launcher(tmp_path):
     """The launcher passes SIGTERM on to both ranks, which save."""
     ended = launch_and_send(signal.SIGTERM, LAUNCHER, tmp_path, "training", 4)
-    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path)
+    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path, "5")
     assert_next_start_ends_as_undisturbed(tmp_path)
 
 

@@ -49,7 +49,7 @@ def await_stage(tasks):
 @pytest.mark.slow
 @pytest.mark.parametrize("receivers", [pytest.param((0, 1), id="every task"), pytest.param((1,), id="one task")])
 def test_requeue(tmp_path, receivers):
-    """SIGUSR1: both tasks save the same update step and leave; requeued, once, the job goes on from there.
+    """SIGUSR1: both tasks save the update step under way and leave; requeued, once, the job goes on from there.
 
     At the end weights, optimizer, schedule and random states are those of the run that was not disturbed.
     """
@@ -63,7 +63,7 @@ def test_requeue(tmp_path, receivers):
     finally:
         ended = finish(tasks, timeout=180)
     assert [each.code for each in ended] == [128 + signal.SIGUSR1] * 2, ended
-    assert_ranks_saved_and_left("SIGUSR1", [each.output for each in ended], tmp_path)
+    assert_ranks_saved_and_left("SIGUSR1", [each.output for each in ended], tmp_path, "5")
     assert (tmp_path / "calls").read_text() == "requeue 17\n"
     for each in finish(start_tasks(tmp_path, "rest", SLURM_RESTART_COUNT="1"), timeout=180):
         assert each.code == 0, each.output

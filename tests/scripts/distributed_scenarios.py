@@ -9,6 +9,7 @@ import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.background import BackgroundTasks
+from hf_compat.distributed import votes
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.sharded_common import UnwatchedWriter, held
 from tests.support import helpers, scenarios
@@ -284,9 +286,13 @@ def reductions_are_counted(kit: Kit) -> None:
 def steady_steps_are_watched(kit: Kit) -> None:
     """Accumulating, without a log, an evaluation or a save."""
     watch = watching_steps(kit.TrainerCallback, 3, 9)
-    quiet = {"save_strategy": "no", "logging_strategy": "no", "eval_strategy": "no"}
-    fields = {**quiet, "ddp_find_unused_parameters": False, "gradient_accumulation_steps": 2, "max_steps": 12}
-    plain(kit, rows=240, fields=fields, callbacks=[watch]).train()
+    fields = {"save_strategy": "steps", "save_steps": 100, "logging_strategy": "no", "eval_strategy": "no"}
+    fields |= {"ddp_find_unused_parameters": False, "gradient_accumulation_steps": 2, "max_steps": 12}
+    clock, votes.time = votes.time, SimpleNamespace(monotonic=lambda: 0.0)  # steps that take no time
+    try:
+        plain(kit, rows=240, fields=fields, callbacks=[watch]).train()
+    finally:
+        votes.time = clock
     kit.keep("seen", dict(watch.seen))
 
 

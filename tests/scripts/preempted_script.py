@@ -3,18 +3,24 @@
 Arguments: a folder, and ``wait`` or ``rest``. With ``wait`` there are two runs, one in ``whole`` and one in ``part``.
 The second says on standard output ``waiting STAGE RANK PROCESS`` of each process and waits for SIGUSR2. With ``rest``
 there is one run in ``part`` that goes on from the newest checkpoint. Further arguments of ``wait``: the stage to wait
-at, ``training`` or ``saving``, and the update step.
+at, ``training`` or ``saving``, and the update step. The ranks vote after every step unless ``PACED`` is set.
 """
 
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from hf_compat import PrinterCallback, Trainer, TrainingArguments
+from hf_compat.distributed.votes import PacedVotes
+from hf_compat.run import preemption
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+if "PACED" not in os.environ:
+    preemption.PacedVotes = partial(PacedVotes, seconds=0)  # type: ignore[assignment, misc]
 
 
 class PatientTrainer(Trainer):

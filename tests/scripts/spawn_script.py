@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,10 +16,13 @@ from accelerate import notebook_launcher
 from accelerate.state import AcceleratorState
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.distributed.votes import PacedVotes
+from hf_compat.run import preemption
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.processes import free_port
 
 STEPS = 8
+preemption.PacedVotes = partial(PacedVotes, seconds=0)  # type: ignore[assignment, misc]  # vote after every step
 
 
 class Fails(TrainerCallback):
