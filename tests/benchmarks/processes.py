@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,79 @@ def start(package: str) -> None:
 
 def predict(package: str, count: str) -> None:
     """Tell what ``predict`` takes for a row, of ``count`` rows of logits, and the most memory of the process in MB."""
-    import torch
-
     from tests.benchmarks.update_steps import Tiny
 
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, arguments = _classes(package)
+        made = trainer(Tiny(), arguments(folder))
+        told = _timed(partial(made.predict, _vectors(int(count))), int(count))
+    _told(**told, memory=_most_memory())
+
+
+def predict_ragged(package: str, count: str) -> None:
+    """Tell what ``predict`` takes for a row, of ``count`` rows of 5 to 40 logits, each batch as wide as its widest."""
+    import torch
+    from torch import nn
+    from torch.nn.utils.rnn import pad_sequence
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tags = nn.Embedding(50, 4)
+
+        def forward(self, tokens, labels=None):
+            logits = self.tags(tokens)
+            return {"loss": nn.functional.cross_entropy(logits.transpose(1, 2), labels), "logits": logits}
+
+    def collate(rows):
+        tokens = pad_sequence([row["tokens"] for row in rows], batch_first=True)
+        labels = pad_sequence([row["tokens"] % 4 for row in rows], batch_first=True, padding_value=-100)
+        return {"tokens": tokens, "labels": labels}
+
+    draw = torch.Generator().manual_seed(0)
+    widths = torch.randint(5, 41, (int(count),), generator=draw).tolist()
+    rows = [{"tokens": torch.randint(0, 50, (width,), generator=draw)} for width in widths]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, arguments = _classes(package)
+        made = trainer(Tagger(), arguments(folder, remove_unused_columns=False), collate)
+        told = _timed(partial(made.predict, rows), int(count))
+    _told(**told)
+
+
+def evaluate(package: str, count: str, where: str) -> None:
+    """Tell what ``evaluate`` takes for a row of ``count``, inside of training or outside."""
+    from tests.benchmarks.update_steps import Tiny
+
+    trainer, arguments = _classes(package)
+    found: dict[str, float] = {}
+
+    class Timed(trainer):  # type: ignore[misc, valid-type]
+        def evaluate(self, *given: Any, **keywords: Any) -> Any:
+            kept = []
+            found.update(_timed(lambda: kept.append(super(Timed, self).evaluate(*given, **keywords)), int(count)))
+            return kept[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        args = arguments(folder, max_steps=1, eval_strategy="steps", eval_steps=1, save_strategy="no")
+        made = Timed(Tiny(), args, train_dataset=_vectors(8), eval_dataset=_vectors(int(count)))
+        if where == "inside":
+            made.train()
+        else:
+            made.evaluate()
+    _told(**found)
+
+
+def _classes(package: str) -> tuple[Any, Any]:
+    """Return the Trainer, and a function of a folder and fields that returns its arguments."""
     module: Any = importlib.import_module(package)
-    values = torch.randn(int(count), 8, generator=torch.Generator().manual_seed(0))
+    quiet = {"per_device_eval_batch_size": 8, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    return module.Trainer, partial(module.TrainingArguments, **quiet)
+
+
+def _vectors(count: int) -> Any:
+    import torch
+
+    values = torch.randn(count, 8, generator=torch.Generator().manual_seed(0))
 
     class Rows(torch.utils.data.Dataset):  # type: ignore[type-arg]
         def __len__(self) -> int:
@@ -69,16 +137,16 @@ def predict(package: str, count: str) -> None:
         def __getitem__(self, index: int) -> dict[str, Any]:
             return {"features": values[index], "labels": index % 2}
 
-    with tempfile.TemporaryDirectory() as folder:
-        args = module.TrainingArguments(
-            folder, per_device_eval_batch_size=8, use_cpu=True, report_to="none", disable_tqdm=True
-        )
-        trainer = module.Trainer(Tiny(), args)
-        begin = time.process_time(), time.perf_counter()
-        trainer.predict(Rows())
-        end = time.process_time(), time.perf_counter()
-    cpu, wall = (1e6 * (after - before) / int(count) for before, after in zip(begin, end, strict=True))
-    _told(cpu=cpu, wall=wall, memory=_most_memory())
+    return Rows()
+
+
+def _timed(run: Callable[[], object], rows: int) -> dict[str, float]:
+    """Return the CPU and wall time of ``run`` in microseconds a row."""
+    begin = time.process_time(), time.perf_counter()
+    run()
+    end = time.process_time(), time.perf_counter()
+    cpu, wall = (1e6 * (after - before) / rows for before, after in zip(begin, end, strict=True))
+    return {"cpu": cpu, "wall": wall}
 
 
 def _most_memory() -> float:
@@ -90,6 +158,10 @@ def _most_memory() -> float:
 def _start(package: str) -> Cost:
     os.environ["BEGUN"] = str(time.time())
     return Cost(**_in_a_process("start", package))
+
+
+def _measured(package: str, *words: object) -> Cost:
+    return Cost(**_in_a_process(words[0], package, *words[1:]))
 
 
 def _predict(package: str, count: int) -> Cost:
@@ -121,8 +193,13 @@ def benchmarks() -> list[Benchmark]:
         of_both("predict, a row of 8,000", "µs", _predict, 8_000),
         of_both("predict, a row of 128,000", "µs", _predict, 128_000),
         of_both("predict, 128,000 rows, most memory", "MB", _memory, 128_000),
+        of_both("predict, a row of 8,000, ragged", "µs", _measured, "predict_ragged", 8_000),
+        of_both("predict, a row of 64,000, ragged", "µs", _measured, "predict_ragged", 64_000),
+        of_both("evaluate, a row of 32,000", "µs", _measured, "evaluate", 32_000, "outside"),
+        of_both("evaluate inside training, a row of 32,000", "µs", _measured, "evaluate", 32_000, "inside"),
     ]
 
 
 if __name__ == "__main__":
-    {"start": start, "predict": predict}[sys.argv[1]](*sys.argv[2:])
+    measured = {each.__name__: each for each in (start, predict, predict_ragged, evaluate)}
+    measured[sys.argv[1]](*sys.argv[2:])
