@@ -254,7 +254,8 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _is_interval(value: object) -> bool:
-    return value is None or (_is_number(value) and value > 0)
+    # Zero or less is written by a run whose strategy is not "steps".
+    return value is None or _is_number(value)
 
 
 def _is_history(value: object) -> bool:

@@ -242,6 +242,9 @@ def init_training_state(
         num_update_steps_per_epoch: Update steps per epoch.
         num_train_epochs: Epochs of the run, a partial one included.
         trial: The trial of a hyperparameter search, None outside one.
+
+    Raises:
+        CheckpointError: If the run would log or evaluate every 0 update steps.
     """
     args = host.args
     exportable = [each for each in [*host.callback_handler.callbacks, host.control] if is_exportable(each)]
@@ -256,12 +259,22 @@ def init_training_state(
         if state.best_model_checkpoint is not None:
             state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
         _forget_missing_best_checkpoint(host)
+        _check_intervals(args, state)
         host.compare_trainer_and_checkpoint_args(args, state)
         host._load_callback_state()
         epochs, windows = divmod(state.global_step, num_update_steps_per_epoch)
         position = (epochs, 0 if args.ignore_data_skip else windows * args.gradient_accumulation_steps)
     host.state.init_training_references(host, max_steps, num_train_epochs, trial)
     return position
+
+
+def _check_intervals(args: TrainingArguments, state: TrainerState) -> None:
+    for interval, strategy in (("logging_steps", "logging_strategy"), ("eval_steps", "eval_strategy")):
+        if getattr(args, strategy) == "steps" and getattr(state, interval) == 0:
+            raise CheckpointError(
+                f"`{strategy}='steps'`, but `{interval}` is 0 in the checkpoint's `trainer_state.json`, and a resumed "
+                f"run takes it from there. Set `{strategy}` as in the run that saved it, or use another checkpoint."
+            )
 
 
 def _forget_missing_best_checkpoint(host: RunHost) -> None:

@@ -176,13 +176,25 @@ def seeing_trainer(folder, *, data=ListDataset, count=13, **fields):
     settings = {"save_steps": 1, "report_to": "none", "learning_rate": 1e-4, "logging_steps": 1}
     args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings | fields)
     rows = data([{"features": [float(number)] * WIDTH, "labels": 0} for number in range(count)])
-    trainer = Seeing(PlainModel(), args, train_dataset=rows)
+    trainer = Seeing(PlainModel(), args, train_dataset=rows, eval_dataset=rows)
     trainer.seen = []
     return trainer
 
 
 def samples(trainer):
     return [sample for batch in trainer.seen for sample in batch]
+
+
+@pytest.mark.parametrize(
+    ("interval", "strategy"), [("logging_steps", "logging_strategy"), ("eval_steps", "eval_strategy")]
+)
+def test_an_interval_of_zero_is_no_interval(interval, strategy, tmp_path):
+    """A resumed run takes the interval from the checkpoint, and says before training that it cannot divide by it."""
+    seeing_trainer(tmp_path, count=4, max_steps=2, **{strategy: "no", interval: 0}).train()
+    resumed = seeing_trainer(tmp_path, count=4, max_steps=4, **{strategy: "steps", interval: 2})
+    with pytest.raises(CheckpointError, match=f"`{strategy}='steps'`, but `{interval}` is 0 in the checkpoint"):
+        resumed.train(resume_from_checkpoint=True)
+    assert resumed.seen == []
 
 
 OTHER_WINDOWS = {

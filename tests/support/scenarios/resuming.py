@@ -53,6 +53,13 @@ def resume_a_finished_run(kit: Kit) -> None:
 
 
 @scenario(resumes_exactly=True)
+def resume_with_intervals_that_are_not_used(kit: Kit) -> None:
+    unused = {"logging_strategy": "epoch", "logging_steps": -1, "eval_strategy": "no", "eval_steps": 0, "save_steps": 0}
+    fields = {**ACCUMULATION, "num_train_epochs": 3, "save_strategy": "epoch", **unused}
+    resume(kit, lambda each: plain(each, fields=fields), 3)
+
+
+@scenario(resumes_exactly=True)
 def resume_a_plain_module(kit: Kit) -> None:
     fields = {**ACCUMULATION, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 1}
     resume(kit, lambda each: plain(each, fields=fields), 2)
