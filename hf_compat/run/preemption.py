@@ -46,23 +46,26 @@ class SignalWatch:
 
     Args:
         requeue_signal: The signal that SLURM sends before the job's time limit, None outside a SLURM job.
+        replaces_handler: Whether to record SIGTERM even if the program has a handler of its own for it.
 
     Attributes:
         received: The first signal received, 0 before any.
     """
 
-    def __init__(self, requeue_signal: int | None = None) -> None:
+    def __init__(self, requeue_signal: int | None = None, *, replaces_handler: bool = True) -> None:
         self.received = 0
         self.requeue_signal = requeue_signal
+        self._replaces_handler = replaces_handler
         self._process = os.getpid()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Context that installs signal handlers and restores the previous ones at its end.
 
-        Signals that the program ignores, and a SIGUSR1 that it handles, are not recorded. Outside the main thread,
-        where Python allows no handlers, none are. A signal received after the last update step is raised again at the
-        end of the context.
+        Signals that the program ignores, a SIGUSR1 that it handles, and such a SIGTERM unless that handler is to be
+        replaced, are not recorded. Outside the main thread, where Python allows no handlers, none are. A handler that
+        the program installs meanwhile stays. A signal received after the last update step is raised again at the end
+        of the context.
         """
         previous: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
@@ -73,7 +76,8 @@ class SignalWatch:
             yield
         finally:
             for signum, handler in previous.items():
-                signal.signal(signum, handler)
+                if signal.getsignal(signum) == self._record:
+                    signal.signal(signum, handler)
         if self.received:
             logger.warning("%s was received after the last update step.", signal.Signals(self.received).name)
             signal.raise_signal(self.received)
@@ -86,7 +90,7 @@ class SignalWatch:
         handler = signal.getsignal(signum)
         # None is a handler that was not installed from Python, which could not be restored.
         free = handler not in (signal.SIG_IGN, None)
-        return free and (signum == signal.SIGTERM or handler == signal.SIG_DFL)
+        return free and (handler == signal.SIG_DFL or (signum == signal.SIGTERM and self._replaces_handler))
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a forked process, such as a loader worker, inherits the handlers

@@ -170,9 +170,10 @@ class TrainingRun:
         """Context that records signals if the run saves, and waits for a background save however it ends."""
         args = for_run(self.host.args)
         saves = args.save_strategy != "no" or args.enable_jit_checkpoint
-        self.watch = SignalWatch(slurm_signal(self.runtime.plugins)) if saves else None
+        watch = SignalWatch(slurm_signal(self.runtime.plugins), replaces_handler=bool(args.enable_jit_checkpoint))
+        self.watch = watch if saves else None
         try:
-            with nullcontext() if self.watch is None else self.watch.watching():
+            with watch.watching() if saves else nullcontext():
                 yield
         except BaseException:
             try:

@@ -12,10 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import transformers
 
+import hf_compat
 from hf_compat.data.workers import begin_worker
 from hf_compat.run.preemption import SignalWatch, requeue
 from tests.scripts.crash_script import STEPS
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
@@ -230,6 +233,40 @@ def test_handlers_are_put_back():
     finally:
         for signum, handler in former.items():
             signal.signal(signum, handler)
+
+
+@pytest.mark.parametrize(
+    "package", [pytest.param(transformers, id="transformers"), pytest.param(hf_compat, id="hf_compat")]
+)
+@pytest.mark.parametrize("first", [pytest.param(True, id="before training"), pytest.param(False, id="in training")])
+def test_handler_of_the_program(package, first, tmp_path):
+    """It is called at once, ends training as it likes, and stays after it."""
+    received = []
+
+    def handle(signum, frame):
+        received.append(trainer.state.global_step)
+
+    class Ends(package.TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            if not first:
+                signal.signal(signal.SIGTERM, handle)
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 2:
+                signal.raise_signal(signal.SIGTERM)
+                control.should_training_stop = bool(received)
+
+    fields = {"max_steps": 4, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    args = package.TrainingArguments(str(tmp_path), **fields)
+    trainer = package.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(16)), callbacks=[Ends()])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if first:
+            signal.signal(signal.SIGTERM, handle)
+        assert trainer.train().global_step == 2
+        assert (received, signal.getsignal(signal.SIGTERM)) == ([2], handle)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_forked_process_dies_of_the_signal():
