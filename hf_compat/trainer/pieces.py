@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.engine.callbacks import CallbackGroup, FirstCallback
 from hf_compat.engine.data_module import HFDataModule
-from hf_compat.engine.internals.loops import is_fitting, without_misleading_warnings
+from hf_compat.engine.internals.loops import ignore_misleading_warnings, is_fitting
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
@@ -89,7 +89,7 @@ class RunGroup(CallbackGroup):
                 f"`model`: {type(module).__name__} is not an HFModule, which these callbacks train. Pass "
                 "`hf_compat.lightning.HFModule(model)`; single callbacks of `hf_compat.lightning` work with any module."
             )
-        self._begun.enter_context(without_misleading_warnings())
+        ignore_misleading_warnings()
         if is_fitting(trainer):
             self._begin_fit(trainer, module)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ __all__ = [
     "disable_sigterm_broadcast",
     "fast_forward",
     "given_loader",
+    "ignore_misleading_warnings",
     "is_fitting",
     "may_stop",
     "quiet_lightning",
@@ -31,7 +33,6 @@ __all__ = [
     "train_on",
     "validate_in_fit",
     "without_minimum",
-    "without_misleading_warnings",
 ]
 
 # Warnings that are wrong here: windows stay where they are, whoever loads them; evaluations are called, not scheduled;
@@ -199,18 +200,21 @@ def quiet_lightning() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
+    ignore_misleading_warnings()
     try:
-        with without_misleading_warnings():
-            yield
+        yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-@contextmanager
-def without_misleading_warnings() -> Iterator[None]:
-    """Suppress Lightning's warnings that are wrong here."""
-    with warnings.catch_warnings():
+def ignore_misleading_warnings() -> None:
+    """Ignore Lightning's warnings that are wrong here, from now on.
+
+    Filters that come and go would make Python show each warning of the program again that it shows once.
+    """
+    # What `filterwarnings` inserts, last one first.
+    wanted = [("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in reversed(_MISLEADING)]
+    if warnings.filters[: len(wanted)] != wanted:
         for message in _MISLEADING:
             warnings.filterwarnings("ignore", message=message)
-        yield
