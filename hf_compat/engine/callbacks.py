@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from hf_compat.data.windows import Window
+from hf_compat.engine.stop_iterations import StopIterationError
 
 __all__ = ["HOOKS", "CallbackGroup", "FirstCallback", "RunCallback"]
 
@@ -148,8 +149,11 @@ def _defines(member: RunCallback, hook: str) -> bool:
 
 def _forwarding(hook: str) -> Callable[..., None]:
     def forward(group: CallbackGroup, *given: Any, **named: Any) -> None:
-        for call in group._calls[hook]:
-            call(*given, **named)
+        try:
+            for call in group._calls[hook]:
+                call(*given, **named)
+        except StopIteration as stop:
+            raise StopIterationError(stop) from stop
 
     forward.__doc__ = f"Call ``{hook}`` of the members that define it."
     return forward

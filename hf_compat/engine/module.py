@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.host import EvaluationPass, Host, HostReference
+from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ class HFModule(pl.LightningModule):
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
 
+    @wraps_stop_iteration
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
         host, trainer = self.host, self.trainer
@@ -193,6 +195,7 @@ class HFModule(pl.LightningModule):
         """Do the same, and return the predictions, of all ranks; None under ``prediction_loss_only``."""
         return self._evaluate(batch)
 
+    @wraps_stop_iteration
     def _evaluate(self, batch: dict[str, Any]) -> Any:
         if self.session is None:
             raise TrainerSetupError(_MISSING)

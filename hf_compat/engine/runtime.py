@@ -49,6 +49,7 @@ from hf_compat.engine.moving import move_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
 from hf_compat.engine.settings import Settings
+from hf_compat.engine.stop_iterations import unwraps_stop_iteration
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
 from hf_compat.engine.strategies.kinds import device_keywords
@@ -295,6 +296,7 @@ class Runtime:
         """Run backward passes without Lightning again."""
         self.trains = False
 
+    @unwraps_stop_iteration
     def fit(self, module: HFModule, windows: WindowLoader) -> None:
         """Train ``module`` on ``windows`` with the current Lightning trainer.
 
@@ -317,13 +319,13 @@ class Runtime:
                     raise KeyboardInterrupt from None
                 raise
 
+    @unwraps_stop_iteration
     def evaluate(self, model: nn.Module, session: EvaluationPass, host: Host, *, test: bool) -> None:
         """Run ``session`` over its batches in a Lightning evaluation loop, so that Lightning callbacks are called.
 
         Inside a fit that is the validation loop; outside, ``Trainer.validate`` or, if ``test``, ``Trainer.test``, or
-        the loop of the call that a person has made. A nested evaluation, for example in ``compute_metrics``, runs
-        without Lightning, and so does one without a batch: Lightning would not open its loader, which draws from the
-        random generator.
+        the loop of the call that a person has made. A nested evaluation, as in ``compute_metrics``, runs without
+        Lightning, and so does one without a batch: Lightning would not open its loader, which draws random numbers.
 
         Args:
             model: The model.
