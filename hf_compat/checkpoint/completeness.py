@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -13,7 +14,16 @@ from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
 from hf_compat.files import read_json_object
 
-__all__ = ["Marker", "differences", "incomplete_reason", "is_complete", "read_marker", "write_marker"]
+__all__ = [
+    "Marker",
+    "differences",
+    "file_sizes",
+    "incomplete_reason",
+    "is_complete",
+    "marker_text",
+    "read_marker",
+    "write_marker",
+]
 
 _FORMAT = 1
 # Text files may be edited by hand or by a callback after the save; the others are written once.
@@ -32,15 +42,34 @@ class Marker:
     """The size in bytes of each file, by its path inside the folder with forward slashes."""
 
 
-def write_marker(folder: Path, *, step: int, run_id: str | None = None) -> None:
-    """Write ``lightning.json``, which lists all other files of ``folder``."""
-    sizes = {
-        path.relative_to(folder).as_posix(): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path != folder / LIGHTNING_MARKER_NAME
-    }
-    content = {"files": sizes, "format": _FORMAT, "run_id": run_id, "step": step}
-    (folder / LIGHTNING_MARKER_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+def write_marker(folder: Path, *, step: int, run_id: str | None = None, foreign: Collection[str] = ()) -> None:
+    """Write ``lightning.json``, which lists all other files of ``folder``.
+
+    Args:
+        folder: The checkpoint.
+        step: Its update step.
+        run_id: The run that wrote it.
+        foreign: Names of files and folders in ``folder`` that are not listed: whoever put them there may delete them.
+    """
+    sizes = {name: size for name, size in file_sizes(folder).items() if PurePosixPath(name).parts[0] not in foreign}
+    text = marker_text(Marker(step=step, run_id=run_id, files=sizes))
+    (folder / LIGHTNING_MARKER_NAME).write_text(text, encoding="utf-8")
+
+
+def marker_text(marker: Marker) -> str:
+    """Return the content of ``lightning.json`` that says ``marker``."""
+    content = {"files": marker.files, "format": _FORMAT, "run_id": marker.run_id, "step": marker.step}
+    return json.dumps(content, indent=2) + "\n"
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the size of each file in ``folder`` but ``lightning.json``, by its path inside with forward slashes."""
+    sizes = {}
+    for path in sorted(folder.rglob("*")):
+        with suppress(FileNotFoundError):  # somebody deleted it meanwhile
+            if path.is_file() and path != folder / LIGHTNING_MARKER_NAME:
+                sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return sizes
 
 
 def read_marker(folder: Path) -> Marker | None:

@@ -42,6 +42,7 @@ __all__ = [
     "flush",
     "flush_file",
     "hidden_sibling",
+    "is_own",
     "is_write_failure",
     "publish",
     "rename_for_deletion",
@@ -192,11 +193,11 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
 
     At any time one of the two, or the previous ``final``, is complete on the disk.
     """
-    if final.is_dir() and not (final / TRAINER_STATE_NAME).exists():
-        _keep_other_files(final, staged)
+    is_other = final.is_dir() and not (final / TRAINER_STATE_NAME).exists()
+    kept = _keep_other_files(final, staged) if is_other else []
     flush(staged)
     # The marker has to be flushed after all the files that it lists.
-    write_marker(staged, step=step, run_id=run_id)
+    write_marker(staged, step=step, run_id=run_id, foreign=kept)
     flush_file(staged / LIGHTNING_MARKER_NAME)
     flush_file(staged)
     if final.is_file():
@@ -290,6 +291,12 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     return handled
 
 
+def is_own(hidden: Path) -> bool:
+    """Return whether this process made the hidden folder ``hidden``."""
+    match = _HIDDEN.fullmatch(hidden.name)
+    return match is not None and int(match["pid"]) == os.getpid() and match["token"] in _own_tokens
+
+
 def _is_marked(path: Path) -> bool:
     return (path / LIGHTNING_MARKER_NAME).is_file() and is_complete(path)
 
@@ -329,8 +336,9 @@ def hidden_sibling(final: Path, kind: str) -> Path:
     return final.with_name(f".{final.name}.{kind}-{_host()}-{os.getpid()}-{token}")
 
 
-def _keep_other_files(existing: Path, staged: Path) -> None:
-    """Copy files that a subclass has written to ``existing`` before, unless ``staged`` has a file of that name."""
+def _keep_other_files(existing: Path, staged: Path) -> list[str]:
+    """Copy what somebody put into ``existing`` before, unless ``staged`` has a file of that name; return the names."""
+    kept = []
     for path in existing.iterdir():
         target = staged / path.name
         if target.exists():
@@ -339,6 +347,8 @@ def _keep_other_files(existing: Path, staged: Path) -> None:
             shutil.copytree(path, target)
         else:
             shutil.copy2(path, target)
+        kept.append(path.name)
+    return kept
 
 
 def _remove(path: Path) -> None:

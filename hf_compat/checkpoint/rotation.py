@@ -56,7 +56,11 @@ class Ledger:
 
     def owns(self, checkpoint: Path) -> bool:
         """Return whether the run may delete ``checkpoint``."""
-        return _run_id(checkpoint) == self.run_id or checkpoint.resolve() in self.adopted
+        return self.wrote(checkpoint) or checkpoint.resolve() in self.adopted
+
+    def wrote(self, checkpoint: Path) -> bool:
+        """Return whether the marker of ``checkpoint`` says that the run wrote it."""
+        return _run_id(checkpoint) == self.run_id
 
 
 def _run_id(folder: Path) -> str | None:
@@ -135,7 +139,7 @@ def rotate(
 ) -> list[Path]:
     """Delete the oldest checkpoints in ``folder`` beyond ``limit``; return them.
 
-    Incomplete checkpoints, and those of other runs, neither count nor are deleted.
+    Those of other runs neither count nor are deleted, nor incomplete ones that this run is not known to have written.
 
     Args:
         folder: Where the checkpoints are.
@@ -173,11 +177,13 @@ def keep_best_alone(
 
 
 def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:
-    return [
-        item
-        for item in list_checkpoints(folder)
-        if is_complete(item.path) and (ledger is None or ledger.owns(item.path))
-    ]
+    return [item for item in list_checkpoints(folder) if _is_owned(item.path, ledger)]
+
+
+def _is_owned(checkpoint: Path, ledger: Ledger | None) -> bool:
+    if ledger is not None and ledger.wrote(checkpoint):
+        return True  # also what somebody deleted files of, which would fill the disk
+    return (ledger is None or ledger.owns(checkpoint)) and is_complete(checkpoint)
 
 
 def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Path]:

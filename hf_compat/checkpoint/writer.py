@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from hf_compat.checkpoint import multi_process, publish
+from hf_compat.checkpoint.after_save import Published
 from hf_compat.checkpoint.background import BackgroundTasks, Deferred, Writes
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.rotation import Ledger
@@ -42,6 +43,8 @@ class CheckpointWriter:
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
+        published: The checkpoint that this process has published since it was set to None; None too while one is
+            written in the background.
     """
 
     def __init__(self) -> None:
@@ -50,6 +53,7 @@ class CheckpointWriter:
         self.remover = BackgroundTasks()
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
+        self.published: Published | None = None
 
     @property
     def _run_id(self) -> str | None:
@@ -113,10 +117,12 @@ class CheckpointWriter:
             if not background:
                 with publication:
                     pass
+                self._note_published(staged, folder)
         if background:
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(collectives.gather_objects([must_finish()])):
                 self.wait()
+                self._note_published(staged, folder)
             self.last_step = step
             return
         self.last_step = step
@@ -146,6 +152,19 @@ class CheckpointWriter:
             self.writes.buffers.give_back()
         for call in then:
             call(folder)
+
+    def _note_published(self, staged: Path, folder: Path) -> None:
+        self.published = Published.look_at(folder) if publish.is_own(staged) else None
+
+    def accept_changes(self, *, may_have_changed: bool) -> None:
+        """Make what is in the published folder now the checkpoint; every rank has to call it once it changes no more.
+
+        Args:
+            may_have_changed: Whether this rank called what may change the folder. If none did, nothing is read.
+        """
+        changed = any(collectives.gather_objects([may_have_changed]))
+        if changed and self.published is not None:
+            self.published.accept_changes()
 
     def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
         """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.

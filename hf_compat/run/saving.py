@@ -70,6 +70,7 @@ class CheckpointSaving(RunCallback):
         host = self._host
         self.finish()
         self._best_before = host.state.best_model_checkpoint
+        self._writer.published = None
         try:
             call_as_defined(host._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
@@ -77,6 +78,7 @@ class CheckpointSaving(RunCallback):
             return
         self._writer.last_step = host.state.global_step  # an override may have saved by itself
         fire(host, "on_save")
+        self._writer.accept_changes(may_have_changed=self._is_read_after_saving())
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
@@ -176,12 +178,18 @@ class CheckpointSaving(RunCallback):
             rotation.keep_best_alone(folder, best=best, ledger=self._writer.ledger, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
-        """Return whether an override of the user's is called after a save, and may read its folder."""
-        found = [callback for callback in self._host.callback_handler.callbacks if _overrides_on_save(callback)]
-        if found:
+        """Return whether the folder is needed before training goes on; log which callbacks need it."""
+        if found := self._reading_callbacks():
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Training waits for each save in the background, because %s defines `on_save`.", classes)
-        return bool(found) or not is_ours(self._host._save_checkpoint)
+        return self._is_read_after_saving()
+
+    def _is_read_after_saving(self) -> bool:
+        """Return whether an override of the user's is called after a save, and may read or change its folder."""
+        return bool(self._reading_callbacks()) or not is_ours(self._host._save_checkpoint)
+
+    def _reading_callbacks(self) -> list[object]:
+        return [callback for callback in self._host.callback_handler.callbacks if _overrides_on_save(callback)]
 
 
 def _overrides_on_save(callback: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -120,7 +121,9 @@ def test_files_put_there_beforehand_are_kept(tmp_path):
     write(final, "new")
     assert (final / "extras" / "mine.txt").read_text() == "mine"
     assert (final / "content.txt").read_text() == "new"
-    assert "extras/mine.txt" in read_marker(final).files
+    assert set(read_marker(final).files) == {"content.txt", "trainer_state.json"}
+    shutil.rmtree(final / "extras")
+    assert is_complete(final)
 
 
 def test_place_that_cannot_be_written(tmp_path):

@@ -202,6 +202,17 @@ class TestLedger:
         rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
         assert steps_in(tmp_path) == [1, 2, 3, 12]
 
+    def test_incomplete_checkpoints_of_the_run_go(self, tmp_path):
+        """What somebody deleted files of counts and goes as any other; another run's neither counts nor goes."""
+        ledger = Ledger.start()
+        make(tmp_path, (1,), run_id="another")
+        make(tmp_path, (10, 11, 12), run_id=ledger.run_id)
+        for step in (1, 10, 11):
+            (tmp_path / f"checkpoint-{step}" / "optimizer.pt").unlink()
+            os.utime(tmp_path / f"checkpoint-{step}", (step, step))
+        rotate(tmp_path, limit=2, best=None, protects_newest=True, ledger=ledger)
+        assert steps_in(tmp_path) == [1, 11, 12]
+
     def test_no_two_runs_are_one(self):
         """Each start is a run of its own."""
         assert Ledger.start().run_id != Ledger.start().run_id

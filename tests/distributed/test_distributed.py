@@ -31,6 +31,7 @@ QUICK = (
     "settings_of_the_wrapper",
     "objects_are_gathered",
     "half_a_global_batch",
+    "a_process_is_slow_to_change_a_checkpoint",
     "reductions_are_counted",
     "members_of_the_accelerator",
     "label_smoothing_with_adafactor",

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.background import BackgroundTasks
+from hf_compat.checkpoint.completeness import incomplete_reason
+from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.distributed import votes
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.sharded_common import UnwatchedWriter, held
@@ -145,6 +148,25 @@ def _unwatched(kit: Kit) -> Any:
 def resume_what_was_saved_in_the_background(kit: Kit) -> None:
     fields = {**ACCUMULATION, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1, "save_async": True}
     resume(kit, lambda each: held(language_model(each, rows=27, fields=fields)), 4)
+
+
+@shared
+def a_process_is_slow_to_change_a_checkpoint(kit: Kit) -> None:
+    """The second process deletes a file of each checkpoint, long after the first one's ``on_save`` has returned."""
+    rank = int(os.environ["RANK"])
+
+    class Deletes(kit.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if rank == 1:
+                time.sleep(0.3)
+                Path(args.output_dir, f"checkpoint-{state.global_step}", "optimizer.pt").unlink()
+
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = language_model(kit, fields=fields, callbacks=[Deletes()])
+    trainer.train()
+    torch.distributed.barrier()
+    found = [incomplete_reason(item.path) for item in list_checkpoints(trainer.args.output_dir)]
+    kit.keep("why they are incomplete", found)
 
 
 def _train_on_a_failing_disk(kit: Kit, rank: int, **fields: Any) -> None:

@@ -1,0 +1,166 @@
+"""Checkpoints that callbacks and overrides change after a save are found, resumed and rotated as transformers' are."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from transformers.trainer_utils import get_last_checkpoint as upstreams_get_last_checkpoint
+
+import hf_compat
+from hf_compat.checkpoint.completeness import is_complete, read_marker
+from hf_compat.checkpoint.layout import get_last_checkpoint
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
+LIBRARIES = {
+    "upstream": (transformers, upstreams_get_last_checkpoint),
+    "ours": (hf_compat, get_last_checkpoint),
+}
+BACKGROUND = [pytest.param(False, id="synchronously"), pytest.param(True, id="in the background")]
+
+
+def new_trainer(library, folder, callbacks=(), kind=None, **fields):
+    torch.manual_seed(0)
+    settings = {"max_steps": 4, "save_steps": 1, "save_total_limit": 2, "per_device_train_batch_size": 2}
+    args = library.TrainingArguments(
+        str(folder), use_cpu=True, disable_tqdm=True, report_to="none", **settings | fields
+    )
+    rows = ListDataset(vector_rows(16))
+    return (kind or library.Trainer)(PlainModel(), args, train_dataset=rows, callbacks=list(callbacks))
+
+
+def delete_states(folder):
+    (folder / "optimizer.pt").unlink()
+    (folder / "scheduler.pt").unlink()
+
+
+def write_other_weights(folder):
+    (folder / "model.safetensors").rename(folder / "whole.safetensors")
+    (folder / "adapter_model").mkdir()
+    torch.save({"weight": torch.ones(3)}, folder / "adapter_model" / "adapter_model.bin")
+
+
+def keep_weights_and_state(folder):
+    for path in folder.iterdir():
+        if path.name not in ("model.safetensors", "trainer_state.json"):
+            path.unlink()
+
+
+def delete_state_of_the_run(folder):
+    (folder / "trainer_state.json").unlink()
+
+
+CHANGES = [delete_states, write_other_weights, keep_weights_and_state, delete_state_of_the_run]
+
+
+def changing_callback(library, change):
+    class Changes(library.TrainerCallback):
+        def on_save(self, args, state, control, **_):
+            change(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    return Changes()
+
+
+def changing_trainer(library, change):
+    class Changes(library.Trainer):
+        def _save_checkpoint(self, *args, **kwargs):
+            super()._save_checkpoint(*args, **kwargs)
+            change(Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}")
+
+    return Changes
+
+
+def run_changed(side, folder, change, *, by, **fields):
+    """Train with a save a step that ``change`` changes; return what is left, and which checkpoint is the last."""
+    library, find = LIBRARIES[side]
+    callbacks = [changing_callback(library, change)] if by == "on_save" else []
+    kind = changing_trainer(library, change) if by == "_save_checkpoint" else None
+    new_trainer(library, folder, callbacks, kind, **fields).train()
+    contents = {
+        path.name: sorted(each.name for each in path.iterdir() if not each.name.startswith("lightning."))
+        for path in folder.iterdir()
+    }
+    return contents, os.path.relpath(find(str(folder)) or "", folder)
+
+
+@pytest.mark.parametrize("by", ["on_save", "_save_checkpoint"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("background", BACKGROUND)
+def test_changed_checkpoints_are_found_and_rotated(background, change, by, tmp_path):
+    """The newest two are left and the last one is found, whatever files it has."""
+    expected = run_changed("upstream", tmp_path / "theirs", change, by=by)
+    fields = {"save_async": True} if background else {}
+    assert run_changed("ours", tmp_path / "ours", change, by=by, **fields) == expected
+    assert expected[1] == "checkpoint-4"
+    assert all(is_complete(path) for path in (tmp_path / "ours").iterdir())
+
+
+@pytest.mark.parametrize("change", [delete_states, keep_weights_and_state])
+def test_changed_checkpoints_are_resumed(change, tmp_path):
+    """`resume_from_checkpoint=True` goes on from the last one, with the weights that upstream's run ends with."""
+    ends = []
+    for side, (library, _) in LIBRARIES.items():
+        new_trainer(library, tmp_path / side, [changing_callback(library, change)]).train()
+        trainer = new_trainer(library, tmp_path / side, max_steps=6)
+        trainer.train(resume_from_checkpoint=True)
+        left = sorted(path.name for path in (tmp_path / side).iterdir())
+        ends.append((trainer.state.global_step, left, trainer.model.state_dict()))
+    (step, left, weights), (our_step, our_left, our_weights) = ends
+    assert (our_step, our_left) == (step, left) == (6, ["checkpoint-5", "checkpoint-6"])
+    assert all(torch.equal(value, our_weights[name]) for name, value in weights.items())
+
+
+def test_a_foreign_file_that_comes_and_goes(tmp_path):
+    """What somebody put into the folder before the save, and deletes after the run, is not part of the checkpoint."""
+    found = []
+    for side, (library, find) in LIBRARIES.items():
+        sentinel = tmp_path / side / "checkpoint-1" / "checkpoint-is-incomplete.txt"
+        sentinel.parent.mkdir(parents=True)
+        sentinel.write_text("written by a script beside the run")
+        new_trainer(library, tmp_path / side, [changing_callback(library, delete_states)], max_steps=1).train()
+        sentinel.unlink()
+        found.append(os.path.relpath(find(str(tmp_path / side)) or "", tmp_path / side))
+    assert found == ["checkpoint-1", "checkpoint-1"]
+
+
+def test_a_kill_while_a_checkpoint_is_changed(tmp_path):
+    """The checkpoint that was being changed is not taken for complete; the one before is."""
+
+    class Killed(BaseException):
+        """Stands for the end of the process."""
+
+    def change(folder):
+        delete_states(folder)
+        if folder.name == "checkpoint-3":
+            raise Killed
+
+    with pytest.raises(Killed):
+        new_trainer(hf_compat, tmp_path, [changing_callback(hf_compat, change)]).train()
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+
+
+def test_damage_after_the_changes_is_found(tmp_path):
+    """A file that is lost later, or cut short, still makes the checkpoint incomplete."""
+    new_trainer(hf_compat, tmp_path, [changing_callback(hf_compat, write_other_weights)]).train()
+    os.truncate(tmp_path / "checkpoint-4" / "adapter_model" / "adapter_model.bin", 9)
+    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+
+
+def test_a_checkpoint_of_another_run_is_not_touched(tmp_path):
+    """An override that writes a folder of its own gets no marker of ours, and an older save's is left alone."""
+
+    class Own(hf_compat.Trainer):
+        def _save_checkpoint(self, *args, **kwargs):
+            folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+            if self.state.global_step == 1:
+                super()._save_checkpoint(*args, **kwargs)
+            else:
+                (Path(self.args.output_dir) / "checkpoint-1" / "optimizer.pt").unlink(missing_ok=True)
+                shutil.copytree(Path(self.args.output_dir) / "checkpoint-1", folder)
+
+    new_trainer(hf_compat, tmp_path, kind=Own, max_steps=2).train()
+    assert not is_complete(tmp_path / "checkpoint-1")
+    assert read_marker(tmp_path / "checkpoint-2").step == 1
