@@ -1,0 +1,70 @@
+"""What several ranks send each other for an update step, and hold, by the textbook: bytes a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["SHARDINGS", "Sharding"]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A way to spread a model over ranks.
+
+    An all-gather of ``b`` bytes over ``n`` ranks makes each send ``b * (n - 1) / n``, and so does a reduce-scatter; an
+    all-reduce is both. Gloo, the library for CPUs, has no reduce-scatter: an all-reduce takes its place.
+    """
+
+    name: str
+    fields: Mapping[str, Any]
+    """Fields of ``TrainingArguments``."""
+    gathers: int
+    """How often an update step without accumulation gathers all parameters."""
+    all_reduces: bool
+    """Whether the gradients are all-reduced; else reduce-scattered."""
+    replicated: int
+    """Bytes a parameter that each rank holds in float32 training."""
+    sharded: int
+    """Bytes a parameter that the ranks hold together."""
+    half: bool
+    """Whether parameters and gradients travel as bfloat16 with ``bf16=True``; else as float32."""
+
+    def sent(self, ranks: int, *, width: int = 4, gloo: bool = False) -> float:
+        """Return the bytes a parameter that a rank sends for an update step.
+
+        Args:
+            ranks: The world size.
+            width: Bytes of a number that travels.
+            gloo: Whether there is no reduce-scatter.
+        """
+        rounds = self.gathers + (2 if self.all_reduces or gloo else 1)
+        return width * rounds * (ranks - 1) / ranks
+
+    def held(self, ranks: int) -> float:
+        """Return the bytes a parameter of parameters, gradients and AdamW's state that a rank holds in float32."""
+        return self.replicated + self.sharded / ranks
+
+
+def _zero(stage: int, **more: Any) -> dict[str, Any]:
+    # By default a small model is not partitioned again between forward and backward, and buffers are larger than it is.
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "torch_adam": True}}
+    return {
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 200_000, **more},
+        "optimizer": optimizer,
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+
+
+_LARGE = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
+_FSDP = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+
+SHARDINGS = (
+    Sharding("DDP", {}, 0, True, 16, 0, False),
+    Sharding("FSDP", {"fsdp": "full_shard", "fsdp_config": _FSDP}, 2, False, 0, 16, True),
+    # DeepSpeed keeps a float32 copy of the parameters beside them. At stage 2 its step frees the gradients, 4 bytes of
+    # them sharded, before a callback sees anything.
+    Sharding("ZeRO-2", {"deepspeed": _zero(2)}, 1, False, 4, 12, True),
+    Sharding("ZeRO-3", {"deepspeed": _zero(3, **_LARGE)}, 2, False, 0, 20, True),
+)
