@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.precision import Precision
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import raise_all
-from hf_compat.arguments.checking.reporters import tracker_names
+from hf_compat.arguments.checking.reporters import tracker_names, with_job_tracker
 from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
@@ -219,7 +219,9 @@ class _Meaning:
 def _is_default(args: TrainingArguments, name: str) -> bool:
     """Return whether ``args`` have the default of a field, or one that cannot be told from it."""
     if name == "report_to":
-        return bool(args.report_to == tracker_names(None, resolve_semantics(args.semantics))[0])
+        semantics = resolve_semantics(args.semantics)
+        names = tracker_names(None, semantics)[0]
+        return args.report_to in (names, with_job_tracker(names, semantics))
     return name == "disable_tqdm" or bool(getattr(args, name) == defaults()[name])
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from lightning.pytorch.callbacks import LearningRateMonitor
 from transformers.integrations import integration_utils
 
@@ -19,11 +20,12 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.checking.reporters import TRACKERS
 from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLBACKS
 from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
-from hf_compat.errors import MissingPackageError
+from hf_compat.errors import MissingPackageError, TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows
 from tests.support.tracker_files import read_comet, read_mlflow, read_tensorboard, read_wandb
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
+HAS_KUBEFLOW = hasattr(integration_utils, "KubeflowCallback")
 OFFLINE = {
     "COMET_API_KEY": "none", "COMET_START_ONLINE": "0", "COMET_OFFLINE_DIRECTORY": "comet", "HF_HUB_OFFLINE": "1",
     "MLFLOW_TRACKING_URI": "file:./mlruns", "MLFLOW_ALLOW_FILE_STORE": "true", "OMP_NUM_THREADS": "1",
@@ -55,6 +57,51 @@ def test_every_tracker_has_one_callback():
     assert upstream.keys() <= TRACKERS.keys()
     named = {name: attribute for name, (_, attribute) in OWN_CALLBACKS.items()} | TRANSFORMERS_CALLBACKS
     assert {name: named[name] for name in upstream} == {name: kind.__name__ for name, kind in upstream.items()}
+
+
+JOB = "KUBEFLOW_TRAINER_SERVER_URL"
+SWITCH = "DISABLE_KUBEFLOW_INTEGRATION"
+VARIABLES = {
+    "job": {JOB: "https://server"},
+    "switched off": {JOB: "https://server", SWITCH: "true"},
+    "another word": {JOB: "https://server", SWITCH: "1"},
+    "no job": {SWITCH: "FALSE"},
+}
+
+
+@pytest.fixture
+def in_job(monkeypatch):
+    """Set the variables of a Kubeflow job."""
+    monkeypatch.setenv(JOB, "https://server")
+
+
+@pytest.mark.parametrize("variables", VARIABLES.values(), ids=VARIABLES)
+@pytest.mark.parametrize("given", ["none", ["none"], "tensorboard", ["mlflow"], "all", ["kubeflow"], None], ids=str)
+def test_kubeflow_jobs_hear_of_every_run(given, variables, tmp_path, monkeypatch):
+    """Whatever ``report_to`` is, upstream since 5.4 adds a job's own tracker, once; a setter of the field does not."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    fields = {} if given is None else {"report_to": given}
+    theirs = transformers.TrainingArguments(str(tmp_path), **fields)
+    ours = TrainingArguments(str(tmp_path), **fields)
+    assert ours.report_to == theirs.report_to
+    assert ours.set_logging(report_to=["tensorboard"]).report_to == ["tensorboard"]
+
+
+def test_releases_without_kubeflow_do_not_report_to_jobs(in_job, tmp_path):
+    """Before 5.4 a job was told nothing, and the installed release must have the callback."""
+    assert TrainingArguments(str(tmp_path), report_to="none", semantics="5.3").report_to == []
+    newer = TrainingArguments(str(tmp_path), report_to="none", semantics="5.4")
+    assert newer.report_to == (["kubeflow"] if HAS_KUBEFLOW else [])
+
+
+def test_the_tracker_of_a_job_contradicts_no_keyword(in_job, tmp_path):
+    """``logger=False`` is refused beside a tracker that the user chose, not beside the one that the job adds."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    assert Trainer(PlainModel(), args, lightning={"logger": False}).args.report_to == []
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="mlflow")
+    with pytest.raises(TrainerSetupError, match="contradicts `report_to="):
+        Trainer(PlainModel(), args, lightning={"logger": False})
 
 
 def parameters_of(name, seen):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.releases.semantics import Semantics
+from hf_compat.arguments.releases.semantics import Semantics, installed_release, resolve_semantics
 from hf_compat.environment import is_switched_on
 from hf_compat.errors import is_installed
 
-__all__ = ["TRACKERS", "tracker_names"]
+__all__ = ["TRACKERS", "tracker_names", "with_job_tracker"]
 
 TRACKERS: dict[str, str] = {
     "azure_ml": "azureml.core.run",
@@ -36,11 +36,19 @@ def _has_comet_key() -> bool:
     return "COMET_API_KEY" in os.environ or Path.home().joinpath(".comet.config").exists()
 
 
+def _is_in_kubeflow_job() -> bool:
+    """Return whether a Kubeflow job wants to hear of the run, and the installed transformers can tell it."""
+    is_off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"  # no other word, as in transformers
+    if is_off or "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
+        return False
+    return is_installed("transformers") and resolve_semantics(str(installed_release())).reports_to_job
+
+
 _USABLE: dict[str, Callable[[], bool]] = {
     "azure_ml": lambda: not is_installed("mlflow"),  # which writes there too
     "comet_ml": _has_comet_key,
     "flyte": lambda: False,  # works in a Flyte task alone
-    "kubeflow": lambda: "KUBEFLOW_TRAINER_SERVER_URL" in os.environ,
+    "kubeflow": _is_in_kubeflow_job,
     "mlflow": lambda: not is_switched_on("DISABLE_MLFLOW_INTEGRATION"),
     "wandb": lambda: not is_switched_on("WANDB_DISABLED"),
 }
@@ -74,3 +82,9 @@ def tracker_names(
         "Trainer(lightning={'logger': ...})."
     )
     return names, [Problem("report_to", name, text, unsupported=True) for name in unknown]
+
+
+def with_job_tracker(names: list[str], semantics: Semantics) -> list[str]:
+    """Return the trackers ``names`` and, in a Kubeflow job, Kubeflow's, which is told of every run."""
+    is_missing = semantics.reports_to_job and "kubeflow" not in names
+    return [*names, "kubeflow"] if is_missing and _is_in_kubeflow_job() else names

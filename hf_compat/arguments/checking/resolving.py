@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.checking.reporters import tracker_names
+from hf_compat.arguments.checking.reporters import tracker_names, with_job_tracker
 from hf_compat.arguments.enums import (
     DebugOption,
     ExplicitEnum,
@@ -155,7 +155,8 @@ def _whole_steps(args: TrainingArguments, semantics: Semantics) -> None:
 
 
 def _trackers(args: TrainingArguments, semantics: Semantics) -> Problems:
-    args.report_to, problems = tracker_names(args.report_to, semantics)
+    names, problems = tracker_names(args.report_to, semantics)
+    args.report_to = with_job_tracker(names, semantics)
     yield from problems
 
 

@@ -125,6 +125,8 @@ class Semantics:
     """A trial's values are applied after the model is created, which then has the previous trial's seed."""
     best_strategy_sets_best_step: bool = _since("5.4", corrected=True)
     """``save_strategy="best"`` records ``best_global_step``, so that the best model can be loaded at the end."""
+    reports_to_job: bool = _since("5.4")
+    """A run in a Kubeflow job is reported to it, whatever ``report_to`` says."""
     evaluates_last_step: bool = _since("5.4")
     """With ``eval_strategy="steps"`` the last update step is always evaluated."""
     counts_shifted_labels: bool = _since("5.10")
