@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ def is_ours(function: object) -> bool:
 
 
 class WarnOnce:
-    """Gives each warning once in its lifetime, whatever Python's filters say."""
+    """Gives each warning once in its lifetime, whatever Python's filters say: called, as one of Python's."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
@@ -178,9 +179,18 @@ class WarnOnce:
             message: What to say.
             stacklevel: Whose line the warning names, counted as ``warnings.warn`` does: 2 is the caller's.
         """
-        if message not in self._given:
-            self._given.add(message)
+        if self._is_new(message):
             warnings.warn(message, HFCompatWarning, stacklevel=stacklevel)
+
+    def in_log(self, log: logging.Logger, message: str) -> None:
+        """Warn of ``message`` in ``log``, whose level decides whether it is seen, unless that was done before."""
+        if self._is_new(message):
+            log.warning("%s", message)
+
+    def _is_new(self, message: str) -> bool:
+        is_new = message not in self._given
+        self._given.add(message)
+        return is_new
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from hf_compat.run.progress import Counts
 
 __all__ = ["TokensAhead", "count_train_tokens", "token_logs", "track_input_tokens"]
+
+logger = logging.getLogger(__name__)
 
 
 class TokensAhead(RunCallback):
@@ -86,10 +89,11 @@ def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnc
         return
     name = getattr(host.model, "main_input_name", "input_ids")
     if name not in inputs:
-        warn_once(
-            f"`include_num_input_tokens_seen={kind!r}`: tried to track the number of tokens seen, but batches have no "
-            f"`{name}`. Set the model's `main_input_name` to the name of the inputs."
+        text = (
+            f"Tried to track the number of tokens seen, but batches have no `{name}`: set the model's "
+            f"`main_input_name` to the name of the inputs, or remove `include_num_input_tokens_seen={kind!r}`."
         )
+        warn_once.in_log(logger, text)
         return
     tokens: Any = inputs[name].numel()
     pad = getattr(host.processing_class, "pad_token_id", None)
@@ -98,10 +102,12 @@ def track_input_tokens(host: RunHost, inputs: dict[str, Any], warn_once: WarnOnc
     elif kind == "non_padding" and pad is not None:
         tokens = (inputs[name] != pad).sum()
     elif kind == "non_padding":
-        warn_once(
-            "`include_num_input_tokens_seen='non_padding'`: could not determine method to count non-padding tokens, so "
-            "all are counted. Return an `attention_mask`, or pass a `processing_class` with a `pad_token_id`."
+        text = (
+            "Could not determine method to count non-padding tokens, so all are counted. For "
+            "`include_num_input_tokens_seen='non_padding'` batches must have an `attention_mask`, or a "
+            "`processing_class` a `pad_token_id`."
         )
+        warn_once.in_log(logger, text)
     if isinstance(tokens, int) and host.args.world_size == 1:  # nothing to wait for
         host.state.num_input_tokens_seen += tokens
         return

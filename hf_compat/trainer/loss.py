@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ __all__ = [
     "prepare_inputs",
     "store_past",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
@@ -108,9 +111,8 @@ def compute_loss(
     store_past(trainer, outputs)
     if trainer.compute_loss_func is not None:
         if labels is None:
-            trainer._warn_once(
-                "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, so it is called with None."
-            )
+            text = "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, it is called with None."
+            trainer._warn_once.in_log(logger, text)
         loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
     elif labels is not None:
         loss = _smoothed_loss(trainer, model, outputs, labels, num_items_in_batch)

@@ -1,6 +1,7 @@
 """The writer of checkpoints: the order of its parts, what may wait, what follows, and that it can be pickled."""
 
 import errno
+import logging
 import pickle
 import threading
 import warnings
@@ -164,3 +165,11 @@ def test_a_warning_is_given_once():
     assert [(str(item.message), item.category) for item in caught] == [("a", HFCompatWarning), ("b", HFCompatWarning)]
     assert {item.filename for item in caught} == {__file__}
     assert [pickle.loads(pickle.dumps(warn_once))._given] == [{"a", "b"}]
+
+
+def test_a_warning_is_logged_once(caplog):
+    """In the log too, word for word."""
+    warn_once = WarnOnce()
+    for message in ("100%", "100%"):
+        warn_once.in_log(logging.getLogger("hf_compat.run"), message)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("WARNING", "100%")]

@@ -353,11 +353,11 @@ TABLE: dict[str, Row] = {
         "there is no corresponding field in `TrainingArguments`", STEPS, unknown_in_trial, needs="optuna"
     ),
     "tokens of no input": Row(
-        "to track the number of tokens seen", {"include_num_input_tokens_seen": True, **STEPS},
+        "Tried to track the number of tokens seen", {"include_num_input_tokens_seen": True, **STEPS},
         trainer(train_dataset=ROWS, call="train"),
     ),
     "tokens without a mask": Row(
-        "ould not determine method to count non-padding tokens",
+        "Could not determine method to count non-padding tokens",
         {"include_num_input_tokens_seen": "non_padding", **STEPS}, without_mask,
     ),
     "loss without labels": Row(
@@ -406,25 +406,48 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("row", rows_of_this_release(TABLE))
-def test_warnings(row: Row, library: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Both tell of it with that phrase; where upstream gives a warning, in one of that category."""
+def given_by(row: Row, library: str, folder: Path, **fields: Any) -> list[warnings.WarningMessage]:
+    """Return Python's warnings with the phrase of ``row``, done with ``library``'s parts and ``fields`` besides."""
     if row.needs is not None and not is_installed(row.needs):
         pytest.skip(f"needs {row.needs}")
     torch.manual_seed(0)
     library_logging.warning_once.cache_clear()  # what another test was told, this one is told too
     parts = import_module(library)
-    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", **row.fields}
+    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
+    settings |= {**row.fields, **fields}
     if row.fields.keys() & {"gradient_checkpointing", "no_cuda"}:
         del settings["use_cpu"]
-    with variables_taken_back(), warnings.catch_warnings(record=True) as caught, caplog.at_level("WARNING"):
+    with variables_taken_back(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        args = parts.TrainingArguments(str(tmp_path), **settings)
+        args = parts.TrainingArguments(str(folder), **settings)
         if row.then is not None:
             row.then(parts, args)
-    given = [item for item in caught if row.phrase in str(item.message)]
+    return [item for item in caught if row.phrase in str(item.message)]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("row", rows_of_this_release(TABLE))
+def test_warnings(row: Row, library: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Both tell of it with that phrase; where upstream gives a warning, in one of that category."""
+    with caplog.at_level("WARNING"):
+        given = given_by(row, library, tmp_path)
     if row.kind is None:
         assert given or row.phrase in caplog.text
     else:
         assert any(issubclass(item.category, row.kind) for item in given)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("name", ["tokens of no input", "tokens without a mask", "loss without labels"])
+def test_warnings_of_every_batch(name: str, library: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What upstream logs for each batch is in the log, ours once, and ``log_level`` hides it; Python warns not."""
+    row = TABLE[name]
+    with caplog.at_level("WARNING"):
+        assert given_by(row, library, tmp_path, max_steps=2) == []
+        told = [record for record in caplog.records if row.phrase in record.getMessage()]
+        assert {record.levelname for record in told} == {"WARNING"}
+        assert len(told) == (1 if library == "hf_compat" else 2)
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="transformers"):  # gives its level back
+            assert given_by(row, library, tmp_path, log_level="error") == []
+    assert row.phrase not in caplog.text
