@@ -161,6 +161,11 @@ def without_mask(library: Any, args: Any) -> None:
     library.Trainer(gpt2(), args, train_dataset=rows).train()
 
 
+def ended_stream(library: Any, args: Any) -> None:
+    rows: Any = iter(vector_rows(4))
+    library.Trainer(PlainModel(), args, train_dataset=Stream(rows)).train()
+
+
 def untraced(library: Any, args: Any) -> None:
     made = library.Trainer(PlainModel(), args)
     made.torch_jit_model_eval(made.model, None)
@@ -364,8 +369,13 @@ TABLE: dict[str, Row] = {
         "`compute_loss_func` is defined but `labels=None`", {"label_names": [], **STEPS}, loss_without_labels
     ),
     "no batch": Row(
-        "a single sample in your epoch_iterator", {"dataloader_drop_last": True, "max_steps": 1},
+        "a single sample in your epoch_iterator, stopping training at step 0!",
+        {"dataloader_drop_last": True, "max_steps": 1},
         trainer(train_dataset=ROWS, call="train"),
+    ),
+    "no more batches": Row(
+        "stopping training at step 2!",
+        {**STEPS, "max_steps": 5, "accelerator_config": {"dispatch_batches": False}}, ended_stream,
     ),
     "lost best model": Row(
         "Could not locate the best model at",
