@@ -79,7 +79,8 @@ def _log_removed(
     place = "" if description is None else f" of the {description} set"
     forward = f"`{model_name or 'model'}.forward`"
     names = ", ".join(dropped)
-    log.info("Columns%s don't have a corresponding argument in %s and have been ignored: %s.", place, forward, names)
+    # One string, as upstream's: a logger of the user's need not take arguments.
+    log.info(f"Columns{place} don't have a corresponding argument in {forward} and have been ignored: {names}.")
 
 
 def remove_unused_columns(dataset: Dataset, columns: Sequence[str], description: str | None = None) -> Dataset:
@@ -113,8 +114,8 @@ class RemoveColumnsCollator:
     Args:
         data_collator: Called with the samples that are left.
         signature_columns: The keys to keep.
-        logger: Logs the removed keys, once. Default: this module's.
-        model_name: Name of the model in the log.
+        logger: Logs the removed keys, once. Default: nothing is logged.
+        model_name: Name of the model in the log; without it nothing is logged either.
         description: Name of the data set in the log: ``"Training"``.
     """
 
@@ -128,7 +129,7 @@ class RemoveColumnsCollator:
     ) -> None:
         self.data_collator = data_collator
         self.signature_columns = signature_columns
-        self.logger = logging.getLogger(__name__) if logger is None else logger
+        self.logger = logger
         self.model_name = model_name
         self.description = description
         self.message_logged = False
@@ -141,7 +142,7 @@ class RemoveColumnsCollator:
         if not isinstance(feature, dict):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.signature_columns}
-        if len(kept) < len(feature) and not self.message_logged:
+        if len(kept) < len(feature) and self.logger and self.model_name and not self.message_logged:
             dropped = [str(key) for key in feature if key not in kept]
             _log_removed(dropped, self.description, self.logger, self.model_name)
             self.message_logged = True

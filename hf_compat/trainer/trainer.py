@@ -469,9 +469,8 @@ class Trainer(metaclass=CountsCounterparts):
         if not self.args.remove_unused_columns:
             return data_collator
         self._set_signature_columns_if_needed()
-        return columns.RemoveColumnsCollator(
-            data_collator, self._signature_columns or [], model_name=type(self.model).__name__, description=description
-        )
+        names, model_name = self._signature_columns or [], type(self.model).__name__
+        return columns.RemoveColumnsCollator(data_collator, names, columns.logger, model_name, description)
 
     def num_examples(self, dataloader: Any) -> int:
         """Return the number of samples in ``dataloader``, estimated from its batches for a dataset without length."""

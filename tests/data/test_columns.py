@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections import UserDict
 
@@ -148,14 +149,39 @@ def test_collator_drops_keys():
 
 def test_collator_logs_once(caplog):
     """The keys left out are logged with the first sample that has any, once."""
-    collator = RemoveColumnsCollator(collate, ["a"], description="Evaluation")
+    logger = logging.getLogger("hf_compat.data.columns")
+    collator = RemoveColumnsCollator(collate, ["a"], logger, "Spans", "Evaluation")
     with caplog.at_level("INFO", logger="hf_compat"):
         collator([{"a": 1}])
         collator([{"a": 1, "b": 2}, {"a": 1, "c": 2}])
         collator([{"a": 1, "b": 2}])
     assert caplog.messages == [
-        "Columns of the Evaluation set don't have a corresponding argument in `model.forward` and have been ignored: b."
+        "Columns of the Evaluation set don't have a corresponding argument in `Spans.forward` and have been ignored: b."
     ]
+
+
+class Lines(list):
+    """A logger that takes one string a line."""
+
+    def info(self, line):
+        self.append(line)
+
+    def __bool__(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [transformers.trainer_utils.RemoveColumnsCollator, RemoveColumnsCollator])
+def test_collator_logs_for_a_named_model(kind):
+    """A logger gets one string that names the model and the keys; without a logger or a name nothing is logged."""
+    logger, unnamed = Lines(), Lines()
+    for given in ({"logger": logger, "model_name": "Spans"}, {"logger": unnamed}, {"model_name": "Spans"}):
+        collator = kind(collate, ["a"], **given)
+        assert collator([{"a": 1, "b": 2}]) == [{"a": 1}]
+        assert collator.logger is given.get("logger")
+        assert collator.message_logged == (len(given) == 2)
+    assert unnamed == []
+    assert len(logger) == 1
+    assert "`Spans.forward` and have been ignored: b." in logger[0]
 
 
 def test_collator_works_in_workers():
