@@ -187,6 +187,14 @@ TABLE: dict[str, Row] = {
         ValueError, "requires either non-zero --eval_steps or --logging_steps",
         {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no"},
     ),
+    "two accumulations": Row(
+        ValueError, "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1",
+        {
+            "gradient_accumulation_steps": 4,
+            "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}},
+        },
+        trainer(),
+    ),
     "tf32": Row(ValueError, "--tf32 requires Ampere", {"tf32": True}),
     "empty cache": Row(ValueError, "`torch_empty_cache_steps` must be an integer", {"torch_empty_cache_steps": 0}),
     "logging without steps": Row(ValueError, "requires non-zero --logging_steps", {"logging_steps": 0}),

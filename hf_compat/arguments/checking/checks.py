@@ -222,7 +222,8 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
         yield Problem("accelerator_config", config, text)
     num_steps = accumulation.get("num_steps", args.gradient_accumulation_steps)
     if num_steps != args.gradient_accumulation_steps:
-        text = f"`num_steps` is set in `accelerator_config`, and contradicts it: num_steps={num_steps}; set one only."
+        phrase = "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1"
+        text = f"{phrase}: num_steps={num_steps}; set one of them only."
         yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
 
 
