@@ -393,9 +393,7 @@ class TrainingRun:
         logger.warning(
             "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` gave "
             "no batch in epoch %s; `max_steps=%s` asks for more.",
-            state.global_step,
-            state.epoch,
-            state.max_steps,
+            *(state.global_step, state.epoch, state.max_steps),
         )
         self.host.control.should_training_stop = True
         self.runtime.stop_without_minimum()

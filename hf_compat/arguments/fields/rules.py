@@ -193,7 +193,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
             "trainer/validation.py",
         ),
     ),
-    FieldRule("logging_strategy", "plan", "callbacks/default_flow.py"),
+    FieldRule("logging_strategy", "plan", "callbacks/default_flow.py", also_in=("run/resume.py",)),
     FieldRule("logging_steps", "plan", "state.py", also_in=("run/resume.py",)),
     FieldRule("logging_first_step", "plan", "callbacks/default_flow.py"),
     FieldRule("log_on_each_node", "plan", "arguments/training_arguments.py"),
@@ -216,7 +216,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "callbacks/default_flow.py",
         also_in=(
             *("callbacks/early_stopping.py", "callbacks/notebook.py", "engine/lightning_callbacks.py"),
-            *("engine/settings.py", "trainer/validation.py", "tuning/ray_tune.py"),
+            *("engine/settings.py", "run/resume.py", "trainer/validation.py", "tuning/ray_tune.py"),
         ),
     ),
     FieldRule("eval_steps", "plan", "state.py", also_in=("run/resume.py",)),
