@@ -22,14 +22,14 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from safetensors import SafetensorError
 
-from hf_compat.checkpoint.completeness import is_complete, write_marker
+from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
 from hf_compat.checkpoint.final_names import KINDS, naming_final_folders
-from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
-from hf_compat.errors import CheckpointWriteError
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME
+from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = [
     "HIDDEN_FOLDERS",
@@ -193,8 +193,7 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
 
     At any time one of the two, or the previous ``final``, is complete on the disk.
     """
-    is_other = final.is_dir() and not (final / TRAINER_STATE_NAME).exists()
-    kept = _keep_other_files(final, staged) if is_other else []
+    kept = _keep_other_files(final, staged) if final.is_dir() and not final.is_symlink() else []
     flush(staged)
     # The marker has to be flushed after all the files that it lists.
     write_marker(staged, step=step, run_id=run_id, foreign=kept)
@@ -337,11 +336,19 @@ def hidden_sibling(final: Path, kind: str) -> Path:
 
 
 def _keep_other_files(existing: Path, staged: Path) -> list[str]:
-    """Copy what somebody put into ``existing`` before, unless ``staged`` has a file of that name; return the names."""
+    """Copy what somebody else put into ``existing``, unless ``staged`` has a file of that name; return the names.
+
+    Of a checkpoint that is saved again, its own files are not copied.
+    """
+    try:
+        marker = read_marker(existing)
+    except CheckpointError:
+        marker = None
+    own = {LIGHTNING_MARKER_NAME, *(PurePosixPath(name).parts[0] for name in ([] if marker is None else marker.files))}
     kept = []
     for path in existing.iterdir():
         target = staged / path.name
-        if target.exists():
+        if path.name in own or target.exists():
             continue
         if path.is_dir():
             shutil.copytree(path, target)

@@ -102,14 +102,19 @@ def test_failing_block_leaves_no_trace(tmp_path, error):
 
 
 def test_existing_checkpoint_is_replaced(tmp_path):
-    """A second save of an update step replaces the first one altogether."""
+    """A second save of an update step replaces all that the first one wrote, and nothing else."""
     final = tmp_path / "checkpoint-1"
-    write(final, "former")
-    (final / "stale.txt").write_text("stale")
-    write(final, "new")
-    assert names_in(tmp_path) == ["checkpoint-1"]
-    assert names_in(final) == ["content.txt", "lightning.json", "trainer_state.json"]
-    assert (final / "content.txt").read_text() == "new"
+    with publish.staging(final, step=1) as folder:
+        (folder / "content.txt").write_text("former")
+        (folder / "states").mkdir()
+        (folder / "states" / "stale.txt").write_text("stale")
+    (final / "predictions.txt").write_text("mine")
+    for text in ("new", "newer"):
+        write(final, text)
+        assert names_in(tmp_path) == ["checkpoint-1"]
+        assert names_in(final) == ["content.txt", "lightning.json", "predictions.txt", "trainer_state.json"]
+        assert (final / "content.txt").read_text() == text
+    assert set(read_marker(final).files) == {"content.txt", "trainer_state.json"}
 
 
 def test_files_put_there_beforehand_are_kept(tmp_path):

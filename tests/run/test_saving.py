@@ -126,6 +126,16 @@ def test_a_foreign_file_that_comes_and_goes(tmp_path):
     assert found == ["checkpoint-1", "checkpoint-1"]
 
 
+def test_files_in_a_checkpoint_that_is_saved_again(tmp_path):
+    """What a person has put into the folder is still there."""
+    for side, (library, _) in LIBRARIES.items():
+        new_trainer(library, tmp_path / side).train()
+        predictions = tmp_path / side / "checkpoint-4" / "predictions.txt"
+        predictions.write_text("mine")
+        new_trainer(library, tmp_path / side).train(resume_from_checkpoint=str(tmp_path / side / "checkpoint-3"))
+        assert predictions.read_text() == "mine"
+
+
 def test_a_kill_while_a_checkpoint_is_changed(tmp_path):
     """The checkpoint that was being changed is not taken for complete; the one before is."""
 
