@@ -61,19 +61,23 @@ def _constant(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
 
 
 def _constant_with_warmup(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
-    return LambdaLR(optimizer, partial(curves.constant_with_warmup, warmup_steps=warmup))
+    return LambdaLR(optimizer, partial(curves.constant_with_warmup, num_warmup_steps=warmup))
 
 
 def _linear(optimizer: Optimizer, warmup: int, total: int) -> LambdaLR:
-    return LambdaLR(optimizer, partial(curves.linear, warmup_steps=warmup, training_steps=total))
+    return LambdaLR(optimizer, partial(curves.linear, num_warmup_steps=warmup, num_training_steps=total))
 
 
 def _cosine(optimizer: Optimizer, warmup: int, total: int, *, num_cycles: float = 0.5) -> LambdaLR:
-    return LambdaLR(optimizer, partial(curves.cosine, warmup_steps=warmup, training_steps=total, cycles=num_cycles))
+    return LambdaLR(
+        optimizer, partial(curves.cosine, num_warmup_steps=warmup, num_training_steps=total, num_cycles=num_cycles)
+    )
 
 
 def _cosine_with_restarts(optimizer: Optimizer, warmup: int, total: int, *, num_cycles: float = 1) -> LambdaLR:
-    curve = partial(curves.cosine_with_restarts, warmup_steps=warmup, training_steps=total, cycles=num_cycles)
+    curve = partial(
+        curves.cosine_with_restarts, num_warmup_steps=warmup, num_training_steps=total, num_cycles=num_cycles
+    )
     return LambdaLR(optimizer, curve)
 
 
@@ -99,7 +103,9 @@ def _cosine_with_min_lr(
     min_lr_rate: float | None = None,
 ) -> LambdaLR:
     floor = _floor(optimizer, min_lr, min_lr_rate)
-    curve = partial(curves.cosine, warmup_steps=warmup, training_steps=total, cycles=num_cycles, floor=floor)
+    curve = partial(
+        curves.cosine, num_warmup_steps=warmup, num_training_steps=total, num_cycles=num_cycles, min_lr_rate=floor
+    )
     return LambdaLR(optimizer, curve)
 
 
@@ -115,11 +121,11 @@ def _cosine_warmup_with_min_lr(
 ) -> LambdaLR:
     curve = partial(
         curves.cosine_early,
-        warmup_steps=warmup,
-        training_steps=total,
-        cycles=num_cycles,
-        floor=_floor(optimizer, min_lr, min_lr_rate),
-        start=warmup_lr_rate,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        num_cycles=num_cycles,
+        min_lr_rate=_floor(optimizer, min_lr, min_lr_rate),
+        warmup_lr_rate=warmup_lr_rate,
     )
     return LambdaLR(optimizer, curve)
 
@@ -130,14 +136,19 @@ def _polynomial(optimizer: Optimizer, warmup: int, total: int, *, lr_end: float 
         problem = f"`lr_scheduler_kwargs` has lr_end={lr_end} with `learning_rate={initial}`: set a smaller lr_end."
         raise ArgumentsError([problem])
     curve = partial(
-        curves.polynomial, warmup_steps=warmup, training_steps=total, initial=initial, final=lr_end, power=power
+        curves.polynomial,
+        num_warmup_steps=warmup,
+        num_training_steps=total,
+        lr_init=initial,
+        lr_end=lr_end,
+        power=power,
     )
     return LambdaLR(optimizer, curve)
 
 
 def _inverse_sqrt(optimizer: Optimizer, warmup: int, total: int, *, timescale: int | None = None) -> LambdaLR:
     scale = (warmup or 10_000) if timescale is None else timescale
-    return LambdaLR(optimizer, partial(curves.inverse_sqrt, warmup_steps=warmup, timescale=scale))
+    return LambdaLR(optimizer, partial(curves.inverse_sqrt, num_warmup_steps=warmup, timescale=scale))
 
 
 def _warmup_stable_decay(
@@ -172,13 +183,13 @@ def _warmup_stable_decay(
         warnings.warn(text, HFCompatWarning, stacklevel=3)
     curve = partial(
         curves.warmup_stable_decay,
-        warmup_steps=warmup,
-        stable_steps=num_stable_steps,
-        decay_steps=num_decay_steps,
+        num_warmup_steps=warmup,
+        num_stable_steps=num_stable_steps,
+        num_decay_steps=num_decay_steps,
         warmup_type=warmup_type,
         decay_type=decay_type,
-        floor=min_lr_ratio,
-        cycles=num_cycles,
+        min_lr_ratio=min_lr_ratio,
+        num_cycles=num_cycles,
     )
     return LambdaLR(optimizer, curve)
 

@@ -91,6 +91,14 @@ def test_curve_and_state_are_upstreams(name, kwargs, warmup, total):
 
 
 @pytest.mark.parametrize(("name", "kwargs"), CURVES, ids=str)
+def test_settings_of_a_curve_are_upstreams(name, kwargs):
+    """``lr_lambdas``, which scripts look at to see how a schedule was set, have upstream's names and values."""
+    built = [build(name, 5, 20, kwargs).lr_lambdas for build in (ours, upstream)]
+    mine, theirs = ([getattr(each, "keywords", None) for each in lambdas] for lambdas in built)
+    assert mine == theirs
+
+
+@pytest.mark.parametrize(("name", "kwargs"), CURVES, ids=str)
 def test_states_are_interchangeable(name, kwargs):
     """Either library goes on from the other's state as if it were its own."""
     whole = advance(upstream(name, 5, 20, kwargs), 20)
