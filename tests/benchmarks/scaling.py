@@ -6,26 +6,31 @@ import functools
 import json
 import os
 import shutil
+import sys
 from typing import Any
 
 from tests.benchmarks.measuring import HF_COMPAT, TRANSFORMERS
 from tests.support.processes import TORCHRUN, finish, start
 from tests.support.scale import SHARDINGS, Sharding
 
-__all__ = ["counted", "table"]
+__all__ = ["counted", "has_own_network", "table"]
 
 RANKS = (1, 2, 4)
 _ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 """Ahead of a command: it gets a loopback device of its own, which nobody else sends on."""
 
 
+def has_own_network() -> bool:
+    """Return whether commands are run with a loopback device of their own; else other programs' bytes count too."""
+    return sys.platform == "linux" and os.geteuid() == 0 and None not in map(shutil.which, ("unshare", "ip"))
+
+
 @functools.cache
 def counted(package: str, name: str, ranks: int, *precision: str) -> dict[str, float]:
     """Return what a run on ``ranks`` processes counted: see ``tests/scripts/scale_script.py``."""
-    has_own = os.geteuid() == 0 and shutil.which("unshare") and shutil.which("ip")
     command = [*TORCHRUN, f"--nproc-per-node={ranks}", "-m", "tests.scripts.scale_script", package, name, *precision]
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    (ended,) = finish([start([*(_ALONE if has_own else ()), *command], **variables)], timeout=200)
+    (ended,) = finish([start([*(_ALONE if has_own_network() else ()), *command], **variables)], timeout=200)
     assert ended.code == 0, ended.output
     told: dict[str, float] = json.loads(next(line for line in ended.output.splitlines() if line.startswith('{"wall"')))
     return told
