@@ -54,7 +54,7 @@ def table() -> list[str]:
 def _line(package: str, sharding: Sharding, ranks: int) -> str:
     told = counted(package, sharding.name, ranks)
     cells: list[Any] = [sharding.name if package == HF_COMPAT else f"{sharding.name}, {package}", ranks]
-    formulas = {"sent": sharding.sent(ranks, gloo=True), "held": sharding.held(ranks)}
+    formulas = {"sent": sharding.sent(ranks, gloo=True), "held": sharding.held_by(ranks)}
     for quantity, expected in formulas.items():
         cells += [f"{told[quantity]:.3f}", f"{expected:.3g}", f"{told[quantity] / expected:.3f}" if expected else ""]
     cells += [f"{told['wall']:.0f}", f"{told['cpu']:.0f}"]

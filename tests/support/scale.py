@@ -24,12 +24,10 @@ class Sharding:
     """How often an update step without accumulation gathers all parameters."""
     all_reduces: bool
     """Whether the gradients are all-reduced; else reduce-scattered."""
-    replicated: int
-    """Bytes a parameter that each rank holds in float32 training."""
-    sharded: int
-    """Bytes a parameter that the ranks hold together."""
     half: bool
     """Whether parameters and gradients travel as bfloat16 with ``bf16=True``; else as float32."""
+    held: Mapping[str, tuple[int, int]]
+    """Bytes a parameter of parameters, gradients and AdamW's state, on each rank and on all together, by precision."""
 
     def sent(self, ranks: int, *, width: int = 4, gloo: bool = False) -> float:
         """Return the bytes a parameter that a rank sends for an update step.
@@ -42,9 +40,10 @@ class Sharding:
         rounds = self.gathers + (2 if self.all_reduces or gloo else 1)
         return width * rounds * (ranks - 1) / ranks
 
-    def held(self, ranks: int) -> float:
-        """Return the bytes a parameter of parameters, gradients and AdamW's state that a rank holds in float32."""
-        return self.replicated + self.sharded / ranks
+    def held_by(self, ranks: int, precision: str = "float32") -> float:
+        """Return the bytes a parameter that a rank holds."""
+        on_each, on_all = self.held[precision]
+        return on_each + on_all / ranks
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -61,10 +60,12 @@ _LARGE = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stag
 _FSDP = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
 
 SHARDINGS = (
-    Sharding("DDP", {}, 0, True, 16, 0, False),
-    Sharding("FSDP", {"fsdp": "full_shard", "fsdp_config": _FSDP}, 2, False, 0, 16, True),
-    # DeepSpeed keeps a float32 copy of the parameters beside them. At stage 2 its step frees the gradients, 4 bytes of
-    # them sharded, before a callback sees anything.
-    Sharding("ZeRO-2", {"deepspeed": _zero(2)}, 1, False, 4, 12, True),
-    Sharding("ZeRO-3", {"deepspeed": _zero(3, **_LARGE)}, 2, False, 0, 20, True),
+    Sharding("DDP", {}, 0, True, False, {"float32": (16, 0), "bf16": (16, 0)}),
+    Sharding(
+        "FSDP", {"fsdp": "full_shard", "fsdp_config": _FSDP}, 2, False, True, {"float32": (0, 16), "bf16": (0, 16)}
+    ),
+    # DeepSpeed keeps a float32 copy of the parameters beside them. At stage 2 its step frees the gradients before a
+    # callback sees anything.
+    Sharding("ZeRO-2", {"deepspeed": _zero(2)}, 1, False, True, {"float32": (4, 12), "bf16": (2, 12)}),
+    Sharding("ZeRO-3", {"deepspeed": _zero(3, **_LARGE)}, 2, False, True, {"float32": (0, 20), "bf16": (0, 16)}),
 )

@@ -50,7 +50,7 @@ INTRODUCTION = """\
 
 What a run on 8, 64 or 1024 GPUs spends on communication and on checkpoints, and which settings to use. The formulas
 are counted, not estimated: `tests/distributed/test_scale.py` trains on two processes and compares the bytes that the
-kernel sends, and the memory of all tensors, with them; `tests/benchmarks/RESULTS.md` has the counts for 1, 2 and 4
+kernel sends, and the memory of all tensors, with them; `python -m tests.benchmarks scaling` counts 1, 2 and 4
 processes. What follows from them for GPUs is computed, with the assumptions that are named, and has not been measured.
 
 This page is generated from `tests/support/scale_page.py`.
@@ -59,8 +59,8 @@ This page is generated from `tests/support/scale_page.py`.
 
 `P` is the number of parameters, `n` the world size. A rank sends in an update step, without accumulation:
 
-| | what is communicated | bytes, float32 | bytes, `bf16=True` | its memory, float32, bytes |
-|---|---|---|---|---|
+| | what is communicated | bytes, float32 | bytes, `bf16=True` | its memory, float32 | its memory, `bf16=True` |
+|---|---|---|---|---|---|
 """
 AFTER_BYTES = """
 - Under DDP the gradients are float32 with `bf16=True` too, since the parameters are.
@@ -94,7 +94,7 @@ On 1024 GPUs that alone is {ring_8b:.2f} s an update step for a model of 8B with
 
 ## Memory on each GPU
 
-GB for parameters, gradients and AdamW's state, by the formulas above:
+GB for parameters, gradients and AdamW's state with `bf16=True`, by the formulas above:
 
 """
 AFTER_MEMORY = """
@@ -161,15 +161,13 @@ def _bytes_row(sharding: Sharding) -> str:
     reduction = "all-reduce of the gradients" if sharding.all_reduces else "reduce-scatter of the gradients"
     gathers = {0: "", 1: ", all-gather of the parameters", 2: ", two all-gathers of the parameters"}[sharding.gathers]
     widths = [f"`{rounds * width}P * (n - 1) / n`" for width in (4, 2 if sharding.half else 4)]
-    held = " + ".join(
-        text
-        for text, amount in (
-            (f"{sharding.replicated}P", sharding.replicated),
-            (f"{sharding.sharded}P / n", sharding.sharded),
-        )
-        if amount
-    )
-    return f"| {sharding.name} | {reduction}{gathers} | {widths[0]} | {widths[1]} | `{held}` |"
+    held = [_terms(*sharding.held[precision]) for precision in ("float32", "bf16")]
+    return f"| {sharding.name} | {reduction}{gathers} | {' | '.join([*widths, *held])} |"
+
+
+def _terms(on_each: int, on_all: int) -> str:
+    terms = [text for text, bytes_ in ((f"{on_each}P", on_each), (f"{on_all}P / n", on_all)) if bytes_]
+    return f"`{' + '.join(terms)}`"
 
 
 def _tokens_table() -> list[str]:
@@ -208,7 +206,7 @@ def _memory_table() -> list[str]:
     lines = ["| | " + " | ".join(f"{name} on {count}" for name in MODELS for count in counts) + " |"]
     lines.append("|---|" + "---|" * (len(MODELS) * len(counts)))
     for sharding in SHARDINGS:
-        held = [sharding.held(count) * size / 1e9 for size, _ in MODELS.values() for count in counts]
+        held = [sharding.held_by(count, "bf16") * size / 1e9 for size, _ in MODELS.values() for count in counts]
         lines.append(f"| {sharding.name} | {' | '.join(map(_short, held))} |")
     return lines
 
