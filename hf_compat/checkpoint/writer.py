@@ -43,7 +43,7 @@ class CheckpointWriter:
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
-        published: The checkpoint that this process has published since it was set to None; None too while one is
+        published: The checkpoint that this process has published last, until ``accept_changes``; None while one is
             written in the background.
     """
 
@@ -94,6 +94,7 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
+        self.published = None
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
@@ -162,9 +163,10 @@ class CheckpointWriter:
         Args:
             may_have_changed: Whether this rank called what may change the folder. If none did, nothing is read.
         """
+        published, self.published = self.published, None
         changed = any(collectives.gather_objects([may_have_changed]))
-        if changed and self.published is not None:
-            self.published.accept_changes()
+        if changed and published is not None:
+            published.accept_changes()
 
     def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
         """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.

@@ -70,7 +70,6 @@ class CheckpointSaving(RunCallback):
         host = self._host
         self.finish()
         self._best_before = host.state.best_model_checkpoint
-        self._writer.published = None
         try:
             call_as_defined(host._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
