@@ -130,9 +130,8 @@ class Replacement:
     def _go_on(self) -> None:
         for module in (*self._loaded, *self._lazy.copy().values()):
             for place in places_in(module):
-                getattr(
-                    hf_compat, place.shared_name
-                )  # imports it, without the lock: another thread may be importing as well
+                # Imports it, without the lock: another thread may be importing as well.
+                getattr(hf_compat, place.shared_name)
         with self._lock:
             if self._executing:  # there, or by what was imported here; that goes on when it is done
                 return
