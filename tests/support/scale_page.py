@@ -65,7 +65,8 @@ This page is generated from `tests/support/scale_page.py`.
 AFTER_BYTES = """
 - Under DDP the gradients are float32 with `bf16=True` too, since the parameters are.
 - `gradient_accumulation_steps=k` divides DDP's bytes for a batch by `k`. FSDP gathers the parameters for every batch
-  and reduces the gradients once, ZeRO-2 reduces them for every batch and gathers once, ZeRO-3 does both for every batch.
+  and reduces the gradients once, ZeRO-2 reduces them for every batch and gathers once, ZeRO-3 does both for every
+  batch.
 - FSDP's outermost unit, with the embeddings, is not gathered a second time.
 - The memory is that of parameters, gradients and AdamW's state. Activations come on top, and under FSDP and ZeRO-3 the
   one or two units that are gathered at a time. DeepSpeed keeps a float32 copy of the parameters beside them.
