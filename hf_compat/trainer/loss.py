@@ -120,7 +120,8 @@ def compute_loss(
         loss = _loss_of(trainer, outputs, inputs)
     by_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if trainer.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
-        loss = loss * trainer.accelerator.data_parallel_size  # DDP and FSDP average gradients over the ranks
+        # DDP and FSDP average gradients over the ranks. In place, so that the outputs have this loss too.
+        loss *= trainer.accelerator.data_parallel_size
     return (loss, outputs) if return_outputs else loss
 
 

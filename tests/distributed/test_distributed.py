@@ -31,6 +31,7 @@ QUICK = (
     "settings_of_the_wrapper",
     "objects_are_gathered",
     "half_a_global_batch",
+    "outputs_have_the_loss",
     "a_process_is_slow_to_change_a_checkpoint",
     "reductions_are_counted",
     "members_of_the_accelerator",

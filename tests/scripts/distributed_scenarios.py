@@ -273,6 +273,21 @@ def half_a_global_batch(kit: Kit) -> None:
 
 
 @shared
+def outputs_have_the_loss(kit: Kit) -> None:
+    """An override of ``compute_loss`` reads the loss from the outputs."""
+    seen: list[float] = []
+
+    class Watches(kit.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, *args: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            loss, outputs = super().compute_loss(*args, return_outputs=True, **kwargs)
+            seen.append(outputs["loss"].item())
+            return (loss, outputs) if return_outputs else loss
+
+    kit.train(language_model(kit, rows=24, fields={"gradient_accumulation_steps": 2}, subclass=Watches))
+    kit.keep("losses of the outputs", seen)
+
+
+@shared
 def reductions_are_counted(kit: Kit) -> None:
     """The wrapper is what ``compute_loss`` is given; a hook counts how often gradients are exchanged."""
     counted: list[int] = []
