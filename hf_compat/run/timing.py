@@ -26,7 +26,7 @@ class EvaluationTiming(RunCallback):
 
     A fraction or a number of update steps is counted from the beginning of each epoch. A time is measured by each rank
     from the end of its last evaluation; all evaluate once one finds that it is due, which they ask each other about
-    twice a second.
+    twice a second, and ten times within a shorter interval.
 
     Hooks: ``on_train_start``, ``on_train_batch_start``, ``on_train_batch_end``, ``on_train_epoch_end``.
 
@@ -41,7 +41,8 @@ class EvaluationTiming(RunCallback):
         self._steps: int | None = None
         self._evaluated_at = 0.0
         self._was_due = False
-        self._votes = PacedVotes()
+        interval = times.every.total_seconds() if isinstance(times.every, timedelta) else math.inf
+        self._votes = PacedVotes(min(0.5, interval / 10))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Count or measure from here."""

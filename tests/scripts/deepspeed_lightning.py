@@ -1,8 +1,10 @@
 """Run by tests on two ranks, for each stage of ZeRO.
 
 ``deepspeed_lightning.py lightning FOLDER STAGE ...``: Lightning trains two epochs with DeepSpeed.
+``deepspeed_lightning.py setting FOLDER SETTING ...``: Lightning trains one; a setting is such as ``3-bf16-optimizer``.
 ``deepspeed_lightning.py trainer FOLDER STAGE ...``: our Trainer goes on after the first, from what was converted.
 ``deepspeed_lightning.py saving FOLDER STAGE ...``: our Trainer trains an epoch with DeepSpeed.
+``deepspeed_lightning.py reading FOLDER``: Lightning begins with the weights of ``FOLDER/0.ckpt`` under ZeRO-3.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from hf_compat.optim.groups import parameter_groups
+from hf_compat.optim.schedulers import get_scheduler
 from tests.support import helpers
-from tests.tools.test_convert import ROWS, Module, by_name, trainer_run
+from tests.tools.test_convert import ROWS, STEPS, Module, by_name, trainer_run
 
 DEALT = [ROWS[first + place] for first in range(0, len(ROWS), 4) for place in (0, 2, 1, 3)]
 """The rows in an order in which every other one is a rank's, as a Trainer deals it batches of two."""
@@ -71,27 +75,91 @@ def recorded(model: nn.Module, optimizer: Any) -> dict[str, dict[str, torch.Tens
     return found
 
 
+class Offloaded(Module):
+    """Uses DeepSpeed's Adam, as offloading the optimizer demands."""
+
+    def __init__(self) -> None:
+        super().__init__("decay")
+
+    def configure_optimizers(self) -> Any:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        optimizer = DeepSpeedCPUAdam(parameter_groups(self.model, 0.1), lr=1e-2, weight_decay=0.1)
+        schedule = get_scheduler("linear", optimizer, num_warmup_steps=1, num_training_steps=STEPS)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
 def train(folder: Path, stage: int) -> None:
     """Train two epochs, with a checkpoint after each; keep on rank 0 what there was after each."""
-    strategy = OnTheCPU(stage=stage, sub_group_size=1500, process_group_backend="gloo")  # several groups in ZeRO-3
+    module = Recorded()
+    trainer = fit(folder, module, epochs=2, stage=stage)
+    if trainer.is_global_zero:
+        torch.save(module.records, folder / "expected")
+
+
+def train_with(folder: Path, setting: str) -> None:
+    """Train an epoch with a stage, a precision and what is offloaded: ``2-fp16``, ``3-bf16-optimizer-parameters``."""
+    from deepspeed.accelerator import get_accelerator
+
+    get_accelerator().is_fp16_supported = lambda: True  # of the CPU it says so only where that is fast
+    stage, *words = setting.split("-")
+    offloads = "optimizer" in words
+    precision = {"fp16": "16-mixed", "bf16": "bf16-mixed"}.get(next(iter(words)), "32-true")
+    offloading = {"offload_optimizer": offloads, "offload_parameters": "parameters" in words}
+    fit(folder, Offloaded() if offloads else Module("decay"), 1, precision, stage=int(stage), **offloading)
+
+
+class Begins(Module):
+    """Keeps the weights with which training begins."""
+
+    def __init__(self) -> None:
+        super().__init__("decay")
+        self.first: dict[str, torch.Tensor] = {}
+
+    def on_train_start(self) -> None:
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        for name, value in self.model.named_parameters():
+            self.first[name] = safe_get_full_fp32_param(value).detach().clone()
+
+
+def read(folder: Path) -> None:
+    """Train with the weights of a file; keep on rank 0 those that there were at first."""
+    module = Begins()
+    settings = {"stage": 3, "load_full_weights": True}
+    trainer = fit(folder / "read", module, 2, resume=folder / "0.ckpt", **settings)
+    if trainer.is_global_zero:
+        torch.save(module.first, folder / "first")
+
+
+def fit(
+    folder: Path,
+    module: Module,
+    epochs: int,
+    precision: Any = "32-true",
+    resume: Path | None = None,
+    **settings: Any,
+) -> pl.Trainer:
+    """Train ``module`` with Lightning's strategy of these ``settings``, with a checkpoint after each epoch."""
+    # several groups in ZeRO-3
+    strategy = OnTheCPU(sub_group_size=1500, process_group_backend="gloo", **settings)
     saves = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, auto_insert_metric_name=False)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,
         strategy=strategy,
         callbacks=[saves],
-        max_epochs=2,
+        max_epochs=epochs,
+        precision=precision,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,  # it would shuffle
     )
-    module = Recorded()
     dealt = helpers.ListDataset(DEALT)
     sampler = DistributedSampler(dealt, 2, int(os.environ["RANK"]), shuffle=False)
-    trainer.fit(module, DataLoader(dealt, 2, sampler=sampler, collate_fn=helpers.PadCollator()))
-    if trainer.is_global_zero:
-        torch.save(module.records, folder / "expected")
+    trainer.fit(module, DataLoader(dealt, 2, sampler=sampler, collate_fn=helpers.PadCollator()), ckpt_path=resume)
+    return trainer
 
 
 def go_on(folder: Path) -> None:
@@ -127,14 +195,18 @@ def save(folder: Path, stage: int) -> None:
 
 
 def main(task: str, folder: Path, stages: list[str]) -> None:
-    """Train under each stage of ZeRO."""
+    """Do ``task``, under each stage of ZeRO."""
     warnings.simplefilter("ignore")
     if task != "trainer":
         os.environ["DS_ACCELERATOR"] = "cpu"
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    if task == "reading":
+        read(folder)
     for stage in stages:
         if task == "lightning":
             train(folder / stage, int(stage))
+        elif task == "setting":
+            train_with(folder / stage, stage)
         elif task == "trainer":
             go_on(folder / stage)
         else:

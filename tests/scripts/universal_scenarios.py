@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,8 @@ from tests.scripts.deepspeed_scenarios import WARMUP, Leaves, config, without_ex
 from tests.scripts.distributed_scenarios import BODIES, shared
 from tests.support import helpers
 from tests.support.parity import Kit
-from tests.support.processes import finish, start
 from tests.support.scenarios.common import language_model, plain
+from tests.support.universal import to_universal
 
 STEP = 3
 """The update step at which a run is interrupted: the first of the second epoch."""
@@ -116,11 +115,7 @@ def universal_checkpoint_with_buffers(kit: Kit) -> None:
 def convert(checkpoint: Path, *, stage: int) -> None:
     """Add to ``checkpoint`` what DeepSpeed's script makes of it."""
     (states,) = checkpoint.glob("global_step*")
-    script = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers=1"]
-    folders = ["--num_merge_workers=1", "--input_folder", states, "--output_folder", f"{states}_universal"]
-    more = ["--inject_missing_state"] if stage < 3 else []
-    (ended,) = finish([start([*script, *folders, *more])], timeout=300)
-    assert ended.code == 0, ended.output
+    to_universal(states, states.with_name(f"{states.name}_universal"), stage=stage)
 
 
 BODIES.update({f"begun_{name}": partial(begun, name=name) for name in SETTINGS})

@@ -20,6 +20,7 @@ from hf_compat.tools.convert.options import Options
 from tests.support.checkpoints import Trap
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
+from tests.support.universal import to_universal
 from tests.tools.test_convert import STEPS, Module, assert_equal, language_model, lightning_run, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -215,6 +216,43 @@ def test_a_trainer_goes_on_where_deepspeed_stopped(finished, stage):
     assert_equal(found, expected_of(finished, stage, 1))
 
 
+SETTINGS = ("1-bf16", "2-fp16", "2-bf16-optimizer", "3-fp16", "3-fp32-optimizer", "3-bf16-optimizer-parameters")
+"""The stage, the precision, and what is offloaded."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train under Lightning with DeepSpeed in half precision, and with offloading."""
+    pytest.importorskip("deepspeed")
+    folder = tmp_path_factory.mktemp("settings")
+    ended = torchrun(SCRIPT, "setting", folder, *SETTINGS, timeout=900)
+    assert ended.code == 0, ended.output
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_half_precision_and_offloading(trained, setting):
+    """Weights in full precision and Adam's averages are those of DeepSpeed's own conversion into universal files."""
+    source, out = trained / setting / "3.ckpt", trained / setting / "checkpoint-3"
+    lost = told(convert(source, out), "the loss scale")
+    assert len(lost) == ("fp16" in setting)
+    universal = trained / setting / "universal"
+    to_universal(source / "checkpoint", universal, stage=int(setting[0]))
+
+    model = type(language_model()).from_pretrained(out, dtype=torch.float32)
+    state = torch.load(out / names.OPTIMIZER_NAME, weights_only=True)
+    named = {value: name for name, value in model.named_parameters()}
+    order = [named[value] for group in parameter_groups(model, 0.1) for value in group["params"]]
+    assert len(order) == len(state["state"]) == len(named)
+    for index, name in enumerate(order):
+        found = {"fp32": model.get_parameter(name).detach(), **{key: state["state"][index][key] for key in AVERAGES}}
+        for key, value in found.items():
+            content = torch.load(universal / "zero" / f"model.{name}" / f"{key}.pt", weights_only=False)
+            assert_equal(value, (content["param"] if isinstance(content, dict) else content).view_as(value))
+
+
 @pytest.mark.slow
 def test_a_trainers_folder_becomes_a_file(tmp_path):
     """What DeepSpeed saved for our Trainer, weights in partitions alone included, becomes all that Lightning needs."""
@@ -239,3 +277,9 @@ def test_a_trainers_folder_becomes_a_file(tmp_path):
         assert sorted(optimizer["state"]) == sorted(optimizers[0]["state"])
         for index, state in optimizers[0]["state"].items():  # ZeRO sums gradients in another order
             torch.testing.assert_close(optimizer["state"][index], state, rtol=1e-3, atol=1e-6)
+
+    ended = torchrun(SCRIPT, "reading", tmp_path, timeout=600)  # under ZeRO-3, which reads no more of a file
+    assert ended.code == 0, ended.output
+    expected = torch.load(tmp_path / "0" / "expected", weights_only=True)
+    first = torch.load(tmp_path / "first", weights_only=True)
+    assert_equal(first, {name: entry["weight"] for name, entry in expected.items()})
