@@ -126,20 +126,13 @@ class Begins(Module):
 def read(folder: Path) -> None:
     """Train with the weights of a file; keep on rank 0 those that there were at first."""
     module = Begins()
-    settings = {"stage": 3, "load_full_weights": True}
-    trainer = fit(folder / "read", module, 2, resume=folder / "0.ckpt", **settings)
+    module.load_state_dict(torch.load(folder / "0.ckpt", weights_only=True)["state_dict"])
+    trainer = fit(folder / "read", module, 1, stage=3)
     if trainer.is_global_zero:
         torch.save(module.first, folder / "first")
 
 
-def fit(
-    folder: Path,
-    module: Module,
-    epochs: int,
-    precision: Any = "32-true",
-    resume: Path | None = None,
-    **settings: Any,
-) -> pl.Trainer:
+def fit(folder: Path, module: Module, epochs: int, precision: Any = "32-true", **settings: Any) -> pl.Trainer:
     """Train ``module`` with Lightning's strategy of these ``settings``, with a checkpoint after each epoch."""
     # several groups in ZeRO-3
     strategy = OnTheCPU(sub_group_size=1500, process_group_backend="gloo", **settings)
@@ -158,7 +151,7 @@ def fit(
     )
     dealt = helpers.ListDataset(DEALT)
     sampler = DistributedSampler(dealt, 2, int(os.environ["RANK"]), shuffle=False)
-    trainer.fit(module, DataLoader(dealt, 2, sampler=sampler, collate_fn=helpers.PadCollator()), ckpt_path=resume)
+    trainer.fit(module, DataLoader(dealt, 2, sampler=sampler, collate_fn=helpers.PadCollator()))
     return trainer
 
 
