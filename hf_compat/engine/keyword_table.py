@@ -100,7 +100,7 @@ KEYWORDS: dict[str, Keyword] = {
     "profiler": Keyword("As in Lightning; its training step is an update step.", _WITH_BARE),
     "reload_dataloaders_every_n_epochs": Keyword(
         "Asks `get_train_dataloader` for a new loader at the start of each n-th epoch, and evaluation loaders with "
-        "persistent workers are made anew.",
+        "persistent workers are created again.",
         "A new loader of another length: update steps and learning rates are planned with the first.",
     ),
     "strategy": Keyword("The strategy of several processes; see [several processes](distributed.md)."),

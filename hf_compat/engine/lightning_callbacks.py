@@ -44,8 +44,8 @@ _SHARDED = "a model that the strategy shards: it needs the whole model on each r
 
 SUPPORT: dict[str, Support] = {
     "BackboneFinetuning": works(
-        "Freezes the model's `backbone` and adds it to the optimizer at its epoch. The schedule goes on for the other "
-        "parameters; the backbone keeps the rate that the callback gives it. Resumes with its groups of parameters.",
+        "Freezes the model's `backbone` and adds it to the optimizer at its epoch. The schedule continues for the "
+        "other parameters; the backbone keeps the rate that the callback gives it. Resumes with its parameter groups.",
     ),
     "BaseFinetuning": works(
         "The same for what a subclass freezes and adds; the module has the model's attributes, such as "
@@ -116,7 +116,7 @@ SUPPORT: dict[str, Support] = {
     "TQDMProgressBar": works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
     "WeightAveraging": works(
         "Averages the weights: evaluations and checkpoints have the average, and so has the model after the run. "
-        "A resumed run goes on with weights and average.",
+        "A resumed run continues with weights and average.",
         refuses=_SHARDED,
     ),
 }
@@ -126,7 +126,7 @@ _THAWING = "FinetuningScheduler"
 OF_OTHERS: dict[str, Support] = {
     _THAWING: works(
         "Of the package finetuning-scheduler: thaws the model phase by phase, by epoch or by its `FTSEarlyStopping`, "
-        "and adds the parameters to the optimizer of the run, whose schedule goes on for them too.",
+        "and adds the parameters to the optimizer of the run, whose schedule continues for them too.",
         refuses="`restore_best=True`, which loads a Lightning checkpoint in the middle of the run: pass False; no "
         "`FTSCheckpoint`, or `FTSEarlyStopping` without `epoch_transitions_only=True`, with a monitor such as "
         "`eval_loss`: it would add its own, which monitor `val_loss`; resuming from a checkpoint",

@@ -130,7 +130,7 @@ class HFCheckpoints(Checkpoint):
         return {str(path) for path in found}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on with."""
+        """Return what a resumed run continues with."""
         return {"best_model_path": self.best_model_path, "best_metric": self.best_metric, "saved": self.saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ class ResumableLoader:
     """Yields the batches of a loader; its state is the position in the epoch, with the random states there.
 
     Lightning saves and loads the state with a checkpoint. A resumed run shuffles as the epoch began, skips the batches
-    that were trained on, and goes on with the random states of the checkpoint, to the end of a run not interrupted. The
+    that were trained on, and continues with the random states of the checkpoint, as a run that is not interrupted. The
     skipped batches are loaded, so that random numbers drawn for them are drawn again.
 
     Args:

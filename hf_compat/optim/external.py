@@ -105,7 +105,7 @@ def bnb_rmsprop(request: OptimizerRequest, *, bits: int) -> ClassAndKwargs:
 
 
 def keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    """Keep the optimizer state of ``model``'s embeddings in 32 bits, in an 8-bit optimizer of bitsandbytes."""
+    """Keep the optimizer state of ``model``'s embeddings in float32, in an 8-bit optimizer of bitsandbytes."""
     optim = require_package("bitsandbytes.optim", extra="bitsandbytes", purpose="an 8-bit optimizer")
     manager = optim.GlobalOptimManager.get_instance()
     for module in model.modules():

@@ -121,7 +121,7 @@ class Progress(RunCallback):
         self.position = DataPosition.after(plan, window.epoch, done, self.shift)
 
     def position_to_resume(self) -> DataPosition | None:
-        """Return where a resumed run goes on: with the next epoch, if a callback has ended this one early."""
+        """Return where a resumed run continues: with the next epoch, if a callback has ended this one early."""
         if self.position is None or not self._host.control.should_epoch_stop:
             return self.position
         return self.position.at_next_epoch()

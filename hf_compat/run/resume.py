@@ -137,7 +137,7 @@ class Resume(RunCallback):
                 f"The checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
                 "train loader of another length. transformers takes the position in the data from the number of update "
                 "steps alone, so that samples are left out or seen again, and so does this run. Set "
-                "`TrainingArguments(semantics='corrected')` to go on where that run was."
+                "`TrainingArguments(semantics='corrected')` to continue where that run stopped."
             )
             return plan, self._start_at(plan, loader, done, None), Shift()
         rest: Iterable[Any] | None = loader

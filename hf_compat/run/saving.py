@@ -177,7 +177,7 @@ class CheckpointSaving(RunCallback):
             rotation.keep_best_alone(folder, best=best, ledger=self._writer.ledger, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
-        """Return whether the folder is needed before training goes on; log which callbacks need it."""
+        """Return whether the folder is needed before training continues; log which callbacks need it."""
         if found := self._reading_callbacks():
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Training waits for each save in the background, because %s defines `on_save`.", classes)

@@ -136,7 +136,9 @@ def test_buffers_are_told_of(finished):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_shared_settings_are_told_of(finished, processes):
     """Under ZeRO-3, and only there, a warning says that groups share weight decay and step counter on every process."""
-    words = "go on with the weight_decay of the first and share one step counter, which goes up 2 times an update step"
+    words = (
+        "continue with the weight_decay of the first and share one step counter, which goes up 2 times an update step"
+    )
     for name in SETTINGS:
         for rank in range(processes):
             told = outcome(finished[processes], f"resumed_{name}", "ours", rank).warnings

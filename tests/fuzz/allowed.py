@@ -48,7 +48,7 @@ def _new_model_with_noise(case: Case) -> bool:
 ALLOWED = (
     Allowed(
         "transformers counts the batches to skip from the stream's first beginning and so begins a new pass.",
-        "A stream without length that is resumed beyond its first pass goes on in the pass that it was in",
+        "A stream without length that is resumed beyond its first pass continues in the pass that it was in",
         _resumes_stream_in_a_later_pass,
     ),
     Allowed(

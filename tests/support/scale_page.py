@@ -126,7 +126,7 @@ END = """
 | several, a slow network | fit on the GPUs of a node | `fsdp="hybrid_shard"`, `fsdp_config={{"version": 1}}` |
 
 With any of them: `bf16=True`, `save_async=True`, a sharded state dict from 8B on, `save_steps` from the interval above,
-and `resume_from_checkpoint="auto"`, so that a job that is started again goes on.
+and `resume_from_checkpoint="auto"`, so that a job that is started again resumes.
 """
 
 

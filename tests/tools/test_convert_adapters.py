@@ -39,7 +39,7 @@ pytestmark = [
 
 @pytest.fixture
 def base(tmp_path):
-    """Return the folder of the model that adapters are put on."""
+    """Return the folder of the adapters' base model."""
     language_model().save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 
@@ -103,7 +103,7 @@ def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, base, parts):
     module = Adapted(base, parts=parts)
     whole = lightning_run(tmp_path / "run", module)
     made = convert(tmp_path / "run" / "3.ckpt", tmp_path / "checkpoint-3")
-    (note,) = told(made, "weights of the model that the adapters are put on")
+    (note,) = told(made, "weights of the base model")
     assert note.endswith(f"loaded from `{base}`.")
     assert not (tmp_path / "checkpoint-3" / names.SAFE_WEIGHTS_NAME).exists()
     resumed = trainer_run(tmp_path / "ours", resume=tmp_path / "checkpoint-3", model=adapted(base))
@@ -203,6 +203,6 @@ def test_configurations_are_needed(tmp_path, base):
     torch.save(content, tmp_path / "bare.ckpt")
     refused("known in a model of the installed transformers alone: .* as `--model`", adapter=tmp_path / "adapters")
     base.rename(tmp_path / "moved")
-    with pytest.raises(CheckpointError, match=r"(?s)which they are put on.*as `--model`"):
+    with pytest.raises(CheckpointError, match=r"(?s)their base model.*as `--model`"):
         convert(tmp_path / "out", tmp_path / "file.ckpt")
     convert(tmp_path / "out", tmp_path / "file.ckpt", Options(model=tmp_path / "moved"))

@@ -119,7 +119,7 @@ ACCOUNTS: dict[str, str] = {
     "deepspeed": "DeepSpeed's config; `auto` values follow the arguments. ZeRO-3 partitions models while loading.",
     "debug": "`underflow_overflow` checks the outputs of every module for NaN and infinite values.",
     "skip_memory_metrics": "With False, metrics include the memory that each stage used.",
-    "do_train": "Only read by scripts; before 5.2 also where a full evaluation in 16 bits delays placing the model.",
+    "do_train": "Only read by scripts; before 5.2 also where full half-precision evaluation delays placing the model.",
     "do_eval": "Only read by scripts, and by a search whose Ray scheduler needs evaluations.",
     "do_predict": _SCRIPT,
     "resume_from_checkpoint": "Only read by scripts, which pass it to `Trainer.train`, and by `HFLightningCLI`.",

@@ -1,4 +1,4 @@
-"""A model with the adapters of a peft folder, and with the weights of the model that they are put on."""
+"""A model with the adapters of a peft folder, and with the weights of its base model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AUTO_CLASSES = {
 
 
 def load_adapted(folder: Path, base: Path | None, class_name: str | None) -> tuple[dict[str, Any], Architecture]:
-    """Return the configuration of the model that the adapters in ``folder`` are put on, and the model with all of them.
+    """Return the configuration of the base model of the adapters in ``folder``, and the model with all of them.
 
     Args:
         folder: As peft's ``save_pretrained`` writes it.
@@ -61,23 +61,23 @@ def load_adapted(folder: Path, base: Path | None, class_name: str | None) -> tup
 
 
 def _base_model(folder: Path, adapter: Mapping[str, Any], base: Path | None, class_name: str | None) -> Any:
-    """Return the model that ``adapter`` is put on, with its weights."""
+    """Return the base model of ``adapter``, with its weights."""
     transformers: Any = require_package("transformers", extra="transformers", purpose="a folder with adapters")
     place = adapter.get("base_model_name_or_path") if base is None else str(base)
-    remedy = "Pass the folder of the model that they are put on as `--model`."
+    remedy = "Pass the base model's folder as `--model`."
     if place is None:
-        raise CheckpointError(f"`{folder}` has adapters that do not name the model that they are put on. {remedy}")
+        raise CheckpointError(f"`{folder}` has adapters that do not name their base model. {remedy}")
     if Path(place).is_dir() and not weight_files(Path(place)):
-        raise CheckpointError(f"`{folder}` has adapters; `{place}`, which they are put on, has no weights. {remedy}")
+        raise CheckpointError(f"`{folder}` has adapters; their base model `{place}` has no weights. {remedy}")
     named = class_name or (adapter.get("auto_mapping") or {}).get("base_model_class")
     named = named or _AUTO_CLASSES.get(str(adapter.get("task_type")))
     model_class = getattr(transformers, str(named), None)
     if model_class is None:
         raise CheckpointError(
-            f"`{folder}` has adapters that do not name the class of the model that they are put on"
+            f"`{folder}` has adapters that do not name the class of their base model"
             f"{'' if named is None else f', or `{named}`, which transformers does not have'}. Pass `--architecture`."
         )
     try:
         return model_class.from_pretrained(place, local_files_only=True, trust_remote_code=False, dtype="auto")
     except (OSError, RuntimeError, ValueError) as error:
-        raise CheckpointError(f"`{folder}` has adapters; `{place}`, which they are put on: {error} {remedy}") from error
+        raise CheckpointError(f"`{folder}` has adapters; their base model `{place}`: {error} {remedy}") from error

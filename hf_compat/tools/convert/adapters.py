@@ -1,4 +1,4 @@
-"""Adapters of peft: which ones a checkpoint holds, and the model that they are put on."""
+"""Adapters of peft: which ones a checkpoint has, and their base model."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def refuse_importing(adapters: Adapters) -> None:
 
 
 def with_base(adapters: Adapters, base: str) -> Adapters:
-    """Return ``adapters`` with ``base`` as the model that they are put on, where they name none."""
+    """Return ``adapters`` with ``base`` as their base model, where they name none."""
     key = "base_model_name_or_path"
     return {name: {**content, key: content.get(key) or base} for name, content in adapters.items()}
 
@@ -146,7 +146,9 @@ def model_with_adapters(base: nn.Module, adapters: Adapters) -> nn.Module:
             else:
                 model = peft.get_peft_model(base, config, adapter_name=name)
         except (TypeError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-            raise CheckpointError(f"peft cannot put the adapter `{name}` on {type(base).__name__}: {error}") from error
+            raise CheckpointError(
+                f"peft cannot load the adapter `{name}` into {type(base).__name__}: {error}"
+            ) from error
         for field, value in kept.items():
             setattr(model.peft_config[name], field, value)
     made: nn.Module = model

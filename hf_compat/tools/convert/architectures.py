@@ -48,7 +48,7 @@ class Architecture:
     Args:
         model: Without weights, on the meta device.
         adapters: The configurations of its adapters; None if it is no model of peft.
-        base_names: The names of the weights of the model that the adapters are put on.
+        base_names: The names of the base model's weights, if there are adapters.
 
     Attributes:
         model: The same.
@@ -83,7 +83,7 @@ class Architecture:
     def complete(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return ``found``, the weights of this model, as its state dict: tied ones under each name.
 
-        Those of the model that adapters are put on are missing if ``found`` has none.
+        Those of the adapters' base model are missing if ``found`` has none.
         """
         first: dict[str, Tensor] = {}
         for name, value in found.items():

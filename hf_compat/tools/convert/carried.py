@@ -16,7 +16,7 @@ from hf_compat.state import TrainerState
 __all__ = ["OWN_KEY", "Carried"]
 
 OWN_KEY = "hf_compat"
-"""The entry of the checkpoint; Lightning ignores it, and a run that goes on from the file does not save it again."""
+"""The entry of the checkpoint; Lightning ignores it, and a run that resumes from the file does not save it again."""
 _RNG_NAME = re.compile(r"rng_state(_[0-9]+)?\.pth")
 
 

@@ -30,12 +30,12 @@ _OF_THE_ENGINE = frozenset(
 
 @dataclass(frozen=True)
 class EngineStates:
-    """What the ranks of a DeepSpeed engine have saved, put together."""
+    """What the ranks of a DeepSpeed engine have saved, consolidated."""
 
     weights: dict[str, Tensor]
     """The module's state dict, trainable parameters in full precision; tied ones share memory."""
     optimizer: dict[str, Any] | None
-    """The optimizer's state dict; None if there is none, or none that can be put together."""
+    """The optimizer's state dict; None if there is none, or none that can be consolidated."""
     run: dict[str, Any]
     """The entries that the run has added."""
     unread: tuple[str, ...]
@@ -81,8 +81,11 @@ def _without_zero(first: Mapping[str, Any], run: dict[str, Any], unread: tuple[s
     weights = {name: value for name, value in first["module"].items() if isinstance(value, Tensor)}
     optimizer, problem, notes = first.get("optimizer"), None, []
     if optimizer is not None and "param_groups" not in optimizer:
-        optimizer, problem = None, "without ZeRO its optimizer keeps the weights of 32 bits where no name tells them"
-        notes.append("the weights of 32 bits beside those of 16, with which the model computes.")
+        optimizer, problem = (
+            None,
+            "without ZeRO, DeepSpeed saves the float32 weights without the names of the parameters",
+        )
+        notes.append("the float32 weights: those of the folder are in half precision, as the model's are.")
     return EngineStates(weights, optimizer, run, unread, tuple(notes), problem, has_names=False)
 
 
@@ -98,7 +101,9 @@ def _with_zero(
     notes = []
     scaler = states[0].get("loss_scaler")
     if isinstance(scaler, Unread) and type(scaler).__name__.endswith("DynamicLossScaler"):
-        notes.append("the loss scale: DeepSpeed has a scaler of its own, so that a Trainer begins with its first.")
+        notes.append(
+            "the loss scale: DeepSpeed has a scaler of its own, so that a Trainer starts with the initial one."
+        )
     optimizer = None if problem else partitions.optimizer()
     return EngineStates(weights, optimizer, run, unread, tuple(notes), problem, has_names=True)
 
@@ -110,7 +115,7 @@ def _files(folder: Path) -> tuple[list[Path], list[Path]]:
         match = _FILE.fullmatch(path.name)
         if match is None or int(match[2]) != 0:
             raise CheckpointError(
-                f"`{path}` has the part of a model that no rank has as a whole (experts, a pipeline, tensor "
+                f"`{path}` has a part of a model that is split over ranks (experts, a pipeline, tensor "
                 "parallelism), which is not supported. Save the whole model in the run, and convert that."
             )
         found[match[3]][int(match[1] or 0)] = path
@@ -146,13 +151,13 @@ def _check_ranks(folder: Path, first: Mapping[str, Any], states: Sequence[Mappin
             "run writes the files of its ranks: bring them together."
         )
     if "ds_zero_partition_groups" in states[0]:
-        raise CheckpointError(f"`{folder}` has experts in partitions of their own, which is not supported.")
+        raise CheckpointError(f"`{folder}` has expert parallelism, which is not supported.")
 
 
 def _problem(state: Mapping[str, Any]) -> str | None:
     """Return why the optimizer's state cannot be carried over, None if it can."""
     if isinstance(state.get("base_optimizer_state"), list):
-        return "`elastic_checkpoint` of DeepSpeed's config leaves the optimizer's options out"
+        return "with `elastic_checkpoint` DeepSpeed does not save the optimizer's options"
     return None
 
 
@@ -182,7 +187,7 @@ def _weights(contents: Sequence[Mapping[str, Any]], trained: Mapping[str, Tensor
         elif isinstance(value, Tensor) and (whole or name in buffers):
             found[name] = value
         elif isinstance(value, Tensor):
-            raise CheckpointError(f"No file of DeepSpeed has the values of `{name}`: they are damaged.")
+            raise CheckpointError(f"No file of DeepSpeed has the values of `{name}`: the checkpoint is damaged.")
     return found
 
 

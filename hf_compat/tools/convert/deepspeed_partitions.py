@@ -1,4 +1,4 @@
-"""Weights and optimizer states by parameter, put together from the flat partitions of DeepSpeed's ranks."""
+"""Weights and optimizer states by parameter, consolidated from the flat partitions of DeepSpeed's ranks."""
 
 from __future__ import annotations
 
@@ -127,6 +127,6 @@ def _scalar(key: str, value: Any) -> Any:
 
 def _does_not_fit(found: int, needed: int, shapes: _Shapes) -> CheckpointError:
     return CheckpointError(
-        f"DeepSpeed's partitions have {found} numbers for {', '.join(list(shapes)[:3])}{', ...' * (len(shapes) > 3)}, "
+        f"DeepSpeed's partitions have {found} elements for {', '.join(list(shapes)[:3])}{', ...' * (len(shapes) > 3)}, "
         f"which have {needed}: the files are damaged, not all of one save, or have values on another disk (NVMe)."
     )

@@ -41,7 +41,7 @@ class Options:
     batch_size: int | None = None
     """Samples per device in a batch of the run."""
     steps_between: tuple[int, int, int] | None = None
-    """Update steps between logs, evaluations and saves of the run that goes on."""
+    """Update steps between logs, evaluations and saves of the run that resumes."""
     max_shard_size: int | None = None
     """Maximum size of a weight file, in bytes."""
     adapter: Path | None = None

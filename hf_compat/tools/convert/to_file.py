@@ -297,6 +297,6 @@ def _random_states(folder: Path, carried: Carried, notes: list[str]) -> None:
         carried.add_rng(path.name, load_trusted(path))
     if files:
         notes.append(
-            "random states: Lightning restores none, so that dropout and shuffling go on with other numbers. The way "
-            "back restores them."
+            "random states: Lightning restores none, so that dropout and shuffling continue with other numbers. The "
+            "way back restores them."
         )

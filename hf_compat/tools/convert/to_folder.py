@@ -87,7 +87,7 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
     if adapters is not None:
         base = next(iter(adapters.values())).get("base_model_name_or_path")
         notes.append(
-            "weights of the model that the adapters are put on: peft's folders have none. They are loaded from "
+            "weights of the base model: peft's folders have none. They are loaded from "
             f"{'the folder or repository that the run names' if base is None else f'`{base}`'}."
         )
     states = None
@@ -186,7 +186,7 @@ def _states(
     missing = [name for name in ("epoch", "global_step") if name not in checkpoint.rest]
     if missing:
         raise CheckpointError(
-            f"`{checkpoint.path}` has no {' and no '.join(f'`{name}`' for name in missing)}, by which a run goes on. "
+            f"`{checkpoint.path}` has no {' and no '.join(f'`{name}`' for name in missing)}, which resuming needs. "
             "Convert the weights with `--weights-only`."
         )
     if len(checkpoint.optimizers) != 1 or len(checkpoint.rest.get("lr_schedulers", ())) > 1:
@@ -203,7 +203,9 @@ def _states(
         files[names.SCALER_NAME] = scaler
     files |= carried.rng_files()
     if not carried.random_states:
-        notes.append("random states: the checkpoint has none, so that dropout and shuffling go on with other numbers.")
+        notes.append(
+            "random states: the checkpoint has none, so that dropout and shuffling continue with other numbers."
+        )
     files[names.LIGHTNING_STATE_NAME] = carried.lightning | _callbacks(checkpoint.rest, notes)
     others = sorted(set(checkpoint.rest) - _KNOWN)
     if others:

@@ -334,13 +334,13 @@ def _warn_of_shared_settings(optimizer: Optimizer, differing: list[str]) -> None
         differing: The settings in which its groups differed before.
     """
     steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
-    facts = [f"go on with the {', '.join(differing)} of the first"] if differing else []
+    facts = [f"continue with the {', '.join(differing)} of the first"] if differing else []
     if len({id(step) for step in steps}) < len(steps):
         facts.append(f"share one step counter, which goes up {len(steps)} times an update step")
     if facts:
         warnings.warn(
             f"All parameter groups {' and '.join(facts)}: that is how DeepSpeed reads a universal checkpoint under "
-            "ZeRO-3, with transformers' Trainer too. Use ZeRO-1 or 2 to go on as the checkpoint's run would have.",
+            "ZeRO-3, with transformers' Trainer too. Use ZeRO-1 or 2 to continue as the checkpoint's run would have.",
             HFCompatWarning,
             stacklevel=2,
         )
