@@ -1,6 +1,7 @@
 """Two processes: our Trainer and transformers' do the same to the last bit, however the processes were started."""
 
 import json
+import re
 import sys
 from importlib import metadata
 
@@ -404,7 +405,7 @@ def test_one_process_hangs(tmp_path):
     script = SCRIPTS / "fault_script.py"
     ended = finish([start([*TORCHRUN, "--nproc-per-node=2", script, tmp_path, "hang"])], timeout=90)[0]
     assert ended.code != 0
-    assert "imed out" in ended.output, ended.output
+    assert re.search("timed out|timeout", ended.output, re.I), ended.output  # gloo says either
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
 

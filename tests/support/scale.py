@@ -57,13 +57,14 @@ def _zero(stage: int, **more: Any) -> dict[str, Any]:
 
 
 _LARGE = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0, "stage3_param_persistence_threshold": 0}
-_FSDP = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+_FSDP: dict[str, Any] = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+}
 
 SHARDINGS = (
     Sharding("DDP", {}, 0, True, False, {"float32": (16, 0), "bf16": (16, 0)}),
-    Sharding(
-        "FSDP", {"fsdp": "full_shard", "fsdp_config": _FSDP}, 2, False, True, {"float32": (0, 16), "bf16": (0, 16)}
-    ),
+    Sharding("FSDP", _FSDP, 2, False, True, {"float32": (0, 16), "bf16": (0, 16)}),
     # DeepSpeed keeps a float32 copy of the parameters beside them. At stage 2 its step frees the gradients before a
     # callback sees anything.
     Sharding("ZeRO-2", {"deepspeed": _zero(2)}, 1, False, True, {"float32": (4, 12), "bf16": (2, 12)}),
