@@ -227,7 +227,8 @@ class EvaluationSession:
             stream.update(logits, labels, remainder=self.batches.remainder if may_have_duplicates else -1)
         return logits
 
-    def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested:
+    def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested | None:
+        """Return the predictions of a batch; None if ``preprocess_logits_for_metrics`` keeps none of them."""
         preprocess = self._host.preprocess_logits_for_metrics
         return logits if preprocess is None else preprocess(logits, labels)
 
@@ -248,6 +249,7 @@ class EvaluationSession:
             logits = pad(logits, dim=1, pad_index=PAD_INDEX)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
+        if logits is not None:
             logits = host.gather_function(logits)
             self._keep(self._predictions, logits)
         if labels is not None:

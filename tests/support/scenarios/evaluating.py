@@ -120,6 +120,15 @@ def logits_are_preprocessed(kit: Kit) -> None:
 
 
 @scenario()
+def no_logits_are_kept(kit: Kit) -> None:
+    """Preprocessing returns nothing, to save memory: there are losses, ``compute_metrics`` is not called."""
+    fields = {"eval_strategy": "epoch"}
+    trainer = classifier(kit, fields=fields, preprocess_logits_for_metrics=lambda *_: None, compute_metrics=accuracy)
+    kit.train(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+
+
+@scenario()
 def losses_only(kit: Kit) -> None:
     train(kit, classifier(kit, fields={"prediction_loss_only": True, "eval_strategy": "epoch"}))
 
