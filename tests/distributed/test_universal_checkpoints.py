@@ -95,10 +95,14 @@ def test_resumed_as_uninterrupted(finished, name, processes):
     """
     whole = outcome(finished[0], f"begun_{name}", "ours", 0)
     resumed = outcome(finished[processes], f"resumed_{name}", "ours", 0)
-    exactly = {"rtol": 0, "atol": 0} if processes == 2 else {"rtol": 1e-5, "atol": 1e-5}
+    exactly = {"rtol": 0, "atol": 0}
+    rounded = {"rtol": 1e-5, "atol": 1e-5}
+    # The bias of an attention's keys has no gradient but rounding errors, which Adam scales up.
+    scaled = {"rtol": 1e-5, "atol": 1e-4}
     assert len(lines(whole)) == 9
-    torch.testing.assert_close(lines(resumed), lines(whole), **exactly)
-    torch.testing.assert_close(kept(resumed, "full weights"), kept(whole, "full weights"), **exactly)
+    torch.testing.assert_close(lines(resumed), lines(whole), **(exactly if processes == 2 else rounded))
+    weights = [kept(each, "full weights") for each in (resumed, whole)]
+    torch.testing.assert_close(*weights, **(exactly if processes == 2 else scaled))
 
 
 @pytest.mark.slow
