@@ -19,6 +19,7 @@ __all__ = [
     "is_bare_model",
     "is_causal_lm",
     "is_compiled",
+    "is_in_training_mode",
     "is_peft_model",
     "is_pretrained_model",
     "number_of_arguments",
@@ -49,6 +50,33 @@ def _wrappers() -> tuple[Any, ...]:
 def is_compiled(model: nn.Module) -> bool:
     """Return whether ``model`` is one that ``torch.compile`` has returned."""
     return "_orig_mod" in vars(model).get("_modules", ())
+
+
+def is_in_training_mode(model: nn.Module) -> bool:
+    """Return whether ``model.train()`` would change nothing; False if that is not known.
+
+    ``train`` walks over all modules and sets an attribute of each, several times more slowly than this looks.
+    """
+    pending: list[nn.Module | None] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None:
+            continue
+        if not module.training or "train" in module.__dict__:
+            return False
+        train = type(module).train
+        if train is not nn.Module.train and not _only_sets_the_mode(train, module):
+            return False
+        if module._modules:
+            pending += module._modules.values()
+    return True
+
+
+def _only_sets_the_mode(train: Callable[..., Any], module: nn.Module) -> bool:
+    """Return whether ``train`` of ``module`` is torch's for DDP, or transformers', which may also change kernels."""
+    if train is DistributedDataParallel.train:
+        return True
+    return train.__module__ == "transformers.modeling_utils" and not getattr(module, "use_kernels", True)
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:

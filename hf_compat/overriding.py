@@ -240,11 +240,13 @@ def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> An
         **named: Upstream's keyword arguments.
     """
     function = getattr(method, "__func__", method)
-    call = _call_of(function, function is not method, tuple([name for name, _ in given]), tuple(named))
-    by_position = [value for _, value in given[: call.positions]]
+    names, values = zip(*given, strict=True) if given else ((), ())
+    call = _call_of(function, function is not method, names, tuple(named))
+    if call.is_upstreams:
+        return method(*values, **named)
     if call.positions < len(given):
         named = {**dict(given), **named}
-    return method(*by_position, **{name: named[name] for name in call.names})
+    return method(*values[: call.positions], **{name: named[name] for name in call.names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,14 +257,15 @@ class _Call:
     """Number of the arguments that are passed by position, the first ones."""
     names: tuple[str, ...]
     """Those that are passed by keyword."""
+    is_upstreams: bool = False
+    """Whether all of them are passed as upstream passes them."""
 
 
 @cache
 def _call_of(function: Callable[..., Any], is_bound: bool, given: tuple[str, ...], named: tuple[str, ...]) -> _Call:
     signature = _signature(function, is_bound=is_bound)
-    if not signature.takes_any_name:
-        named = tuple(name for name in named if name in signature.known)
-    if signature.takes(len(given), named):
-        return _Call(len(given), named)
-    found = tuple(dict.fromkeys([*(name for name in given if name in signature.known), *named]))
-    return _Call(0, found) if signature.takes(0, found) else _Call(len(signature.by_position), named)
+    passed = named if signature.takes_any_name else tuple(name for name in named if name in signature.known)
+    if signature.takes(len(given), passed):
+        return _Call(len(given), passed, is_upstreams=passed == named)
+    found = tuple(dict.fromkeys([*(name for name in given if name in signature.known), *passed]))
+    return _Call(0, found) if signature.takes(0, found) else _Call(len(signature.by_position), passed)

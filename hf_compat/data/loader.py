@@ -39,14 +39,20 @@ _KEPT_SETTINGS = (
 _DataT = TypeVar("_DataT")
 
 
+# Built once, and with the usual type first: batches are checked at every step.
+_SEQUENCES = (list, tuple)
+_MAPPINGS = (dict, Mapping)
+
+
 def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
     """Return ``data`` with every tensor in it, however nested, on ``device``; containers keep their types."""
     moved: Any = data
     if isinstance(data, torch.Tensor):
-        moved = data.to(device, non_blocking=non_blocking)
-    elif isinstance(data, list | tuple):
+        if data.device != device:
+            moved = data.to(device, non_blocking=non_blocking)
+    elif isinstance(data, _SEQUENCES):
         moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
-    elif isinstance(data, Mapping):
+    elif isinstance(data, _MAPPINGS):
         if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
             moved = data.to(device)
         else:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.loader import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
-from hf_compat.model_facts import is_causal_lm
+from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import map_nested
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.overriding import call_as_defined
@@ -66,7 +66,8 @@ def forward_and_backward(
 ) -> Tensor:
     """Run forward and backward pass of one batch; return its share of the window's loss, ``()``, detached."""
     args = trainer.args
-    model.train()
+    if not is_in_training_mode(model):
+        model.train()
     if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free optimizer
         trainer.optimizer.train()
     inputs = trainer._prepare_inputs(inputs)
@@ -180,7 +181,7 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
 
 def prepare_input(trainer: Trainer, data: object) -> Any:
     """Return ``data`` with its tensors on the training device; a mapping is copied."""
-    if isinstance(data, Mapping):
+    if not isinstance(data, Tensor) and isinstance(data, Mapping):
         return type(data)({name: trainer._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
     data = move_to_device(data, trainer.args.device)
     dtype = trainer._lightning_runtime.input_dtype(trainer.args)

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -26,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from hf_compat.optim.groups import parameter_groups
 from hf_compat.optim.schedulers import get_scheduler
 from tests.support import helpers
+from tests.support.deepspeed_tools import allow_fp16, without_extension
 from tests.tools.test_convert import ROWS, STEPS, Module, by_name, trainer_run
 
 DEALT = [ROWS[first + place] for first in range(0, len(ROWS), 4) for place in (0, 2, 1, 3)]
@@ -99,9 +99,7 @@ def train(folder: Path, stage: int) -> None:
 
 def train_with(folder: Path, setting: str) -> None:
     """Train an epoch with a stage, a precision and what is offloaded: ``2-fp16``, ``3-bf16-optimizer-parameters``."""
-    from deepspeed.accelerator import get_accelerator
-
-    get_accelerator().is_fp16_supported = lambda: True  # of the CPU it says so only where that is fast
+    allow_fp16()
     stage, *words = setting.split("-")
     offloads = "optimizer" in words
     precision = {"fp16": "16-mixed", "bf16": "bf16-mixed"}.get(next(iter(words)), "32-true")
@@ -192,7 +190,7 @@ def main(task: str, folder: Path, stages: list[str]) -> None:
     warnings.simplefilter("ignore")
     if task != "trainer":
         os.environ["DS_ACCELERATOR"] = "cpu"
-        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+        without_extension()
     if task == "reading":
         read(folder)
     for stage in stages:

@@ -15,6 +15,7 @@ from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
 from tests.scripts.sharded_common import held, second_model
 from tests.support import helpers
+from tests.support.deepspeed_tools import allow_fp16, without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
 from tests.support.scenarios.resuming import resume
@@ -28,11 +29,6 @@ def config(stage: int, **sections: Any) -> dict[str, Any]:
     sizes = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), AUTO)
     zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, **sections.pop("zero_optimization", {})}
     return {**sizes, "gradient_clipping": AUTO, "zero_optimization": zero, **sections}
-
-
-def without_extension() -> None:
-    """Let processes talk by gloo: DeepSpeed would build a C++ extension for minutes."""
-    importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def trained(kit: Kit, settings: dict[str, Any], **fields: Any) -> Any:
@@ -111,7 +107,8 @@ def deepspeed_in_bf16(kit: Kit) -> None:
 
 @shared
 def deepspeed_in_fp16_without_a_gpu(kit: Kit) -> None:
-    """DeepSpeed has its own float16, on CPUs that know it."""
+    """DeepSpeed has its own float16."""
+    allow_fp16()
     trained(kit, config(2, fp16={"enabled": AUTO}), fp16=True)
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from hf_compat.errors import CheckpointError
-from tests.scripts.deepspeed_scenarios import WARMUP, Leaves, config, without_extension
+from tests.scripts.deepspeed_scenarios import WARMUP, Leaves, config
 from tests.scripts.distributed_scenarios import BODIES, shared
 from tests.support import helpers
+from tests.support.deepspeed_tools import to_universal, without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model, plain
-from tests.support.universal import to_universal
 
 STEP = 3
 """The update step at which a run is interrupted: the first of the second epoch."""

@@ -18,9 +18,9 @@ from hf_compat.optim.groups import parameter_groups
 from hf_compat.tools.convert.conversion import convert
 from hf_compat.tools.convert.options import Options
 from tests.support.checkpoints import Trap
+from tests.support.deepspeed_tools import to_universal
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
-from tests.support.universal import to_universal
 from tests.tools.test_convert import STEPS, Module, assert_equal, language_model, lightning_run, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

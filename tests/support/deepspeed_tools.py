@@ -1,13 +1,24 @@
-"""DeepSpeed's own conversion of its checkpoints into universal ones."""
+"""DeepSpeed on CPUs, and its own conversion of checkpoints into universal ones."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 from tests.support.processes import finish, start
 
-__all__ = ["to_universal"]
+__all__ = ["allow_fp16", "to_universal", "without_extension"]
+
+
+def without_extension() -> None:
+    """Let processes talk by gloo: DeepSpeed would build a C++ extension for minutes."""
+    importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def allow_fp16() -> None:
+    """Let DeepSpeed train in float16 on any CPU; by itself it does where that is fast."""
+    importlib.import_module("deepspeed.accelerator").get_accelerator().is_fp16_supported = lambda: True
 
 
 def to_universal(states: Path, target: Path, *, stage: int) -> None:
