@@ -336,6 +336,7 @@ class ReferenceModel(nn.Module):
         return {"logits": self.second(hidden), "states": (hidden, [hidden.argmax(-1)])}
 
 
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 @pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
 def test_a_reference_model_runs_under_autocast(tmp_path, ours, compiles):
     """Under bf16 a reference model gives accelerate's numbers to the last bit, as float32, not those of float32."""

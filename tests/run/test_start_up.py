@@ -7,7 +7,8 @@ from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, start
 
 NEEDED = {"hf_compat", "lightning", "safetensors", "torch", "tqdm"}
-FOR_TORCH = {"mpmath", "numpy", "sympy", "torchgen", "typing_extensions", "dill"}
+FOR_TORCH = {"mpmath", "numpy", "sympy", "torchgen", "typing_extensions", "dill", "cuda", "triton"}
+"""The last two with a build for GPUs."""
 FOR_LIGHTNING = {"fsspec", "lightning_utilities", "packaging", "rich", "torchmetrics", "yaml"}
 WHERE_INSTALLED = {
     # Its process-wide state is set up like the run.
