@@ -165,6 +165,23 @@ def mode_kept_by_a_training_step_of_the_user(kit: Kit) -> None:
     kit.train(trainer)
 
 
+@scenario()
+def mode_is_set_by_the_models_own_method(kit: Kit) -> None:
+    """A ``train`` of the user's, here one that keeps a layer from training, is called as often as upstream calls it."""
+    calls: list[bool] = []
+
+    class Own(helpers.PlainModel):
+        def train(self, mode: bool = True) -> Any:
+            calls.append(mode)
+            super().train(mode)
+            self.body.train(False)
+            return self
+
+    trainer = plain(kit, model=kit.model(Own), fields=FIELDS)
+    kit.train(trainer)
+    kit.keep("calls", calls)
+
+
 @scenario(**AVERAGES)
 def mode_of_another_model_in_evaluation(kit: Kit) -> None:
     """An evaluation of another model leaves the trained one's mode alone."""
