@@ -77,6 +77,8 @@ class WindowLoader:
         start: Where a resumed run starts. Default: at the beginning.
         restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
         asks_empty_loader: Whether a loader of length 0 is asked for a batch, which may draw random numbers.
+        asks_to_the_end: Whether all planned windows of an epoch are asked for, also those after the end of its data:
+            the source may have an effect each time, or have more batches later.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class WindowLoader:
         *,
         restores_without_batches: bool = True,
         asks_empty_loader: bool = True,
+        asks_to_the_end: bool = False,
     ) -> None:
         self.loader: Any = loader
         self._loader = loader
@@ -98,6 +101,7 @@ class WindowLoader:
         self._start = start
         self._restores_without_batches = restores_without_batches
         self._asks_empty_loader = asks_empty_loader
+        self._asks_to_the_end = asks_to_the_end
 
     def __len__(self) -> int:
         """Return the number of windows of a full epoch; an upper bound if the train loader has no length."""
@@ -134,21 +138,23 @@ class WindowLoader:
             self._source.warn_of_empty_epoch()
             return
         batches = iter(start.rest)
-        position = start.batches
+        position = asked = start.batches
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
-            left = plan.batches_per_epoch - position
-            drawn, num_items = self._source.draw_window(batches, left if is_last else plan.accumulate)
+            count = plan.batches_per_epoch - asked if is_last else plan.accumulate
+            asked += count
+            drawn, num_items = self._source.draw_window(batches, count)
             if restores and (drawn or self._restores_without_batches):
                 self._source.restore_rng()
                 restores = False
-            if not drawn:
-                if position == 0:
-                    self._source.warn_of_empty_epoch()
-                return
-            end = position + len(drawn)
-            complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
-            yield Window(drawn, num_items, epoch, position, complete)
-            position = end
+            if drawn:
+                end = position + len(drawn)
+                complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
+                yield Window(drawn, num_items, epoch, position, complete)
+                position = end
+            elif not self._asks_to_the_end:
+                break
             if self._source.should_stop():
-                return
+                break
+        if position == 0:
+            self._source.warn_of_empty_epoch()

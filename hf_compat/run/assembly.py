@@ -14,6 +14,7 @@ from hf_compat.engine.internals.loops import train_on
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
+from hf_compat.overriding import is_ours
 from hf_compat.plan import RunPlan
 from hf_compat.run.announcing import Announcements
 from hf_compat.run.clipping import GradientClipping, clip_gradients
@@ -195,4 +196,5 @@ def windows_of(
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,
+        asks_to_the_end=not is_ours(run.host.get_batch_samples),
     )

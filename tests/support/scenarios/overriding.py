@@ -316,3 +316,28 @@ def _control(kit: Kit, orders: dict[tuple[str, int], tuple[str, ...]]) -> None:
     callback = helpers.control_callback(kit.TrainerCallback, orders)
     fields = {**TWO_EPOCHS, "logging_steps": 50, "eval_strategy": "no"}
     train(kit, language_model(kit, fields=fields, callbacks=[callback]))
+
+
+class _WithoutLength(torch.utils.data.IterableDataset):
+    """A stream of 10 samples a pass."""
+
+    def __iter__(self) -> Any:
+        return iter(helpers.vector_rows(10))
+
+
+@scenario()
+def windows_without_batches(kit: Kit) -> None:
+    """``get_batch_samples`` of the user's leaves windows empty, and draws random numbers after the end of the data."""
+    asked: list[tuple[int, int]] = []
+
+    class Leaves(kit.Trainer):
+        def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+            torch.rand(1)
+            batches, count = super().get_batch_samples(epoch_iterator, num_batches, device)
+            asked.append((num_batches, len(batches)))
+            return ([], None) if len(asked) % 3 == 2 else (batches, count)
+
+    fields = {"max_steps": 6, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
+    kit.train(plain(kit, subclass=Leaves, fields=fields, train_dataset=_WithoutLength()))
+    kit.train(plain(kit, subclass=Leaves, rows=13, fields={**fields, "max_steps": -1, "num_train_epochs": 2}))
+    kit.keep("asked", asked)
