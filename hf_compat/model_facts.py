@@ -76,7 +76,8 @@ def _only_sets_the_mode(train: Callable[..., Any], module: nn.Module) -> bool:
     """Return whether ``train`` of ``module`` is torch's for DDP, or transformers', which may also change kernels."""
     if train is DistributedDataParallel.train:
         return True
-    return train.__module__ == "transformers.modeling_utils" and not getattr(module, "use_kernels", True)
+    is_transformers = getattr(train, "__module__", "") == "transformers.modeling_utils"
+    return is_transformers and not getattr(module, "use_kernels", True)
 
 
 def unwrap_model(model: nn.Module) -> nn.Module:
