@@ -45,6 +45,12 @@ def _new_model_with_noise(case: Case) -> bool:
     return trains and case.model_init and "neftune_noise_alpha" in case.fields
 
 
+def _evaluates_alone_with_patience(case: Case) -> bool:
+    """Whether there is an evaluation before training, with an EarlyStoppingCallback that has no metric."""
+    watches = case.fields.keys() & {"metric_for_best_model", "load_best_model_at_end"}
+    return bool(case.patience) and not watches and case.steps[0] == "evaluate"
+
+
 ALLOWED = (
     Allowed(
         "transformers counts the batches to skip from the stream's first beginning and so begins a new pass.",
@@ -56,6 +62,12 @@ ALLOWED = (
         "transformers 4.57 adds NEFTune's noise to the model that `model_init` then replaces",
         _new_model_with_noise,
         until="5.0",
+        upstream_raises=True,
+    ),
+    Allowed(
+        "transformers calls `startswith` of None.",
+        "`evaluate` with an `EarlyStoppingCallback` but without `metric_for_best_model` returns its metrics",
+        _evaluates_alone_with_patience,
         upstream_raises=True,
     ),
 )
