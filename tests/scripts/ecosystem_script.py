@@ -76,6 +76,9 @@ def main() -> None:
         left = outcome(getattr(trainer, "st_trainer", trainer))
         left["saved"] = saved(folder / "output") if rank == "0" else {}  # the others do not wait for the last file
         (folder / f"{'resumed' if given.resume else 'outcome'}_{rank}.json").write_text(json.dumps(left))
+    if given.which == "upstream" and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        os._exit(0)  # upstream leaves gloo's group open, whose threads now and then abort the ending interpreter
 
 
 if __name__ == "__main__":
