@@ -162,8 +162,11 @@ def explain_missing(trainer: object, name: str) -> Any:
 
 
 def is_ours(function: object) -> bool:
-    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else."""
-    return str(getattr(function, "__module__", "")).startswith("hf_compat.")
+    """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else.
+
+    A wrapper of someone else's that ``functools.wraps`` has given the names of ours is not.
+    """
+    return str(getattr(function, "__module__", "")).startswith("hf_compat.") and not hasattr(function, "__wrapped__")
 
 
 class WarnOnce:
@@ -240,6 +243,8 @@ def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> An
         **named: Upstream's keyword arguments.
     """
     function = getattr(method, "__func__", method)
+    if is_ours(function):
+        return method(*[value for _, value in given], **named)
     names, values = zip(*given, strict=True) if given else ((), ())
     call = _call_of(function, function is not method, names, tuple(named))
     if call.is_upstreams:

@@ -269,7 +269,7 @@ class Accelerator(ProcessState):
         elif module is None:
             torch.autograd.backward(loss, **kwargs)
         else:
-            module.manual_backward(loss, **kwargs)
+            self.strategy.backward(loss, None, **kwargs)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
@@ -292,11 +292,10 @@ class Accelerator(ProcessState):
         """Run the backward pass of ``loss`` in which LOMO updates the parameters with ``learning_rate``."""
         self.backward(loss, learning_rate=learning_rate)
 
-    @contextmanager
-    def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
-        with self.strategy.accumulating(model, ends_update=self.sync_gradients, syncs=False):
-            yield
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which gradients are not synchronised, unless ``sync_each_batch`` is set."""
+        strategy = self.strategy
+        return strategy.accumulating(model, ends_update=strategy.ends_update, syncs=False)
 
     @staticmethod
     @contextmanager

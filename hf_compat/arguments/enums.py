@@ -40,8 +40,7 @@ class ExplicitEnum(str, Enum):  # noqa: UP042  (a StrEnum prints its value; upst
         names = ", ".join(repr(member.value) for member in cls)
         raise ValueError(f"{plain!r} is not a valid {cls.__name__}; choose one of {names}.")
 
-    def __hash__(self) -> int:
-        return hash(self.value)  # equal to its string, so found where the string is
+    __hash__ = str.__hash__  # equal to its string, so found where the string is
 
 
 class IntervalStrategy(ExplicitEnum):

@@ -61,17 +61,17 @@ class FullPrecision(Precision):
     ) -> Any:
         """Run the gradient hooks, then the step."""
         closure()
-        call_hook(model.trainer, "on_before_optimizer_step", optimizer)
+        call_hook(model, "on_before_optimizer_step", optimizer)
         return optimizer.step(**kwargs)
 
     def pre_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
         """Run the hook, and return the loss."""
-        call_hook(module.trainer, "on_before_backward", tensor)
+        call_hook(module, "on_before_backward", tensor)
         return tensor
 
     def post_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
         """Run the hook, and return the loss, detached."""
-        call_hook(module.trainer, "on_after_backward")
+        call_hook(module, "on_after_backward")
         return tensor.detach()
 
 
@@ -117,7 +117,7 @@ class ForwardMixedPrecision(MixedPrecision):
     def pre_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
         """Scale the loss, run the hook, and return the loss."""
         scaled = tensor if self.scaler is None else self.scaler.scale(tensor)
-        call_hook(module.trainer, "on_before_backward", scaled)
+        call_hook(module, "on_before_backward", scaled)
         return scaled
 
     def optimizer_step(  # type: ignore[override]
@@ -126,10 +126,10 @@ class ForwardMixedPrecision(MixedPrecision):
         """Unscale, run the gradient hooks, then the step unless a gradient is infinite."""
         closure()
         if self.scaler is None:
-            call_hook(model.trainer, "on_before_optimizer_step", optimizer)
+            call_hook(model, "on_before_optimizer_step", optimizer)
             return optimizer.step(**kwargs)
         self.scaler.unscale_(optimizer)
-        call_hook(model.trainer, "on_before_optimizer_step", optimizer)
+        call_hook(model, "on_before_optimizer_step", optimizer)
         output, self.step_was_skipped = scaled_step(self.scaler, optimizer, **kwargs)
         return output
 

@@ -103,9 +103,11 @@ class Progress(RunCallback):
                 f"{counts.tr_loss.device}. Return the loss on the device of the inputs."
             )
         if host.args.logging_nan_inf_filter:
-            # torch.where instead of a branch, which would synchronise with the device.
+            # torch.where instead of a branch, which would synchronise with the device. NaN and inf less themselves are
+            # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
             mean = counts.tr_loss / (1 + host.state.global_step - counts.last_logged_step)
-            loss = torch.where(torch.isfinite(loss), loss, mean)
+            difference = loss - loss
+            loss = torch.where(difference == difference, loss, mean)
         counts.tr_loss = counts.tr_loss + loss
         counts.flos += float(host.floating_point_ops(batch))
         if host.semantics.counts_tokens_after_batch:

@@ -16,7 +16,7 @@ from hf_compat.errors import DataError, ModelError, ModelOutputError
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import map_nested
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import call_as_defined, is_ours
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_MAPPINGS = (dict, Mapping)
+"""The usual type first: it is asked for every batch."""
 
 
 def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
@@ -181,10 +184,22 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
 
 def prepare_input(trainer: Trainer, data: object) -> Any:
     """Return ``data`` with its tensors on the training device; a mapping is copied."""
-    if not isinstance(data, Tensor) and isinstance(data, Mapping):
-        return type(data)({name: trainer._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
-    data = move_to_device(data, trainer.args.device)
-    dtype = trainer._lightning_runtime.input_dtype(trainer.args)
+    device, dtype = trainer.args.device, trainer._lightning_runtime.input_dtype(trainer.args)
+    if isinstance(data, Tensor) or not isinstance(data, _MAPPINGS):
+        return _moved(data, device, dtype)
+    prepare = trainer._prepare_input
+    if not is_ours(prepare):
+        return type(data)({name: prepare(value) for name, value in data.items()})  # type: ignore[call-arg]
+    return type(data)(  # type: ignore[call-arg]
+        {
+            name: _moved(value, device, dtype) if isinstance(value, Tensor) else prepare(value)
+            for name, value in data.items()
+        }
+    )
+
+
+def _moved(data: object, device: torch.device, dtype: torch.dtype | None) -> Any:
+    data = move_to_device(data, device)
     return data if dtype is None else _cast(data, dtype)
 
 

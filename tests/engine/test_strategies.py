@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine import strategies
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineScheduler
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS
 from hf_compat.engine.strategies.kinds import STRATEGIES
@@ -67,6 +68,12 @@ class Held(nn.Linear):
         return torch.enable_grad()
 
 
+class Several(OneDeviceStrategy):
+    """Holds gradients back, as the strategies of several processes do."""
+
+    without_sync = ModelStrategy.without_sync
+
+
 @pytest.mark.parametrize(
     ("ends_update", "syncs", "held"),
     [
@@ -77,7 +84,7 @@ class Held(nn.Linear):
 )
 def test_accumulating(ends_update, syncs, held):
     """Ranks exchange gradients in the last batch unless told otherwise; what is under way is known inside alone."""
-    strategy, model = OneDeviceStrategy(torch.device("cpu")), Held(2, 2)
+    strategy, model = Several(torch.device("cpu")), Held(2, 2)
     with strategy.accumulating(model, ends_update=False), strategy.accumulating(model, ends_update=True):
         before = model.held
         with strategy.accumulating(model, ends_update=ends_update, syncs=syncs):

@@ -58,8 +58,17 @@ def step_alike(loop: Any, other: object) -> None:
         loop.leaves_batch = other.leaves_batch
 
 
-def call_hook(trainer: pl.Trainer, name: str, *given: Any) -> None:
-    """Call the hook ``name`` of callbacks and module, as Lightning does; in a lean loop only if overridden."""
+def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
+    """Call the hook ``name`` of callbacks and module, as Lightning does; in a lean loop only if overridden.
+
+    Contract: ``module._trainer`` is what the property ``trainer`` returns, which first looks for other things.
+
+    Args:
+        module: The module of the current fit.
+        name: The hook.
+        *given: Its arguments, besides trainer and module.
+    """
+    trainer: Any = module._trainer
     loop = trainer.fit_loop.epoch_loop
     hooks = loop.hooks if isinstance(loop, _LeanEpochLoop) else None
     if hooks is None:

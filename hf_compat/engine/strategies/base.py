@@ -109,11 +109,22 @@ class ModelStrategy(Strategy):
         with self.precision_plugin.predict_step_context():
             return self.lightning_module.predict_step(*args, **kwargs)
 
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        """Do nothing: a wrapper has prepared the backward pass in its forward."""
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the backward pass as Lightning does, without ``pre_backward``: a wrapper has prepared it in its forward.
 
-    def post_backward(self, closure_loss: Tensor) -> None:
-        """Do nothing, for the same reason."""
+        Args:
+            closure_loss: The loss, ``()``.
+            optimizer: Handed to the precision plugin.
+            *args: Of ``Tensor.backward``.
+            **kwargs: Of ``Tensor.backward``.
+
+        Returns:
+            The loss, detached.
+        """
+        precision, module = self.precision_plugin, self.lightning_module
+        loss = precision.pre_backward(closure_loss, module)
+        precision.backward(loss, module, optimizer, *args, **kwargs)
+        return precision.post_backward(loss, module)
 
     def load_checkpoint(self, checkpoint_path: Any, *given: Any, **named: Any) -> dict[str, Any]:
         """Load the weights of ``ckpt_path`` for an evaluation: a checkpoint of a run, or a Lightning checkpoint.
@@ -167,8 +178,11 @@ class ModelStrategy(Strategy):
         exchanges = (ends_update if syncs is None else syncs) or self.syncs_each_batch
         return _BatchContext(self, ends_update, None if exchanges else self.without_sync(model))
 
-    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context in which backward passes of the wrapped ``model`` do not synchronise gradients."""
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any] | None:
+        """Return a context in which backward passes of the wrapped ``model`` do not synchronise gradients.
+
+        None if they never do.
+        """
         held: Any = getattr(model, "no_sync", nullcontext)
         return held()  # type: ignore[no-any-return]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,9 +94,9 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
         finally:
             model.set_requires_gradient_sync(True)
 
-    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any] | None:
         """Return a context in which gradients are not reduced over the data-parallel ranks, and stay unsharded."""
-        return self._without_gradient_sync(model) if hasattr(model, "set_requires_gradient_sync") else nullcontext()
+        return self._without_gradient_sync(model) if hasattr(model, "set_requires_gradient_sync") else None
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -27,6 +28,10 @@ class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         super().__init__(device=device)
+
+    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any] | None:
+        """Return None, unless ``model`` is one of several processes', prepared before a run has a strategy."""
+        return super().without_sync(model) if torch.distributed.is_initialized() else None
 
 
 def one_device_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> OneDeviceStrategy:

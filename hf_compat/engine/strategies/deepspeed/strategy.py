@@ -10,7 +10,6 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -165,9 +164,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         if self.ends_update:
             self.engine.step()
 
-    def without_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context that does nothing: the engine decides when gradients are synchronised."""
-        return nullcontext()
+    def without_sync(self, model: nn.Module) -> None:
+        """Return None: the engine decides when gradients are synchronised."""
 
     def clip_grad_norm(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float) -> Any:
         """Return the total gradient norm of the last update step; the engine clips gradients by its config."""
