@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EarlyStoppingCallback"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("transformers.trainer_callback")
+"""Upstream's: scripts set its level, and look there for these warnings."""
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
@@ -84,11 +85,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = f"eval_{str(args.metric_for_best_model).removeprefix('eval_')}"
         value = metrics.get(name)
         if value is None:
-            logger.warning(
-                "EarlyStoppingCallback: early stopping required metric_for_best_model, but did not find %s among the "
-                "metrics; this evaluation is not counted.",
-                name,
+            text = (
+                f"EarlyStoppingCallback: early stopping required metric_for_best_model, but did not find {name} among "
+                "the metrics; this evaluation is not counted."
             )
+            logger.warning(text)
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

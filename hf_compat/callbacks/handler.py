@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CallbackHandler"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("transformers.trainer_callback")
+"""Upstream's: scripts set its level, and look there for these warnings."""
 
 _BASE_MODULES = (TrainerCallback.__module__, "transformers.trainer_callback")
 
@@ -84,22 +85,22 @@ class CallbackHandler(TrainerCallback):
         for callback in callbacks:
             self.add_callback(callback)
         if not any(is_kind_of(callback, DefaultFlowCallback) for callback in self.callbacks):
-            logger.warning(
-                "The Trainer will not work properly without a DefaultFlowCallback among its callbacks (%s): unless "
-                "another one requests it, nothing is logged, evaluated or saved, and training does not stop. Add one.",
-                self._names(),
+            text = (
+                f"The Trainer will not work properly without a DefaultFlowCallback among its callbacks ({self._names()}"
+                "): unless another one requests it, nothing is logged, evaluated or saved, and training does not stop. "
+                "Add one."
             )
+            logger.warning(text)
 
     def add_callback(self, callback: object) -> None:
         """Append ``callback``, an instance or a class, of which an instance is created."""
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
-            logger.warning(
-                "You are adding a %s to the callbacks of this Trainer, but there is already one. The current list of "
-                "callbacks is: %s. Remove one if that is not intended.",
-                kind.__name__,
-                self._names(),
+            text = (
+                f"You are adding a {kind} to the callbacks of this Trainer, but there is already one. The current list "
+                f"of callbacks is: {self._names()}. Remove one if that is not intended."
             )
+            logger.warning(text)
         self.callbacks.append(callback() if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: object) -> Any:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_callback_state"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("transformers.trainer")
+"""Upstream's: scripts look there for these messages."""
 
 
 def load_callback_state(host: RunHost) -> None:
@@ -34,10 +35,11 @@ def load_callback_state(host: RunHost) -> None:
     if found:
         logger.info("Continuing training from checkpoint, restoring callbacks: %s.", ", ".join(found))
     if missing:
-        logger.warning(
-            "Ignored the checkpoint's states of callbacks not included in current configuration: %s.",
-            ", ".join(missing),
+        text = (
+            f"Checkpoint included callbacks not included in current configuration: {', '.join(missing)}. Their states "
+            "are ignored."
         )
+        logger.warning(text)
     for callback in restored:
         handler.add_callback(callback)
 

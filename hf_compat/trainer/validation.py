@@ -37,7 +37,7 @@ def validate(trainer: Trainer) -> None:
         DataCollatorError: If the collator cannot be called.
     """
     setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
-    problems = [*_data_problems(trainer), *_optimization_problems(trainer)]
+    problems = [*_data_problems(trainer), *_accelerator_config_problems(trainer), *_optimization_problems(trainer)]
     if setup:
         raise TrainerSetupError("\n  ".join([*setup, *problems, *collator, *empty]))
     if problems:
@@ -141,7 +141,19 @@ def _data_problems(trainer: Trainer) -> list[str]:
             "`batch_eval_metrics=True`: your `compute_metrics` function must take a `compute_result` boolean argument. "
             "Add it; it is True for the last batch."
         )
+    return problems
+
+
+def _accelerator_config_problems(trainer: Trainer) -> list[str]:
+    args, problems = for_run(trainer.args), []
     config, size = args.accelerator_config, trainer.accelerator.data_parallel_size
+    num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
+    if num_steps != args.gradient_accumulation_steps:
+        phrase = "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1"
+        problems.append(
+            f"`gradient_accumulation_steps={args.gradient_accumulation_steps}`: {phrase}: num_steps={num_steps}. Set "
+            "one of them only."
+        )
     for name in ("dispatch_batches", "split_batches"):
         if args.train_sampling_strategy == "batch_rebalance" and size > 1 and getattr(config, name):
             problems.append(

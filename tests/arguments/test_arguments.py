@@ -164,13 +164,6 @@ WRONG = {
     "release": ({"semantics": "newest"}, "`semantics='newest'`"),
     "bfloat16 without a gpu": ({"bf16": True}, "`bf16=True`: .*`use_cpu=True`"),
     "bfloat16 evaluation without a gpu": ({"bf16_full_eval": True}, "`bf16_full_eval=True`: .*`use_cpu=True`"),
-    "two accumulations": (
-        {
-            "gradient_accumulation_steps": 4,
-            "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}},
-        },
-        "`gradient_accumulation_steps=4`.*num_steps=2",
-    ),
 }
 
 

@@ -52,6 +52,16 @@ def test_iterable_without_max_steps(tmp_path):
         trainer_of(tmp_path, train=Stream(vector_rows(4)))
 
 
+def test_two_accumulations(tmp_path):
+    """Both ways to set it; the Trainer says so, not its arguments, as upstream, where a script may still set one."""
+    config = {"gradient_accumulation_kwargs": {"num_steps": 2}}
+    args = TrainingArguments(str(tmp_path), **QUIET, gradient_accumulation_steps=4, accelerator_config=config)
+    with pytest.raises(ArgumentsError, match=r"`gradient_accumulation_steps=4`.*num_steps=2"):
+        Trainer(PlainModel(), args)
+    args.gradient_accumulation_steps = 2
+    assert Trainer(PlainModel(), args).args.gradient_accumulation_steps == 2
+
+
 class Collator:
     """A collator of the oldest releases."""
 

@@ -220,11 +220,6 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
     if unknown:
         text = f"unknown keys {unknown} in gradient_accumulation_kwargs; use {sorted(_ACCUMULATION_KEYS)}."
         yield Problem("accelerator_config", config, text)
-    num_steps = accumulation.get("num_steps", args.gradient_accumulation_steps)
-    if num_steps != args.gradient_accumulation_steps:
-        phrase = "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1"
-        text = f"{phrase}: num_steps={num_steps}; set one of them only."
-        yield Problem("gradient_accumulation_steps", args.gradient_accumulation_steps, text)
 
 
 def _configured_precision(args: TrainingArguments, semantics: Semantics) -> Problems:

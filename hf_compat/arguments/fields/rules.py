@@ -144,6 +144,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
             "trainer/loaders.py",
             "trainer/loss.py",
             "trainer/trainer.py",
+            "trainer/validation.py",
         ),
     ),
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),
