@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["DistributedType", "ProcessState"]
 
 
-class DistributedType(StrEnum):
+class DistributedType(str, Enum):  # noqa: UP042  (a StrEnum prints its value; accelerate's prints the member)
     """The kind of distributed training, by accelerate's names."""
 
     NO = "NO"

@@ -114,6 +114,7 @@ def test_kinds_of_processes_have_accelerates_names(tmp_path, case):
     accelerator = Accelerator(launch, state, AcceleratorConfig(), trainer_of(tmp_path)._lightning_runtime)
     theirs = pytest.importorskip("accelerate").DistributedType[name]
     assert accelerator.distributed_type == accelerator.state.distributed_type == theirs
+    assert f"{accelerator.distributed_type} {accelerator.distributed_type!s}" == f"{theirs} {theirs!s}"
     assert accelerator.state.deepspeed_plugin is accelerator.deepspeed_plugin is plugin
     assert getattr(accelerator.state.deepspeed_plugin, "zero_stage", None) == stage
     assert accelerator.is_fsdp2 == accelerator.state.is_fsdp2 == (name == "FSDP")

@@ -95,6 +95,7 @@ ASKED = {
     "words": {"fsdp": "full_shard auto_wrap offload"},
     "a list": {"fsdp": ["full_shard", "auto_wrap"]},
     "options": {"fsdp": [transformers.trainer_utils.FSDPOption.FULL_SHARD]},
+    "accelerate's name of the default": {"fsdp": True, "fsdp_config": {"fsdp_offload_params": "false"}},
     "layers by class": {"fsdp": "full_shard auto_wrap", "fsdp_config": BY_CLASS},
     "two classes, prefixed": {
         "fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": ["GPT2Block", "Conv1D"]},

@@ -26,6 +26,8 @@ _RENAMED = {
     "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
 }
 """accelerate's names of keys of ``fsdp_config``."""
+_NOTHING_ASKED = {("offload_params", "false")}
+"""Of these names with these values, what is the default."""
 _WITH_LAUNCHER = ("activation_checkpointing", "limit_all_gathers")
 """Keys that have an effect under ``accelerate launch --use_fsdp`` without the field ``fsdp``."""
 _UNSUPPORTED_VARIABLES = ("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", "FSDP_IGNORED_MODULES")
@@ -49,7 +51,7 @@ def unknown_keys(config: dict[str, Any]) -> Problems:
             if value:
                 text = "is for TPUs, which are not supported; remove it."
                 yield Problem("fsdp_config", {key: value}, text, unsupported=True)
-        elif key not in _KNOWN:
+        elif key not in _KNOWN and (key, str(value).lower()) not in _NOTHING_ASKED:
             newer = _RENAMED.get(key)
             text = (
                 f"is not a key of `fsdp_config`; use {newer!r}"
