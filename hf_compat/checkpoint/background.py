@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, to_host
 from hf_compat.environment import is_switched_on
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
     "BackgroundTasks",
     "Deferred",
-    "HostBuffers",
     "SharedWrite",
     "Write",
     "Writes",
     "is_requested",
-    "to_host",
 ]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
@@ -47,92 +44,6 @@ SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
 def is_requested(args: _Arguments) -> bool:
     """Return whether the arguments or the environment request saving in the background."""
     return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
-
-
-class HostBuffers:
-    """The memory of a snapshot, kept for the next one: copying into new memory takes more than twice as long."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[torch.UntypedStorage]] = {}
-        self._taken: list[torch.UntypedStorage] = []
-
-    def take(self, size: int) -> torch.UntypedStorage:
-        """Return ``size`` bytes of host memory, with any content."""
-        free = self._free.get(size)
-        storage = free.pop() if free else torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
-        self._taken.append(storage)
-        return storage
-
-    def give_back(self) -> None:
-        """Keep what was taken, and nothing else, for the next snapshot: nobody uses this one any more."""
-        self._free.clear()
-        for storage in self._taken:
-            self._free.setdefault(storage.nbytes(), []).append(storage)
-        self._taken.clear()
-
-    def clear(self) -> None:
-        """Keep nothing."""
-        self._free.clear()
-        self._taken.clear()
-
-
-def to_host(value: Any, *, private: Iterable[Tensor] = (), buffers: HostBuffers | None = None) -> Any:
-    """Return a copy of ``value`` in host memory that shares nothing with it but the memory of ``private``.
-
-    Tensors that share memory share it in the copy too, so that the files written of either are the same.
-
-    Args:
-        value: Tensors, plain values, and dicts, lists and tuples of them.
-        private: Tensors in host memory that nothing else uses.
-        buffers: Where the memory of the copy comes from. Default: it is new.
-    """
-    return _Copier(private, buffers or HostBuffers()).copied(value)
-
-
-class _Copier:
-    """Copies each object once, however often it is met."""
-
-    def __init__(self, private: Iterable[Tensor], buffers: HostBuffers) -> None:
-        self._memory = buffers
-        self._copies: dict[int, tuple[object, Any]] = {}  # with the original, whose id must not be reused meanwhile
-        storages = (tensor.untyped_storage() for tensor in private)
-        self._storages: dict[int, torch.UntypedStorage] = {storage._cdata: storage for storage in storages}
-
-    def copied(self, value: Any) -> Any:
-        if id(value) not in self._copies:
-            self._copies[id(value)] = (value, self._copy(value))
-        return self._copies[id(value)][1]
-
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            twin: Any = self._copied_tensor(value)
-            if type(value) is nn.Parameter:
-                return nn.Parameter(twin, value.requires_grad)
-            if type(value) is Tensor:  # `torch.save` writes attributes too
-                vars(twin).update(self.copied(vars(value)))
-                twin.requires_grad_(value.requires_grad)
-            return twin
-        if isinstance(value, dict):
-            twin = copy.copy(value)  # keeps the type of dict, and a state dict's `_metadata`
-            for key, item in value.items():
-                twin[key] = self.copied(item)
-            return twin
-        if type(value) in (list, tuple):
-            return type(value)(self.copied(item) for item in value)
-        return copy.deepcopy(value)
-
-    def _copied_tensor(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-        if not is_plain or tensor.is_conj() or tensor.is_neg():
-            return tensor.to("cpu", copy=True)
-        storage = tensor.untyped_storage()
-        key = storage._cdata  # by which `torch.save` tells storages apart; empty ones have no address
-        if key not in self._storages:
-            buffer = self._memory.take(storage.nbytes())
-            self._storages[key] = buffer.copy_(storage)
-        twin = torch.empty(0, dtype=tensor.dtype)
-        return twin.set_(self._storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
@@ -180,10 +91,12 @@ class Writes:
 
     Attributes:
         buffers: The memory of snapshots.
+        late: The copies of snapshots that need not be made at once.
     """
 
     def __init__(self) -> None:
         self.buffers = HostBuffers()
+        self.late = LateCopies()
         self._deferred: Deferred | None = None
         self._shared: dict[str, Any] | None = None
         self._private: list[Tensor] = []
@@ -239,15 +152,22 @@ class Writes:
         finally:
             self._private = before
 
-    def snapshot(self, state: Any) -> Any:
-        """Return ``state``, or if calls are deferred a copy of it in host memory, made unless it is ``private``."""
-        return state if self._deferred is None else to_host(state, private=self._private, buffers=self.buffers)
+    def snapshot(self, state: Any, *, at_once: bool = False) -> Any:
+        """Return ``state``, or if calls are deferred a copy of it in host memory, made unless it is ``private``.
+
+        Args:
+            state: Tensors, plain values, and dicts, lists and tuples of them.
+            at_once: Whether more than the optimizer's step may change it; else ``late`` may copy it.
+        """
+        if self._deferred is None:
+            return state
+        return to_host(state, private=self._private, buffers=self.buffers, late=None if at_once else self.late)
 
     def state_of(self, model: nn.Module) -> dict[str, Any] | None:
         """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
         if self._deferred is None:
             return None
-        copied: dict[str, Any] = to_host(model.state_dict(), buffers=self.buffers)
+        copied: dict[str, Any] = to_host(model.state_dict(), buffers=self.buffers, late=self.late)
         return copied
 
     def shell_of(self, model: nn.Module) -> nn.Module:

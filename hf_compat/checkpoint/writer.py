@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.after_save import Published
@@ -54,6 +57,11 @@ class CheckpointWriter:
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
         self.published: Published | None = None
+        self._start: Callable[[], None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes but for a checkpoint under way, which belongs to this process."""
+        return {**vars(self), "_start": None}
 
     @property
     def _run_id(self) -> str | None:
@@ -68,6 +76,7 @@ class CheckpointWriter:
         launch: Launch,
         writes_files: bool,
         background: bool,
+        changing: Iterable[Tensor] | None = None,
         timeout: timedelta = timedelta(minutes=30),
         then: Sequence[Callable[[Path], object]] = (),
         must_finish: Callable[[], bool] = _never,
@@ -77,6 +86,8 @@ class CheckpointWriter:
         In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
         files have bytes, until the end of the run, and a thread writes them, one checkpoint at a time. Parts that are
         not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
+        Where ``changing`` is given, most is copied while the next forward and backward pass run, and then written:
+        call ``before_update`` before the weights change.
 
         Args:
             folder: The folder; an existing one is replaced.
@@ -85,6 +96,7 @@ class CheckpointWriter:
             launch: Rank and world size.
             writes_files: Whether this rank writes the files that are equal on all ranks.
             background: Write in the background.
+            changing: The tensors that may change before the next update of the weights, such as buffers. Default: all.
             timeout: How long, in the background, the threads of two ranks wait for each other.
             then: Called with the complete folder: in the background by the threads of ranks that write the files that
                 are equal on all, otherwise on every rank.
@@ -98,6 +110,7 @@ class CheckpointWriter:
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
+            self.writes.late.begin(is_allowed=changing is not None, changing=changing or ())
         self.remover.wait()
         with multi_process.failing_together():  # what rank 0 tells of a failure names the folder
             with ExitStack() as stack:
@@ -120,7 +133,10 @@ class CheckpointWriter:
                     pass
                 self._note_published(staged, folder)
         if background:
-            self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
+            publish_it = partial(self._publish, publication, deferred, folder, then if writes_files else ())
+            self._start = partial(self.saver.start, publish_it)
+            if not self.writes.late.start():
+                self._begin_writing()
             if any(collectives.gather_objects([must_finish()])):
                 self.wait()
                 self._note_published(staged, folder)
@@ -148,11 +164,24 @@ class CheckpointWriter:
         group = deferred.group
         try:
             with multi_process.failing_together(group), publication, multi_process.failing_together(group):
+                self.writes.late.check()
                 deferred.write()
         finally:
             self.writes.buffers.give_back()
         for call in then:
             call(folder)
+
+    def before_update(self) -> None:
+        """Wait for what is copied beside the forward and backward pass; call it right before the weights change."""
+        self.writes.late.compare()
+        self._begin_writing()
+
+    def _begin_writing(self) -> None:
+        """Have the thread write what is copied by now, if it does not yet."""
+        start, self._start = self._start, None
+        if start is not None:
+            self.writes.late.finish()
+            start()
 
     def _note_published(self, staged: Path, folder: Path) -> None:
         self.published = Published.look_at(folder) if publish.is_own(staged) else None
@@ -184,6 +213,8 @@ class CheckpointWriter:
 
     def end_run(self) -> None:
         """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
+        self._begin_writing()
+        self.writes.late.clear()
         self.remover.wait()
         self.writes.buffers.clear()
 
@@ -193,4 +224,14 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
         """
+        self._begin_writing()
         multi_process.wait_for(self.saver)
+
+    def wait_here(self) -> None:
+        """Wait until this rank does not write in the background.
+
+        Raises:
+            Exception: The error of the last save.
+        """
+        self._begin_writing()
+        self.saver.wait()

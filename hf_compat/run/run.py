@@ -177,7 +177,7 @@ class TrainingRun:
                 yield
         except BaseException:
             try:
-                self.checkpoints.saver.wait()
+                self.checkpoints.wait_here()
             except Exception as error:  # the error that ended the run is the one to raise
                 logger.error("%s", error)
             raise

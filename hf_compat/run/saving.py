@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from hf_compat.callbacks.firing import fire
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.callbacks import RunCallback
+from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.overriding import call_as_defined, is_ours
 from hf_compat.run.best_model import note_best_checkpoint
 from hf_compat.state import export_states
 
 if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
     from hf_compat.run.host import RunHost
     from hf_compat.tuning.spaces import Trial
 
@@ -32,7 +36,7 @@ logger = logging.getLogger(__name__)
 class CheckpointSaving(RunCallback):
     """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
 
-    Defines no hooks: ``Flow`` and ``Preemption`` call it.
+    Hooks: ``on_fit_start``, ``on_before_optimizer_step``. ``Flow`` and ``Preemption`` call it.
 
     Args:
         host: The Trainer.
@@ -46,10 +50,28 @@ class CheckpointSaving(RunCallback):
         self._writer = writer
         self._lightning_state = lightning_state
         self._best_before: str | None = None
+        self._updates_next = False
 
-    def begin_step(self) -> None:
-        """Note that what follows, an evaluation perhaps, is in no checkpoint yet."""
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Have an engine that steps in the backward pass tell before it does."""
+        if isinstance(trainer.strategy, ModelStrategy):
+            trainer.strategy.before_step = self._writer.before_update
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Wait for what is still copied of the last checkpoint."""
+        self._writer.before_update()
+        self._updates_next = False  # a callback may save by itself after the update
+
+    def begin_step(self, *, updates_next: bool) -> None:
+        """Note that what follows, an evaluation perhaps, is in no checkpoint yet.
+
+        Args:
+            updates_next: Whether no other save or evaluation follows before the next update.
+        """
         self._writer.last_step = None
+        self._updates_next = updates_next
 
     @property
     def has_saved(self) -> bool:
@@ -114,10 +136,17 @@ class CheckpointSaving(RunCallback):
             launch=args.launch,
             writes_files=args.should_save,
             background=is_requested(args),
+            changing=host.model.buffers() if self._may_copy_late() else None,
             timeout=args.ddp_timeout_delta,
             then=(self._push, self._rotate),
             must_finish=self._must_finish_first,
         )
+
+    def _may_copy_late(self) -> bool:
+        """Return whether nothing changes the weights before the next update; a schedule-free optimizer may."""
+        host = self._host
+        ends = host.control.should_training_stop or host.state.global_step >= host.state.max_steps
+        return self._updates_next and not ends and not callable(getattr(host.optimizer, "train", None))
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -152,7 +181,7 @@ class CheckpointSaving(RunCallback):
     def _write_lightning_state(self, folder: Path) -> None:
         content, writes = self._lightning_state(), self._writer.writes
         if self._host.args.should_save:
-            writes(torch.save, writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+            writes(torch.save, writes.snapshot(content, at_once=True), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:
         host = self._host

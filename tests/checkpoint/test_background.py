@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 import threading
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -18,9 +17,7 @@ from hf_compat.checkpoint.background import (
     ENVIRONMENT_VARIABLE,
     BackgroundTasks,
     Deferred,
-    HostBuffers,
     Writes,
-    to_host,
 )
 from hf_compat.checkpoint.layout import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -225,54 +222,6 @@ def test_overridden_methods(tmp_path):
     run(tmp_path / "looks", LooksAtFolder, save_async=True).train()
     run(tmp_path / "uploads", save_async=True, callbacks=[Uploads()]).train()
     assert len(list_checkpoints(tmp_path / "looks")) == len(list_checkpoints(tmp_path / "uploads")) == 3
-
-
-def test_copy_in_host_memory():
-    """A copy shares nothing with its source, and within it what shared memory still does, in the same shapes."""
-    base = torch.arange(12.0).reshape(3, 4)
-    state = OrderedDict(
-        whole=base,
-        part=base[1:, ::2],
-        turned=base.T,
-        parameter=nn.Parameter(base),
-        empty=torch.empty(0),
-        none=torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=True),
-        nested=[{"step": torch.tensor(3), "betas": (0.9, 0.99)}, "text"],
-    )
-    state._metadata = {"version": 1}
-    expected = {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
-    twin = to_host(state)
-    base.add_(1)
-    assert type(twin) is OrderedDict
-    assert twin._metadata == {"version": 1}
-    for name, value in expected.items():
-        assert torch.equal(twin[name].to_dense() if name == "none" else twin[name], value.to_dense())
-    assert twin["part"].stride() == state["part"].stride()
-    assert twin["part"].untyped_storage().data_ptr() == twin["whole"].untyped_storage().data_ptr()
-    assert type(twin["parameter"]) is nn.Parameter
-    assert twin["nested"][0]["betas"] == (0.9, 0.99)
-    assert twin["nested"] is not state["nested"]
-
-
-def test_memory_of_a_snapshot_is_used_again():
-    """The next snapshot is written into the memory of the last one, once that is given back; a shared one once."""
-    buffers = HostBuffers()
-    state = {"weight": torch.arange(4.0), "counts": torch.arange(3)}
-    state["tied"] = state["weight"]
-
-    def places(copies):
-        return {name: copy.data_ptr() for name, copy in copies.items()}
-
-    first = to_host(state, buffers=buffers)
-    second = to_host(state, buffers=buffers)
-    assert not {*places(first).values()} & {*places(second).values()}
-    kept = places(first)
-    buffers.give_back()
-    state["weight"] += 1
-    third, fourth = to_host(state, buffers=buffers), to_host(state, buffers=buffers)
-    assert {*places(third).values(), *places(fourth).values()} == {*kept.values(), *places(second).values()}
-    assert all(torch.equal(copies[name], value) for copies in (third, fourth) for name, value in state.items())
-    assert third["tied"].data_ptr() == third["weight"].data_ptr()
 
 
 def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):

@@ -1,0 +1,196 @@
+"""Copies of a checkpoint in host memory, and those that are made beside the next forward and backward pass."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from hf_compat import TrainerCallback
+from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, to_host
+from hf_compat.checkpoint.layout import list_checkpoints
+from tests.checkpoint.test_background import files, run
+from tests.support.held_copies import HeldCopies
+
+
+def test_copy_in_host_memory():
+    """A copy shares nothing with its source, and within it what shared memory still does, in the same shapes."""
+    base = torch.arange(12.0).reshape(3, 4)
+    state = OrderedDict(
+        whole=base,
+        part=base[1:, ::2],
+        turned=base.T,
+        parameter=nn.Parameter(base),
+        empty=torch.empty(0),
+        none=torch.sparse_coo_tensor([[0]], [1.0], (2,), check_invariants=True),
+        nested=[{"step": torch.tensor(3), "betas": (0.9, 0.99)}, "text"],
+    )
+    state._metadata = {"version": 1}
+    expected = {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
+    twin = to_host(state)
+    base.add_(1)
+    assert type(twin) is OrderedDict
+    assert twin._metadata == {"version": 1}
+    for name, value in expected.items():
+        assert torch.equal(twin[name].to_dense() if name == "none" else twin[name], value.to_dense())
+    assert twin["part"].stride() == state["part"].stride()
+    assert twin["part"].untyped_storage().data_ptr() == twin["whole"].untyped_storage().data_ptr()
+    assert type(twin["parameter"]) is nn.Parameter
+    assert twin["nested"][0]["betas"] == (0.9, 0.99)
+    assert twin["nested"] is not state["nested"]
+
+
+def test_memory_of_a_snapshot_is_used_again():
+    """The next snapshot is written into the memory of the last one, once that is given back; a shared one once."""
+    buffers = HostBuffers()
+    state = {"weight": torch.arange(4.0), "counts": torch.arange(3)}
+    state["tied"] = state["weight"]
+
+    def places(copies):
+        return {name: copy.data_ptr() for name, copy in copies.items()}
+
+    first = to_host(state, buffers=buffers)
+    second = to_host(state, buffers=buffers)
+    assert not {*places(first).values()} & {*places(second).values()}
+    kept = places(first)
+    buffers.give_back()
+    state["weight"] += 1
+    third, fourth = to_host(state, buffers=buffers), to_host(state, buffers=buffers)
+    assert {*places(third).values(), *places(fourth).values()} == {*kept.values(), *places(second).values()}
+    assert all(torch.equal(copies[name], value) for copies in (third, fourth) for name, value in state.items())
+    assert third["tied"].data_ptr() == third["weight"].data_ptr()
+
+
+class Model(nn.Module):
+    """Drops units, and has buffers that each forward pass changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.norm, self.outside = nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Linear(32, 1)
+
+    def forward(self, x, labels=None):
+        hidden = nn.functional.dropout(self.norm(self.inside(x)), 0.2, self.training)
+        loss = (self.outside(hidden).squeeze(-1) - labels).square().mean()
+        return {"loss": loss}
+
+
+class Halving(Model):
+    """Changes its weights in every forward pass, past their counters."""
+
+    def forward(self, x, labels=None):
+        if self.training:
+            self.inside.weight.data.mul_(0.5)
+        return super().forward(x, labels)
+
+
+def both(tmp_path, model=Model, **settings):
+    """The files of a run that saves at once, those of one that copies as late as possible, and its late copies."""
+    run(tmp_path / "at once", model=model, **settings).train()
+    trainer = run(tmp_path / "later", model=model, save_async=True, **settings)
+    late = trainer._checkpoint_writer.writes.late = HeldCopies()
+    trainer.train()
+    return files(tmp_path / "at once"), files(tmp_path / "later"), late
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"save_steps": 1}, 4),  # not the first, nor the last of an epoch or of the run
+        ({"save_steps": 1, "gradient_accumulation_steps": 2, "num_train_epochs": 4, "max_steps": -1}, 7),
+        ({"save_strategy": "epoch", "num_train_epochs": 5, "max_steps": -1}, 3),
+        ({"save_steps": 2, "optim": "adafactor", "max_steps": 12, "eval_strategy": "steps", "eval_steps": 2}, 3),
+    ],
+)
+def test_copies_beside_the_next_step(tmp_path, settings, count):
+    """A checkpoint holds what there was after its update step, though it is copied right before the next update."""
+    at_once, later, late = both(tmp_path, **{"max_steps": 6, **settings})
+    assert later == at_once
+    assert late.count == count
+
+
+def test_weights_that_the_model_changes_are_copied_at_once(tmp_path, caplog):
+    """Where the first checkpoint is no longer what there is before the next update, none is copied late."""
+    caplog.set_level(logging.INFO)
+    at_once, later, late = both(tmp_path, Halving, save_steps=1, log_level="info")
+    assert later == at_once
+    assert late.count == 0
+    assert "so a checkpoint is copied before training continues" in caplog.text
+
+
+def test_a_schedule_free_optimizer_is_copied_at_once(tmp_path):
+    """Its weights change when training goes on after an evaluation."""
+    pytest.importorskip("schedulefree")
+    settings = {"optim": "schedule_free_adamw", "lr_scheduler_type": "constant", "eval_strategy": "steps"}
+    at_once, later, late = both(tmp_path, save_steps=1, eval_steps=2, **settings)
+    assert later == at_once
+    assert late.count == 0
+
+
+class Adds(TrainerCallback):
+    """Changes a weight before the fifth update."""
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        if state.global_step == 4:
+            with torch.no_grad():
+                model.outside.bias.add_(100)
+
+
+def test_a_weight_that_is_changed_once(tmp_path, caplog):
+    """A change while the copies are made is told, and no checkpoint holds a part of it; later ones are not at risk."""
+    trainer = run(tmp_path, model=Model, callbacks=[Adds()], save_async=True, save_steps=2, max_steps=12)
+    trainer.train_dataset.values = torch.randn(60, 8)
+    late = trainer._checkpoint_writer.writes.late = HeldCopies()
+    trainer.train()
+    biases = [load_file(item.path / "model.safetensors")["outside.bias"] for item in list_checkpoints(tmp_path)]
+    assert [bool(bias > 50) for bias in biases] == [False, True, True, True, True, True]
+    assert caplog.text.count("1 of its tensors changed in place") == 1
+    assert late.count == 1
+
+
+class Fails(LateCopies):
+    def _make(self, *given):
+        self._error = MemoryError("no more")
+
+
+def test_an_error_of_a_late_copy_ends_the_run(tmp_path):
+    """It is raised where the next save waits, and the checkpoint does not appear."""
+    trainer = run(tmp_path, model=Model, save_async=True, save_steps=1)
+    trainer._checkpoint_writer.writes.late = Fails()
+    with pytest.raises(MemoryError, match="no more"):
+        trainer.train()
+    assert [item.step for item in list_checkpoints(tmp_path)] == [1]
+
+
+class Stops(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_leaves_the_checkpoint_under_way(tmp_path):
+    """What ends a run before the next update does not lose the checkpoint that was being copied."""
+    trainer = run(tmp_path, model=Model, callbacks=[Stops()], save_async=True, save_steps=2)
+    trainer.train_dataset.values = torch.randn(60, 8)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert [item.step for item in list_checkpoints(tmp_path)] == [2, 4]
+
+
+def test_late_copies_belong_to_one_process():
+    """Pickled while a thread copies, they are new ones."""
+    late, value = HeldCopies(), torch.zeros(3)
+    for _ in range(2):
+        late.begin(is_allowed=True, changing=())
+        twin = to_host({"value": value}, late=late)["value"]
+        has_started = late.start()
+        late.compare()
+    assert has_started
+    assert pickle.loads(pickle.dumps(late)).start() is False
+    value += 1
+    late.finish()
+    assert torch.equal(twin, value)
