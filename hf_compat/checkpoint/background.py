@@ -157,7 +157,7 @@ class Writes:
 
         Args:
             state: Tensors, plain values, and dicts, lists and tuples of them.
-            at_once: Whether more than the optimizer's step may change it; else ``late`` may copy it.
+            at_once: Whether ``late`` may not copy it: more than an update changes it, or its memory is wanted back.
         """
         if self._deferred is None:
             return state

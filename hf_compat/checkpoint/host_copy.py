@@ -47,138 +47,133 @@ class HostBuffers:
 class _Copy(NamedTuple):
     source: Tensor
     target: Tensor
-    owner: Tensor
-    """The tensor whose counter of changes in place, ``_version``, counts those of ``source``."""
-    version: int
 
     def make(self) -> None:
         self.target.copy_(self.source)
 
 
 class LateCopies:
-    """Copies tensors in a thread while training goes on, until the next update of the weights.
+    """Copies tensors to host memory in a thread, while training goes on until the next update of the weights.
 
-    Only the optimizer's step changes the tensors of a checkpoint, apart from a model's buffers, so the copy need not be
-    complete before that step. Whether that holds for this model, and for what is called between two updates, is
-    tried: the first checkpoint of a run is copied at once, and compared with the weights before the next update; if
-    they differ, all later ones are copied at once too. If a late copy's tensor counts a change in place nevertheless,
-    it is copied again.
+    Only the optimizer's step changes the tensors of a checkpoint, apart from a model's buffers, so the copies need not
+    be made before that step. Whether that holds for this model, and for what is called between two updates, is tried:
+    the first checkpoint of a run is copied at once, and compared with the weights before the next update; if they
+    differ, all later ones are copied at once too. If a tensor counts a change in place while late copies are made
+    nevertheless, they are made again before the next update.
     """
 
     def __init__(self) -> None:
-        self._holds: bool | None = None
+        self._only_updates_change: bool | None = None
         self._is_allowed = False
         self._changing: set[int] = set()
-        self._made: list[_Copy] = []
+        self._on_trial: list[_Copy] = []
         self._pending: list[_Copy] = []
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._versions: list[tuple[Tensor, int]] = []
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._is_update_due = threading.Event()
+        self._are_made = threading.Event()
+        self._are_made.set()
 
     def __reduce__(self) -> tuple[type[LateCopies], tuple[()]]:
-        """Return what makes new ones: a thread, and what it copies, belong to this process."""
+        """Return what makes new ones: what a thread copies belongs to this process."""
         return type(self), ()
 
-    def begin(self, *, is_allowed: bool, changing: Iterable[Tensor]) -> None:
+    def begin(self, *, is_allowed: bool, changing: Iterable[Tensor] = ()) -> None:
         """Begin the copies of one checkpoint.
 
         Args:
             is_allowed: Whether the next that may change the weights is an update.
             changing: Tensors that other code changes too, such as buffers.
         """
-        self._made.clear()
-        self._is_allowed = is_allowed
-        self._changing = {tensor.untyped_storage()._cdata for tensor in changing}
+        self._on_trial.clear()
+        self._forget_pending()
+        self._is_allowed = is_allowed and self._only_updates_change is not False
+        self._changing = {_memory_of(tensor) for tensor in changing if tensor.layout is torch.strided}
 
-    def copy(self, source: Tensor, target: Tensor, owner: Tensor) -> None:
+    def watch(self, tensor: Tensor) -> None:
+        """Look whether ``tensor``, which has memory that is copied late, counts a change in place meanwhile."""
+        if self._only_updates_change and self._may_wait(tensor):
+            self._versions.append((tensor, tensor._version))
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
         """Copy ``source`` into ``target``, at once or late.
 
         Args:
             source: On any device.
             target: In host memory.
-            owner: The tensor that ``source`` is the memory of.
         """
-        can_wait = (
-            self._is_allowed
-            and self._holds is not False
-            and source.device.type in ("cpu", "cuda")
-            and not owner.is_inference()
-            and source.untyped_storage()._cdata not in self._changing
-        )
-        if not can_wait:
-            target.copy_(source)
-            return
-        copying = _Copy(source, target, owner, owner._version)
-        if self._holds:
-            self._pending.append(copying)
-        else:
-            copying.make()
-            self._made.append(copying)
+        one, may_wait = _Copy(source, target), self._may_wait(source)
+        if not (may_wait and self._only_updates_change):
+            one.make()
+        if may_wait:
+            (self._pending if self._only_updates_change else self._on_trial).append(one)
 
-    def start(self) -> bool:
-        """Start the thread that makes the late copies; return whether there are any."""
+    def _may_wait(self, tensor: Tensor) -> bool:
+        is_known = tensor.device.type in ("cpu", "cuda") and not tensor.is_inference()
+        return self._is_allowed and is_known and _memory_of(tensor) not in self._changing
+
+    def start(self) -> None:
+        """Let :meth:`make` begin; called by the thread that trains."""
         self._is_allowed = False
+        self._is_update_due.clear()
         if self._pending:
-            streams: dict[torch.device, torch.cuda.Stream] = {}
-            for device in {copying.source.device for copying in self._pending if copying.source.is_cuda}:
-                streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-                streams[device].wait_stream(torch.cuda.current_stream(device))
-            self._thread = threading.Thread(target=self._make, args=(streams,), name="hf_compat-copy")
-            self._thread.start()
-        return self._thread is not None
+            self._are_made.clear()
+            for device in {one.source.device for one in self._pending if one.source.is_cuda}:
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                self._streams[device].wait_stream(torch.cuda.current_stream(device))
 
-    def _make(self, streams: dict[torch.device, torch.cuda.Stream]) -> None:
-        """Make the late copies; those from a GPU in its stream, beside what training queues."""
+    def make(self) -> None:
+        """Make the late copies; called by the thread that writes them."""
         try:
-            for copying in self._pending:
-                stream = streams.get(copying.source.device)
-                with nullcontext() if stream is None else torch.cuda.stream(stream):
-                    copying.make()
-        except BaseException as error:
-            self._error = error
+            self._make_all()
+            if any(tensor._version != version for tensor, version in self._versions):
+                self._only_updates_change = False
+                logger.warning(
+                    "While `save_async` copied a checkpoint, its tensors changed in place, but not by an update: it "
+                    "holds them as they are before the next update. From now on a checkpoint is copied before training "
+                    "continues."
+                )
+                while not self._is_update_due.wait(1) and threading.main_thread().is_alive():
+                    pass
+                self._make_all()
+        finally:
+            self._forget_pending()
+            self._are_made.set()
 
-    def compare(self) -> None:
-        """Compare what was copied at once with the tensors now, right before an update."""
-        if self._made:
-            self._holds = all(torch.equal(made.source.cpu(), made.target) for made in self._made)
-            if not self._holds:
+    def _make_all(self) -> None:
+        for one in self._pending:
+            stream = self._streams.get(one.source.device)
+            with nullcontext() if stream is None else torch.cuda.stream(stream):  # beside what training queues
+                one.make()
+
+    def before_update(self) -> None:
+        """Return when the late copies are made; called right before the weights change."""
+        if self._on_trial:
+            self._only_updates_change = all(torch.equal(one.source.cpu(), one.target) for one in self._on_trial)
+            if not self._only_updates_change:
                 logger.info("Weights change between updates too, so a checkpoint is copied before training continues.")
-            self._made.clear()
+            self._on_trial.clear()
+        if not self._are_made.is_set():
+            self.release()
+            self._are_made.wait()
 
-    def finish(self) -> None:
-        """Return when the late copies are made; copy again what has changed meanwhile."""
-        if self._thread is None:
-            return
-        self._thread.join()
-        self._thread = None
-        changed = [copying for copying in self._pending if copying.owner._version != copying.version]
-        self._pending = []
-        if changed:
-            self._holds = False
-            logger.warning(
-                "While `save_async` copied a checkpoint, %s of its tensors changed in place, but not by an update: it "
-                "holds them as they are before the next update. From now on a checkpoint is copied before training "
-                "continues.",
-                len(changed),
-            )
-            for copying in changed:
-                copying.make()
-
-    def check(self) -> None:
-        """Raise the error of the late copies, once.
-
-        Raises:
-            Exception: If they failed.
-        """
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    def release(self) -> None:
+        """Let late copies be made again, if they have to be: what changed the tensors has ended."""
+        self._is_update_due.set()
 
     def clear(self) -> None:
-        """Forget what was tried; the run has ended."""
-        self.finish()
-        self._made.clear()
-        self._changing.clear()
-        self._holds = None
+        """Forget the run, which has ended: all is copied."""
+        self.begin(is_allowed=False)
+        self._only_updates_change = None
+
+    def _forget_pending(self) -> None:
+        self._pending, self._versions, self._streams = [], [], {}
+
+
+def _memory_of(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    memory: int = local.untyped_storage()._cdata
+    return memory
 
 
 def to_host(
@@ -239,15 +234,17 @@ class _Copier:
         key = storage._cdata  # by which `torch.save` tells storages apart; empty ones have no address
         if key not in self._storages:
             buffer = self._memory.take(storage.nbytes())
-            self._late.copy(_bytes_of(storage), _bytes_of(buffer), tensor)
+            self._late.copy(_bytes_of(storage), _bytes_of(buffer))
             self._storages[key] = buffer
+        self._late.watch(tensor)
         twin = torch.empty(0, dtype=tensor.dtype)
         return twin.set_(self._storages[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
     def _copied_part(self, tensor: Any) -> Tensor:
         """Return a copy of a DTensor, this rank's part of it in host memory."""
         twin: Any = torch.empty_like(tensor, device="cpu")
-        self._late.copy(tensor.to_local(), twin.to_local(), tensor)
+        self._late.copy(tensor.to_local(), twin.to_local())
+        self._late.watch(tensor)
         return twin  # type: ignore[no-any-return]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -57,11 +56,6 @@ class CheckpointWriter:
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
         self.published: Published | None = None
-        self._start: Callable[[], None] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes but for a checkpoint under way, which belongs to this process."""
-        return {**vars(self), "_start": None}
 
     @property
     def _run_id(self) -> str | None:
@@ -86,8 +80,7 @@ class CheckpointWriter:
         In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
         files have bytes, until the end of the run, and a thread writes them, one checkpoint at a time. Parts that are
         not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
-        Where ``changing`` is given, most is copied while the next forward and backward pass run, and then written:
-        call ``before_update`` before the weights change.
+        Where ``changing`` is given, the thread may copy too: call ``before_update`` before the weights change.
 
         Args:
             folder: The folder; an existing one is replaced.
@@ -133,10 +126,8 @@ class CheckpointWriter:
                     pass
                 self._note_published(staged, folder)
         if background:
-            publish_it = partial(self._publish, publication, deferred, folder, then if writes_files else ())
-            self._start = partial(self.saver.start, publish_it)
-            if not self.writes.late.start():
-                self._begin_writing()
+            self.writes.late.start()
+            self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(collectives.gather_objects([must_finish()])):
                 self.wait()
                 self._note_published(staged, folder)
@@ -164,7 +155,8 @@ class CheckpointWriter:
         group = deferred.group
         try:
             with multi_process.failing_together(group), publication, multi_process.failing_together(group):
-                self.writes.late.check()
+                with multi_process.failing_together(group):
+                    self.writes.late.make()
                 deferred.write()
         finally:
             self.writes.buffers.give_back()
@@ -172,16 +164,8 @@ class CheckpointWriter:
             call(folder)
 
     def before_update(self) -> None:
-        """Wait for what is copied beside the forward and backward pass; call it right before the weights change."""
-        self.writes.late.compare()
-        self._begin_writing()
-
-    def _begin_writing(self) -> None:
-        """Have the thread write what is copied by now, if it does not yet."""
-        start, self._start = self._start, None
-        if start is not None:
-            self.writes.late.finish()
-            start()
+        """Wait for what is copied while training goes on; call it right before the weights change."""
+        self.writes.late.before_update()
 
     def _note_published(self, staged: Path, folder: Path) -> None:
         self.published = Published.look_at(folder) if publish.is_own(staged) else None
@@ -213,7 +197,6 @@ class CheckpointWriter:
 
     def end_run(self) -> None:
         """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
-        self._begin_writing()
         self.writes.late.clear()
         self.remover.wait()
         self.writes.buffers.clear()
@@ -224,7 +207,7 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
         """
-        self._begin_writing()
+        self.writes.late.release()
         multi_process.wait_for(self.saver)
 
     def wait_here(self) -> None:
@@ -233,5 +216,5 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save.
         """
-        self._begin_writing()
+        self.writes.late.release()
         self.saver.wait()

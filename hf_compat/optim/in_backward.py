@@ -17,7 +17,7 @@ from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest, plain_nam
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["UPDATED_IN_BACKWARD", "leave_step_to_backward", "lomo", "notices"]
+__all__ = ["UPDATED_IN_BACKWARD", "leave_step_to_backward", "lomo", "notices", "updates_in_backward"]
 
 _LossT = TypeVar("_LossT")
 
@@ -47,11 +47,16 @@ def leave_step_to_backward(optimizer: Optimizer) -> None:
     optimizer.step = MethodType(_run_closure, optimizer)  # type: ignore[method-assign]
 
 
+def updates_in_backward(optimizer: object) -> bool:
+    """Return whether ``optimizer`` updates parameters in the backward pass."""
+    return isinstance(optimizer, LayerwiseOptimizer) or hasattr(optimizer, "fused_backward")
+
+
 def notices(args: TrainingArguments, optimizer: object, semantics: Semantics) -> list[str]:
     """Return a warning for each field of ``args`` that has no or another effect with ``optimizer``."""
-    layerwise = isinstance(optimizer, LayerwiseOptimizer)
-    if not layerwise and not hasattr(optimizer, "fused_backward"):
+    if not updates_in_backward(optimizer):
         return []
+    layerwise = isinstance(optimizer, LayerwiseOptimizer)
     name, accumulate, found = f"`optim={plain_name(args.optim)!r}`", args.gradient_accumulation_steps, []
     if args.max_grad_norm:
         found.append(

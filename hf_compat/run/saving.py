@@ -16,8 +16,8 @@ from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.callbacks import RunCallback
-from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import CheckpointWriteError
+from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.overriding import call_as_defined, is_ours
 from hf_compat.run.best_model import note_best_checkpoint
 from hf_compat.state import export_states
@@ -25,6 +25,7 @@ from hf_compat.state import export_states
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
+    from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.run.host import RunHost
     from hf_compat.tuning.spaces import Trial
 
@@ -54,13 +55,13 @@ class CheckpointSaving(RunCallback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Have an engine that steps in the backward pass tell before it does."""
-        if isinstance(trainer.strategy, ModelStrategy):
-            trainer.strategy.before_step = self._writer.before_update
+        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
+        strategy.before_step = self._writer.before_update
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Wait for what is still copied of the last checkpoint."""
+        """Wait for what is being copied of the last checkpoint."""
         self._writer.before_update()
         self._updates_next = False  # a callback may save by itself after the update
 
@@ -68,7 +69,7 @@ class CheckpointSaving(RunCallback):
         """Note that what follows, an evaluation perhaps, is in no checkpoint yet.
 
         Args:
-            updates_next: Whether no other save or evaluation follows before the next update.
+            updates_next: Whether the next that may change the weights is an update.
         """
         self._writer.last_step = None
         self._updates_next = updates_next
@@ -143,10 +144,14 @@ class CheckpointSaving(RunCallback):
         )
 
     def _may_copy_late(self) -> bool:
-        """Return whether nothing changes the weights before the next update; a schedule-free optimizer may."""
+        """Return whether nothing may change the weights before the optimizer's next step.
+
+        A schedule-free optimizer does when training goes on after an evaluation, others update in the backward pass.
+        """
         host = self._host
         ends = host.control.should_training_stop or host.state.global_step >= host.state.max_steps
-        return self._updates_next and not ends and not callable(getattr(host.optimizer, "train", None))
+        changes_elsewhere = callable(getattr(host.optimizer, "train", None)) or updates_in_backward(host.optimizer)
+        return self._updates_next and not ends and not changes_elsewhere
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""

@@ -86,7 +86,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
         weights.save_weights,
         model if state_dict is None else writes.shell_of(model),
         folder,
-        state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
+        state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict, at_once=True),
         safe_serialization=args.save_safetensors,
     )
     _save_beside_weights(trainer, folder)

@@ -113,12 +113,12 @@ class HeldWriter(CheckpointWriter):
         self.awaited.set()
         super().wait()
 
-    def _publish(self, *given):
+    def _publish(self, publication, deferred, folder, then):
         self.writing += 1
         self.most = max(self.most, self.writing)
         self.awaited.clear()
-        self.awaited.wait(60)
-        super()._publish(*given)
+        deferred.own.insert(0, lambda: self.awaited.wait(60))
+        super()._publish(publication, deferred, folder, then)
         self.writing -= 1
 
 

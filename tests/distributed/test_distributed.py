@@ -400,6 +400,16 @@ def test_one_process_fails(tmp_path, how):
 
 
 @pytest.mark.slow
+def test_one_process_fails_after_a_save_in_the_background(tmp_path):
+    """The process saves its part before it ends, though the other one waits for it to train on."""
+    script = SCRIPTS / "fault_script.py"
+    ended = finish([start([*TORCHRUN, "--nproc-per-node=2", script, tmp_path, "after a save"])], timeout=90)[0]
+    assert ended.code != 0
+    assert "process 1 gives up" in ended.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+
+
+@pytest.mark.slow
 def test_one_process_hangs(tmp_path):
     """The others wait no longer than ``ddp_timeout``, here three seconds, and end it all."""
     script = SCRIPTS / "fault_script.py"

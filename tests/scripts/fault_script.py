@@ -16,7 +16,12 @@ class Fails(TrainerCallback):
             raise ValueError("process 1 gives up")
         if sys.argv[2] == "hang":
             signal.pause()  # until the launcher ends it
-        os.kill(os.getpid(), signal.SIGKILL)
+        if sys.argv[2] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_step_begin(self, args, state, control, **given):
+        if sys.argv[2] == "after a save" and args.process_index == 1 and state.global_step == 4:
+            raise ValueError("process 1 gives up")
 
 
 args = TrainingArguments(
@@ -28,5 +33,6 @@ args = TrainingArguments(
     report_to="none",
     save_strategy="steps",
     save_steps=2,
+    save_async=sys.argv[2] == "after a save",
 )
 Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(64)), callbacks=[Fails()]).train()

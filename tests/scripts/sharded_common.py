@@ -116,8 +116,12 @@ class HeldWriter(UnwatchedWriter):
         self.is_trained: defaultdict[int, threading.Event] = defaultdict(threading.Event)
 
     def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
-        assert self.is_trained[int(folder.name.split("-")[1])].wait(60)
+        step = int(folder.name.split("-")[1])
+        deferred.shared.insert(0, lambda group: self._wait_for(step))
         super()._publish(publication, deferred, folder, then)
+
+    def _wait_for(self, step: int) -> None:
+        assert self.is_trained[step].wait(60)
 
 
 class Releases(TrainerCallback):

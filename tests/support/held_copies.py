@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
-
 from hf_compat.checkpoint.host_copy import LateCopies
 
 __all__ = ["HeldCopies"]
@@ -17,16 +14,10 @@ class HeldCopies(LateCopies):
         count: Of how many checkpoints.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.awaited, self.count = threading.Event(), 0
+    count = 0
 
-    def _make(self, *given: Any) -> None:
-        self.awaited.wait(60)
-        self.count += 1
-        super()._make(*given)
-
-    def finish(self) -> None:
-        self.awaited.set()
-        super().finish()
-        self.awaited.clear()
+    def make(self) -> None:
+        if self._pending:
+            self.count += 1
+            assert self._is_update_due.wait(60)
+        super().make()

@@ -214,6 +214,11 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return not self.saves_sharded_weights
 
     @property
+    def copies_weights(self) -> bool:  # type: ignore[override]
+        """Whether ``full_state_dict`` clones the weights, which ZeRO-3 may not."""
+        return not self._is_sharded
+
+    @property
     def _is_sharded(self) -> bool:
         return bool(self.engine.zero_optimization_partition_weights())
 
