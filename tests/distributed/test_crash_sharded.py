@@ -121,14 +121,14 @@ def test_both_killed_at_random_moments(ranks, unharmed, tmp_path):
     """No checkpoint that was complete is lost, none is half, and the end is that of a run unharmed."""
     draw, folder, runs = random.Random(60), tmp_path / "0", 0
     for _ in range(60):
-        before = newest(folder)
-        if before > STEPS - 3:
+        if newest(folder) > STEPS // 3:  # it must not come to its end before it is killed
             runs += 1
             folder = tmp_path / str(runs)
+        before = newest(folder)
         ranks.start(folder)
         (begun,), (other,) = (steps(server.events_until("begin"), "begin") for server in ranks.servers)
         assert begun == other
         assert begun in (before, before + 1)  # the next one may have been whole but for its name
-        ranks.kill(0, 1, seconds=draw.uniform(0, 0.5))
+        ranks.kill(0, 1, seconds=draw.uniform(0, 0.3))
         assert_whole(folder, begun)
     assert ranks.run(folder) == unharmed
