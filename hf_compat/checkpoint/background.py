@@ -157,7 +157,7 @@ class Writes:
 
         Args:
             state: Tensors, plain values, and dicts, lists and tuples of them.
-            at_once: Whether ``late`` may not copy it: more than an update changes it, or its memory is wanted back.
+            at_once: Copy it now, since more than an update changes it, or its memory is to be freed.
         """
         if self._deferred is None:
             return state

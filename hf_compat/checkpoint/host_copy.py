@@ -82,7 +82,7 @@ class LateCopies:
         """Begin the copies of one checkpoint.
 
         Args:
-            is_allowed: Whether the next that may change the weights is an update.
+            is_allowed: Whether nothing but an update may change the weights next.
             changing: Tensors that other code changes too, such as buffers.
         """
         self._on_trial.clear()
@@ -91,7 +91,7 @@ class LateCopies:
         self._changing = {_memory_of(tensor) for tensor in changing if tensor.layout is torch.strided}
 
     def watch(self, tensor: Tensor) -> None:
-        """Look whether ``tensor``, which has memory that is copied late, counts a change in place meanwhile."""
+        """Note how many changes in place ``tensor`` has counted, whose memory may be copied late."""
         if self._only_updates_change and self._may_wait(tensor):
             self._versions.append((tensor, tensor._version))
 
@@ -129,9 +129,9 @@ class LateCopies:
             if any(tensor._version != version for tensor, version in self._versions):
                 self._only_updates_change = False
                 logger.warning(
-                    "While `save_async` copied a checkpoint, its tensors changed in place, but not by an update: it "
-                    "holds them as they are before the next update. From now on a checkpoint is copied before training "
-                    "continues."
+                    "While `save_async` copied a checkpoint, its tensors changed in place, but not by an update. The "
+                    "checkpoint holds them as they are before the next update; from now on each one is copied before "
+                    "training continues."
                 )
                 while not self._is_update_due.wait(1) and threading.main_thread().is_alive():
                     pass
@@ -158,7 +158,7 @@ class LateCopies:
             self._are_made.wait()
 
     def release(self) -> None:
-        """Let late copies be made again, if they have to be: what changed the tensors has ended."""
+        """Let late copies be made again if their tensors have changed: nothing changes them now."""
         self._is_update_due.set()
 
     def clear(self) -> None:

@@ -54,7 +54,7 @@ class CheckpointSaving(RunCallback):
         self._updates_next = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have an engine that steps in the backward pass tell before it does."""
+        """Have an engine that steps in its backward pass wait for late copies too."""
         strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
         strategy.before_step = self._writer.before_update
 
@@ -69,7 +69,7 @@ class CheckpointSaving(RunCallback):
         """Note that what follows, an evaluation perhaps, is in no checkpoint yet.
 
         Args:
-            updates_next: Whether the next that may change the weights is an update.
+            updates_next: Whether nothing but an update may change the weights next.
         """
         self._writer.last_step = None
         self._updates_next = updates_next
