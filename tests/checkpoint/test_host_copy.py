@@ -231,9 +231,10 @@ def test_late_copies_belong_to_one_process():
 
 
 def test_every_tensor_of_shared_memory_is_watched():
-    """Parameters that share memory count their changes apart."""
+    """Parameters that were moved into one flat buffer count their changes apart."""
     memory = torch.zeros(4)
-    state = {"one": nn.Parameter(memory[:2]), "other": nn.Parameter(memory[2:])}
+    state = {"one": nn.Parameter(torch.empty(2)), "other": nn.Parameter(torch.empty(2))}
+    state["one"].data, state["other"].data = memory[:2], memory[2:]
     late = tried(state)
     twins = []
     for _ in range(2):
