@@ -8,18 +8,22 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import save_model
 
 import hf_compat
-from tests.benchmarks.measuring import HF_COMPAT, TRANSFORMERS, Benchmark, Cost
+from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, TRANSFORMERS, Benchmark, Cost
 from tests.support.processes import TORCHRUN, finish, start
 from tests.support.scale import SHARDINGS
 
@@ -48,18 +52,75 @@ def _rows() -> list[dict[str, Any]]:
     return [{"input_ids": row, "labels": row} for row in tokens]
 
 
-def _stall(package: Any, folder: str, model: Any, **settings: Any) -> Cost:
-    """Return how much longer it takes from one update step to the next where a checkpoint is saved between them.
+class Stall(NamedTuple):
+    """What one checkpoint costs training, in milliseconds."""
 
-    What is copied or written beside the next step counts by what it slows that step down. It is the least of four
-    saves: memory and disk are slow when they are first used.
-    """
-    ends: list[tuple[float, float]] = []
+    cpu: float
+    """CPU time of the process, to the end of the next update step."""
+    wall: float
+    """Time that passes to the end of the next update step."""
+    still: float
+    """Time in which training stands still: that between update steps, and that before the weights are updated."""
+
+
+class _Marks:
+    """The ends of update steps, and how long each update step let training wait."""
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[float, float]] = []
+        self.still: list[float] = []
+        self._waiting_since: float | None = None
+
+    def end_step(self) -> None:
+        self.ends.append((time.process_time(), time.perf_counter()))
+        self.still.append(0.0)
+        self.wait()
+
+    def wait(self, *_: object) -> None:
+        """From now on training waits, unless it computes until this is called again."""
+        self._waiting_since = time.perf_counter()
+
+    def compute(self, *_: object) -> None:
+        """Training computes again."""
+        if self._waiting_since is not None and self.still:
+            self.still[-1] += time.perf_counter() - self._waiting_since
+        self._waiting_since = None
+
+    def stall(self) -> Stall:
+        """Return what the cheapest of the checkpoints costs: memory and disk are slow when they are first used."""
+        spans = [
+            [after - before for before, after in itertools.pairwise(clock)] for clock in zip(*self.ends, strict=True)
+        ]
+        return Stall(*(_above_plain(steps) for steps in (*spans, self.still[:-1])))
+
+
+def _above_plain(steps: list[float]) -> float:
+    plain = [step for number, step in enumerate(steps, 1) if number % SAVE_STEPS]
+    return 1e3 * (min(steps[SAVE_STEPS - 1 :: SAVE_STEPS]) - statistics.median(plain))
+
+
+def _stall(package: Any, folder: str, model: Any, **settings: Any) -> Stall:
+    """Return what a checkpoint costs, measured at the steps after which one is saved against the others."""
+    marks = _Marks()
 
     class Clock(package.TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            ends.append((time.process_time(), time.perf_counter()))
+        def on_train_begin(self, args, state, control, optimizer=None, **kwargs):
+            while getattr(optimizer, "optimizer", optimizer) is not optimizer:  # of accelerate, of DeepSpeed
+                optimizer = optimizer.optimizer
+            optimizer.register_step_pre_hook(marks.compute)
 
+        def on_step_end(self, args, state, control, **kwargs):
+            marks.end_step()
+
+    class Timed(package.Trainer):
+        def training_step(self, *given, **keywords):
+            marks.compute()
+            loss = super().training_step(*given, **keywords)
+            marks.wait()
+            return loss
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(marks.wait)  # the last one: DeepSpeed updates in training_step
     args = package.TrainingArguments(
         output_dir=folder,
         max_steps=STEPS,
@@ -72,32 +133,50 @@ def _stall(package: Any, folder: str, model: Any, **settings: Any) -> Cost:
         logging_strategy="no",
         **settings,
     )
-    trainer = package.Trainer(model, args, train_dataset=_rows(), callbacks=[Clock()])
+    trainer = Timed(model, args, train_dataset=_rows(), callbacks=[Clock()])
     trainer.remove_callback(package.PrinterCallback)
     trainer.train()
-    stalls = []
-    for clock in zip(*ends, strict=True):
-        steps = [1e3 * (after - before) for before, after in itertools.pairwise(clock)]
-        plain = [step for number, step in enumerate(steps, 1) if number % SAVE_STEPS]
-        stalls.append(min(steps[SAVE_STEPS - 1 :: SAVE_STEPS]) - statistics.median(plain))
-    return Cost(*stalls)
+    return marks.stall()
 
 
-def _stall_of_one(package: Any, **settings: Any) -> Cost:
+def _stall_of_one(package: Any, **settings: Any) -> Stall:
     with tempfile.TemporaryDirectory() as folder:
         return _stall(package, folder, _model(), **settings)
 
 
-def _stall_of_two(package: str, name: str, *words: str) -> Cost:
+def _stall_of_two(package: str, name: str, *words: str) -> Stall:
     with tempfile.TemporaryDirectory() as folder:
         command = [*TORCHRUN, "--nproc-per-node=2", "-m", __name__, folder, package, name, *words]
         (ended,) = finish([start(command, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")], timeout=300)
     assert ended.code == 0, ended.output
-    return Cost(**json.loads(next(line for line in ended.output.splitlines() if line.startswith('{"cpu"'))))
+    return Stall(**json.loads(next(line for line in ended.output.splitlines() if line.startswith('{"cpu"'))))
+
+
+def _by_hand() -> Stall:
+    """Return what it takes to write the same two files by torch and safetensors, and to flush them."""
+    model = _model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.arange(16)[None], labels=torch.arange(16)[None]).loss.backward()
+    optimizer.step()
+    spans = []
+    with tempfile.TemporaryDirectory() as folder:
+        weights, state = Path(folder, "model.safetensors"), Path(folder, "optimizer.pt")
+        for _ in range(STEPS // SAVE_STEPS):
+            begin = time.process_time(), time.perf_counter()
+            save_model(model, str(weights))
+            torch.save(optimizer.state_dict(), state)
+            for path in (weights, state):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            spans.append((1e3 * (time.process_time() - begin[0]), 1e3 * (time.perf_counter() - begin[1])))
+            weights.unlink()
+            state.unlink()
+    cpu, wall = map(min, zip(*spans, strict=True))
+    return Stall(cpu, wall, wall)
 
 
 def main(folder: str, package: str, name: str, *words: str) -> None:
-    """Print what rank 0 stood still, under torchrun."""
+    """Print what a checkpoint costs rank 0, under torchrun."""
     module: Any = importlib.import_module(package)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -107,25 +186,44 @@ def main(folder: str, package: str, name: str, *words: str) -> None:
         settings["fsdp_config"] = {**settings["fsdp_config"], "state_dict_type": "SHARDED_STATE_DICT"}
     stall = _stall(module, folder, _model_of_layers(), **settings)
     if torch.distributed.get_rank() == 0:
-        print(json.dumps(vars(stall)), flush=True)
+        print(json.dumps(stall._asdict()), flush=True)
+
+
+def _lines(name: str, subjects: dict[str, Callable[[], Stall]]) -> list[Benchmark]:
+    """Return what the same runs tell of the time to the end of the next step, and of the time training stands still."""
+    last: dict[str, Stall] = {}
+
+    def measured(subject: str) -> Cost:
+        last[subject] = subjects[subject]()
+        return Cost(last[subject].cpu, last[subject].wall)
+
+    def told(subject: str) -> Cost:
+        return Cost(last[subject].still, last[subject].still)
+
+    return [
+        Benchmark(name, "ms", {subject: partial(measured, subject) for subject in subjects}),
+        Benchmark(f"{name}: stands still", "ms", {subject: partial(told, subject) for subject in subjects}),
+    ]
 
 
 def benchmarks() -> list[Benchmark]:
-    """Return the benchmarks of this file; transformers' Trainer does not flush to the disk, ours does.
+    """Return the benchmarks of this file; transformers' Trainer does not flush to the disk, ours and by hand do.
 
     Its FSDP does not run on the CPU.
     """
     found = []
     for suffix, settings in (("", {}), (", `save_async=True`", {"save_async": True})):
-        subjects = {HF_COMPAT: partial(_stall_of_one, hf_compat, **settings)}
+        subjects: dict[str, Callable[[], Stall]] = {HF_COMPAT: partial(_stall_of_one, hf_compat, **settings)}
         subjects[TRANSFORMERS] = partial(_stall_of_one, transformers)
-        found.append(Benchmark(f"save of 415 MB{suffix}", "ms", subjects))
+        if not settings:
+            subjects[BY_HAND] = _by_hand
+        found += _lines(f"save of 415 MB{suffix}", subjects)
     for name in SHARDED:
         for suffix, words in (("", ()), (", `save_async=True`", ("async",))):
             subjects = {HF_COMPAT: partial(_stall_of_two, "hf_compat", name, *words)}
             if name != "FSDP":
                 subjects[TRANSFORMERS] = partial(_stall_of_two, "transformers", name)
-            found.append(Benchmark(f"save of 420 MB, {name}, two ranks{suffix}", "ms", subjects))
+            found += _lines(f"save of 420 MB, {name}, two ranks{suffix}", subjects)
     return found
 
 
