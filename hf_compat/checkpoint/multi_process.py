@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from torch.distributed import ProcessGroup
 
@@ -17,7 +19,10 @@ from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.votes import give_up
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
-__all__ = ["begin", "failing_together", "wait_for"]
+__all__ = ["Exchange", "begin", "failing_together", "wait_for"]
+
+_Failure: TypeAlias = tuple[type[CheckpointError], str]
+"""The error that other ranks raise for a rank's failure, and its text."""
 
 
 def begin(
@@ -48,20 +53,23 @@ def begin(
     Raises:
         CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
     """
-    own = None
+
+    def stage() -> Path:
+        return stack.enter_context(publish.staging(final, step=step, run_id=run_id))
+
     stack.enter_context(naming_final_folders())  # also on ranks that write into another's folder
-    with failing_together():
+    with failing_together() as first:
         if launch.rank == 0:
-            own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
-    shared: Path = collectives.broadcast_object(own)
-    with failing_together():
+            first.own = stage()
+    shared: Path = first.all[0]
+    if launch.num_nodes == 1:
+        return shared
+    with failing_together() as of_nodes:
         if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
-            own = stack.enter_context(publish.staging(final, step=step, run_id=run_id))
-    staged_by = collectives.gather_objects([own])
-    staged = staged_by[launch.rank - launch.local_rank] or shared
-    if launch.num_nodes > 1:
-        others_publish = launch.rank != 0 and launch.local_rank == 0 and own is None
-        stack.enter_context(_flushing(staged if others_publish else None, group))
+            of_nodes.own = stage()
+    others_publish = launch.rank != 0 and launch.local_rank == 0 and of_nodes.own is None
+    staged: Path = of_nodes.all[launch.rank - launch.local_rank] or shared
+    stack.enter_context(_flushing(staged if others_publish else None, group))
     return staged
 
 
@@ -96,30 +104,54 @@ def wait_for(saver: BackgroundTasks) -> None:
         raise kind(text)
 
 
+@dataclass
+class Exchange:
+    """What the ranks tell each other at the end of a block that fails on all of them or on none.
+
+    Attributes:
+        own: What this rank tells; the block sets it.
+        all: What the ranks have told, by rank, once the block has ended.
+    """
+
+    own: Any = None
+    all: list[Any] = field(default_factory=list)
+
+
 @contextmanager
-def failing_together(group: ProcessGroup | None = None) -> Iterator[None]:
+def failing_together(group: ProcessGroup | None = None, *, agree: bool = True) -> Iterator[Exchange]:
     """Run the block on every rank; if a file cannot be written on one, raise on all.
 
     Args:
         group: The process group of a background thread: an error of any kind then raises on all ranks, since no rank
             may wait for a thread that has ended. Default: the group of training.
+        agree: Whether the block may end well on some ranks only; otherwise the ranks communicate only if it fails.
 
     Raises:
         CheckpointWriteError: If any rank could not write.
         CheckpointError: If another rank's thread ended with another error.
     """
+    exchange = Exchange()
     if collectives.get_world_size() == 1:
-        yield
+        yield exchange
+        exchange.all = [exchange.own]
         return
     failure: Exception | None = None
     try:
-        yield
+        yield exchange
     except Exception as error:
         if group is None and not publish.is_write_failure(error):
             give_up(error)  # before the folder is deleted, in which the others write
             raise
         failure = error
-    failures = collectives.gather_objects([None if failure is None else _described(failure)], group)
+    if failure is None and not agree:
+        return
+    told = collectives.gather_objects([(None if failure is None else _described(failure), exchange.own)], group)
+    _raise_first([failed for failed, _ in told], failure)
+    exchange.all = [own for _, own in told]
+
+
+def _raise_first(failures: list[_Failure | None], failure: Exception | None) -> None:
+    """Raise the first rank's failure, if any: ``failure`` itself if it is this rank's."""
     for rank, told in enumerate(failures):
         if told is not None:
             kind, text = told
@@ -129,7 +161,7 @@ def failing_together(group: ProcessGroup | None = None) -> Iterator[None]:
             raise kind(text) from failure
 
 
-def _described(failure: Exception) -> tuple[type[CheckpointError], str]:
+def _described(failure: Exception) -> _Failure:
     """Return the error that other ranks raise for ``failure`` of this rank."""
     if isinstance(failure, CheckpointWriteError):
         return CheckpointWriteError, str(failure)

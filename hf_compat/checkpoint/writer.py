@@ -56,6 +56,7 @@ class CheckpointWriter:
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
         self.published: Published | None = None
+        self._may_change = False
 
     @property
     def _run_id(self) -> str | None:
@@ -99,13 +100,14 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
-        self.published = None
+        self.published, self._may_change = None, False
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
             self.writes.late.begin(is_allowed=changing is not None, changing=changing or ())
         self.remover.wait()
-        with multi_process.failing_together():  # what rank 0 tells of a failure names the folder
+        # What rank 0 tells of a failure names the folder. In the background nothing but what all agree upon can fail.
+        with multi_process.failing_together(agree=not background):
             with ExitStack() as stack:
                 staged = multi_process.begin(
                     stack,
@@ -118,8 +120,10 @@ class CheckpointWriter:
                 )
                 flushes = launch.local_rank == 0 and not background
                 flushing = flushing_early(staged) if flushes else nullcontext()
-                with multi_process.failing_together(), flushing:  # it is published when all ranks have written
+                # It is published when all ranks have written.
+                with multi_process.failing_together() as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
+                    needs.own = background and must_finish()
                 publication = stack.pop_all()
             if not background:
                 with publication:
@@ -128,7 +132,7 @@ class CheckpointWriter:
         if background:
             self.writes.late.start()
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
-            if any(collectives.gather_objects([must_finish()])):
+            if any(needs.all):
                 self.wait()
                 self._note_published(staged, folder)
             self.last_step = step
@@ -168,15 +172,20 @@ class CheckpointWriter:
         self.writes.late.before_update()
 
     def _note_published(self, staged: Path, folder: Path) -> None:
+        self._may_change = True
         self.published = Published.look_at(folder) if publish.is_own(staged) else None
 
     def accept_changes(self, *, may_have_changed: bool) -> None:
         """Make what is in the published folder now the checkpoint; every rank has to call it once it changes no more.
 
+        While it is being written in the background, nobody can have changed it.
+
         Args:
             may_have_changed: Whether this rank called what may change the folder. If none did, nothing is read.
         """
-        published, self.published = self.published, None
+        if not self._may_change:
+            return
+        published, self.published, self._may_change = self.published, None, False
         changed = any(collectives.gather_objects([may_have_changed]))
         if changed and published is not None:
             published.accept_changes()
