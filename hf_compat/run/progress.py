@@ -41,6 +41,17 @@ class Counts:
     flos: float = 0
     """Floating-point operations since they were last added to the state."""
     _counted: tuple[nn.Module, int] | None = field(default=None, repr=False)
+    _main_input: tuple[nn.Module, str | None] | None = field(default=None, repr=False)
+
+    def main_input(self, model: nn.Module) -> str | None:
+        """Return the name of the input that holds ``model``'s tokens, None if ``model`` does not count its parameters.
+
+        Looked up once: a module raises an error for each attribute that it lacks, which takes as long as a small layer.
+        """
+        if self._main_input is None or self._main_input[0] is not model:
+            name = getattr(model, "main_input_name", "input_ids") if hasattr(model, "num_parameters") else None
+            self._main_input = (model, name)
+        return self._main_input[1]
 
     def parameters_outside_embeddings(self, model: Any, *, recounts: bool) -> int:
         """Return the number of ``model``'s parameters without its embeddings; computed once.
@@ -143,14 +154,14 @@ def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *,
 
     Args:
         host: The Trainer.
-        counts: Caches the number of parameters.
+        counts: Caches the model's main input and number of parameters.
         inputs: The batch.
         recounts: As for :meth:`Counts.parameters_outside_embeddings`.
     """
     model = host.model
     if not host.semantics.counts_flops_per_token:
         return int(model.floating_point_ops(inputs)) if hasattr(model, "floating_point_ops") else 0
-    name = getattr(model, "main_input_name", "input_ids")
-    if name in inputs and hasattr(model, "num_parameters"):
+    name = counts.main_input(model)
+    if name is not None and name in inputs:
         return 6 * int(inputs[name].numel()) * counts.parameters_outside_embeddings(model, recounts=recounts)
     return 0
