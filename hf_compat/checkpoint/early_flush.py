@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 __all__ = ["flushing_early"]
 
 _PERIOD = 0.01
-"""Seconds from one look at the folder to the next."""
+"""Seconds from one look at the folder to the next; at least the CPU time of a look, since there may be many files."""
 
 
 @contextmanager
@@ -35,11 +36,14 @@ def flushing_early(folder: Path) -> Iterator[None]:
 
 
 def _begin_until(ended: threading.Event, folder: Path) -> None:
-    while not ended.wait(_PERIOD):
+    took = 0.0
+    while not ended.wait(max(_PERIOD, took)):
+        began = time.thread_time()
         with suppress(OSError):  # a file that got its final name meanwhile; what cannot be written, flushing tells
             for path in folder.rglob("*"):
                 if path.is_file():
                     _begin_writing(path)
+        took = time.thread_time() - began
 
 
 def _begin_writing(path: Path) -> None:

@@ -187,6 +187,7 @@ def main(folder: str, package: str, name: str, *words: str) -> None:
     stall = _stall(module, folder, _model_of_layers(), **settings)
     if torch.distributed.get_rank() == 0:
         print(json.dumps(stall._asdict()), flush=True)
+    os._exit(0)  # transformers' processes now and then abort in gloo's threads as they end
 
 
 def _lines(name: str, subjects: dict[str, Callable[[], Stall]]) -> list[Benchmark]:
