@@ -34,6 +34,8 @@ class Benchmark:
     subjects: Mapping[str, Callable[[], Cost]]
     above: bool = False
     """Whether what matters is the cost above the loop by hand."""
+    wall_only: bool = False
+    """Whether CPU time says nothing of it."""
     costs: dict[str, list[Cost]] = field(default_factory=dict)
 
     def run_once(self) -> None:
@@ -85,6 +87,8 @@ def table(benchmarks: list[Benchmark], kind: str) -> list[str]:
     ratios = " | ".join(f"to {name}" for name in SUBJECTS[1:])
     lines = [f"| what | unit | {names} | {ratios} | above the loop, to transformers |", f"|---|---|{'---|' * 8}"]
     for each in benchmarks:
+        if each.wall_only and kind != "wall":
+            continue
         medians = {name: each.median(name, kind) for name in each.subjects}
         cells = [f"{medians[name]:.4g}" if name in medians else "" for name in SUBJECTS]
         ours = medians[HF_COMPAT]

@@ -199,11 +199,13 @@ def _lines(name: str, subjects: dict[str, Callable[[], Stall]]) -> list[Benchmar
         return Cost(last[subject].cpu, last[subject].wall)
 
     def told(subject: str) -> Cost:
-        return Cost(last[subject].still, last[subject].still)
+        return Cost(cpu=0.0, wall=last[subject].still)
 
     return [
         Benchmark(name, "ms", {subject: partial(measured, subject) for subject in subjects}),
-        Benchmark(f"{name}: stands still", "ms", {subject: partial(told, subject) for subject in subjects}),
+        Benchmark(
+            f"{name}: stands still", "ms", {subject: partial(told, subject) for subject in subjects}, wall_only=True
+        ),
     ]
 
 
