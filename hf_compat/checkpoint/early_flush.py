@@ -39,8 +39,8 @@ def _begin_until(ended: threading.Event, folder: Path) -> None:
     took = 0.0
     while not ended.wait(max(_PERIOD, took)):
         began = time.thread_time()
-        with suppress(OSError):  # a file that got its final name meanwhile; what cannot be written, flushing tells
-            for path in folder.rglob("*"):
+        for path in (Path(parent, name) for parent, _, names in os.walk(folder) for name in names):
+            with suppress(OSError):  # it got its final name meanwhile; if it cannot be written, flushing tells
                 if path.is_file():
                     _begin_writing(path)
         took = time.thread_time() - began
