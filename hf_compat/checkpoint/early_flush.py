@@ -17,10 +17,10 @@ _PERIOD = 0.01
 
 @contextmanager
 def flushing_early(folder: Path) -> Iterator[None]:
-    """Context in which the system begins to write to the disk what ``folder`` contains; it has to be flushed later.
+    """Context in which the system writes to the disk what ``folder`` contains so far; it has to be flushed at the end.
 
-    What has been written leaves the page cache, where it would take the place of the dataset. Where the system has no
-    ``posix_fadvise``, as macOS and Windows, nothing is begun early.
+    What is on the disk leaves the page cache, where it would displace the dataset. An error of the disk is raised when
+    the file is flushed. Systems without ``posix_fadvise``, such as macOS and Windows, write nothing early.
     """
     if not hasattr(os, "posix_fadvise"):
         yield

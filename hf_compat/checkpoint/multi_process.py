@@ -118,13 +118,13 @@ class Exchange:
 
 
 @contextmanager
-def failing_together(group: ProcessGroup | None = None, *, agree: bool = True) -> Iterator[Exchange]:
+def failing_together(group: ProcessGroup | None = None, *, fails_on_all: bool = False) -> Iterator[Exchange]:
     """Run the block on every rank; if a file cannot be written on one, raise on all.
 
     Args:
         group: The process group of a background thread: an error of any kind then raises on all ranks, since no rank
             may wait for a thread that has ended. Default: the group of training.
-        agree: Whether the block may end well on some ranks only; otherwise the ranks communicate only if it fails.
+        fails_on_all: Whether a block that fails on one rank fails on all: then they communicate only if it does.
 
     Raises:
         CheckpointWriteError: If any rank could not write.
@@ -143,7 +143,7 @@ def failing_together(group: ProcessGroup | None = None, *, agree: bool = True) -
             give_up(error)  # before the folder is deleted, in which the others write
             raise
         failure = error
-    if failure is None and not agree:
+    if failure is None and fails_on_all:
         return
     told = collectives.gather_objects([(None if failure is None else _described(failure), exchange.own)], group)
     _raise_first([failed for failed, _ in told], failure)

@@ -56,7 +56,7 @@ class CheckpointWriter:
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
         self.published: Published | None = None
-        self._may_change = False
+        self._is_published = False  # on some rank: the same on all
 
     @property
     def _run_id(self) -> str | None:
@@ -100,14 +100,14 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
-        self.published, self._may_change = None, False
+        self.published, self._is_published = None, False
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
             self.writes.late.begin(is_allowed=changing is not None, changing=changing or ())
         self.remover.wait()
-        # What rank 0 tells of a failure names the folder. In the background nothing but what all agree upon can fail.
-        with multi_process.failing_together(agree=not background):
+        # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
+        with multi_process.failing_together(fails_on_all=background):
             with ExitStack() as stack:
                 staged = multi_process.begin(
                     stack,
@@ -172,7 +172,7 @@ class CheckpointWriter:
         self.writes.late.before_update()
 
     def _note_published(self, staged: Path, folder: Path) -> None:
-        self._may_change = True
+        self._is_published = True
         self.published = Published.look_at(folder) if publish.is_own(staged) else None
 
     def accept_changes(self, *, may_have_changed: bool) -> None:
@@ -183,9 +183,9 @@ class CheckpointWriter:
         Args:
             may_have_changed: Whether this rank called what may change the folder. If none did, nothing is read.
         """
-        if not self._may_change:
+        if not self._is_published:
             return
-        published, self.published, self._may_change = self.published, None, False
+        published, self.published, self._is_published = self.published, None, False
         changed = any(collectives.gather_objects([may_have_changed]))
         if changed and published is not None:
             published.accept_changes()

@@ -23,6 +23,15 @@ __all__ = ["Counts", "Progress", "floating_point_ops", "store_flos"]
 
 
 @dataclass(slots=True)
+class _KnownModel:
+    """What has been looked up of a model, for its floating-point operations."""
+
+    model: nn.Module
+    main_input: str | None
+    parameters: int | None = None
+
+
+@dataclass(slots=True)
 class Counts:
     """The counts of a run, which the Trainer has as attributes with transformers' names."""
 
@@ -40,18 +49,14 @@ class Counts:
     """Input tokens of the whole run, counted ahead of it; None if the arguments do not ask for that."""
     flos: float = 0
     """Floating-point operations since they were last added to the state."""
-    _counted: tuple[nn.Module, int] | None = field(default=None, repr=False)
-    _main_input: tuple[nn.Module, str | None] | None = field(default=None, repr=False)
+    _known: _KnownModel | None = field(default=None, repr=False)
 
     def main_input(self, model: nn.Module) -> str | None:
         """Return the name of the input that holds ``model``'s tokens, None if ``model`` does not count its parameters.
 
         Looked up once: a module raises an error for each attribute that it lacks, which takes as long as a small layer.
         """
-        if self._main_input is None or self._main_input[0] is not model:
-            name = getattr(model, "main_input_name", "input_ids") if hasattr(model, "num_parameters") else None
-            self._main_input = (model, name)
-        return self._main_input[1]
+        return self._of(model).main_input
 
     def parameters_outside_embeddings(self, model: Any, *, recounts: bool) -> int:
         """Return the number of ``model``'s parameters without its embeddings; computed once.
@@ -60,9 +65,16 @@ class Counts:
             model: A model with ``num_parameters``.
             recounts: Compute it each time: with ZeRO-3 the number on a rank changes from step to step.
         """
-        if self._counted is None or self._counted[0] is not model or recounts:
-            self._counted = (model, int(model.num_parameters(exclude_embeddings=True)))
-        return self._counted[1]
+        known = self._of(model)
+        if known.parameters is None or recounts:
+            known.parameters = int(model.num_parameters(exclude_embeddings=True))
+        return known.parameters
+
+    def _of(self, model: nn.Module) -> _KnownModel:
+        if self._known is None or self._known.model is not model:
+            name = getattr(model, "main_input_name", "input_ids") if hasattr(model, "num_parameters") else None
+            self._known = _KnownModel(model, name)
+        return self._known
 
 
 class Progress(RunCallback):

@@ -190,16 +190,15 @@ def prepare_input(trainer: Trainer, data: object) -> Any:
     prepare = trainer._prepare_input
     if not is_ours(prepare):
         return type(data)({name: prepare(value) for name, value in data.items()})  # type: ignore[call-arg]
-    prepared = {
-        name: _moved(value, device, dtype) if isinstance(value, Tensor) else prepare(value)
-        for name, value in data.items()
-    }
-    return prepared if type(data) is dict else type(data)(prepared)  # type: ignore[call-arg]
+    return type(data)(  # type: ignore[call-arg]
+        {
+            name: _moved(value, device, dtype) if isinstance(value, Tensor) else prepare(value)
+            for name, value in data.items()
+        }
+    )
 
 
 def _moved(data: object, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if dtype is None and isinstance(data, Tensor) and data.device == device:
-        return data
     data = move_to_device(data, device)
     return data if dtype is None else _cast(data, dtype)
 

@@ -7,8 +7,23 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
-__all__ = ["BY_HAND", "HF_COMPAT", "LIGHTNING", "SUBJECTS", "TRANSFORMERS", "Benchmark", "Cost", "Marks", "table"]
+__all__ = [
+    "BY_HAND",
+    "HF_COMPAT",
+    "LIGHTNING",
+    "SUBJECTS",
+    "TRANSFORMERS",
+    "Benchmark",
+    "Cost",
+    "Marks",
+    "in_the_same_run",
+    "table",
+]
+
+_FoundT = TypeVar("_FoundT")
 
 HF_COMPAT, TRANSFORMERS, LIGHTNING, BY_HAND = "hf_compat", "transformers", "Lightning", "by hand"
 SUBJECTS = (HF_COMPAT, TRANSFORMERS, LIGHTNING, BY_HAND)
@@ -46,6 +61,25 @@ class Benchmark:
     def median(self, subject: str, kind: str) -> float:
         """Return the median over the rounds of ``subject``'s ``cpu`` or ``wall``."""
         return statistics.median(getattr(cost, kind) for cost in self.costs[subject])
+
+
+def in_the_same_run(
+    subjects: Mapping[str, Callable[[], _FoundT]], *costs: Callable[[_FoundT], Cost]
+) -> list[dict[str, Callable[[], Cost]]]:
+    """Return the subjects of one benchmark for each of ``costs``, to be run in this order: the first does the work.
+
+    Args:
+        subjects: The work, which returns what was found.
+        costs: What that tells of one benchmark's cost.
+    """
+    last: dict[str, _FoundT] = {}
+
+    def run(subject: str, number: int) -> Cost:
+        if number == 0:
+            last[subject] = subjects[subject]()
+        return costs[number](last[subject])
+
+    return [{subject: partial(run, subject, number) for subject in subjects} for number in range(len(costs))]
 
 
 class Marks:

@@ -23,7 +23,7 @@ import transformers
 from safetensors.torch import save_model
 
 import hf_compat
-from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, TRANSFORMERS, Benchmark, Cost
+from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, TRANSFORMERS, Benchmark, Cost, in_the_same_run
 from tests.support.processes import TORCHRUN, finish, start
 from tests.support.scale import SHARDINGS
 
@@ -192,21 +192,10 @@ def main(folder: str, package: str, name: str, *words: str) -> None:
 
 def _lines(name: str, subjects: dict[str, Callable[[], Stall]]) -> list[Benchmark]:
     """Return what the same runs tell of the time to the end of the next step, and of the time training stands still."""
-    last: dict[str, Stall] = {}
-
-    def measured(subject: str) -> Cost:
-        last[subject] = subjects[subject]()
-        return Cost(last[subject].cpu, last[subject].wall)
-
-    def told(subject: str) -> Cost:
-        return Cost(cpu=0.0, wall=last[subject].still)
-
-    return [
-        Benchmark(name, "ms", {subject: partial(measured, subject) for subject in subjects}),
-        Benchmark(
-            f"{name}: stands still", "ms", {subject: partial(told, subject) for subject in subjects}, wall_only=True
-        ),
-    ]
+    to_the_next_end, still = in_the_same_run(
+        subjects, lambda stall: Cost(stall.cpu, stall.wall), lambda stall: Cost(cpu=0.0, wall=stall.still)
+    )
+    return [Benchmark(name, "ms", to_the_next_end), Benchmark(f"{name}: stands still", "ms", still, wall_only=True)]
 
 
 def benchmarks() -> list[Benchmark]:

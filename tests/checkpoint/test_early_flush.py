@@ -1,6 +1,8 @@
 """What has been written of a checkpoint goes to the disk while the rest is being written."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -9,6 +11,7 @@ from hf_compat.checkpoint import early_flush
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch
+from hf_compat.errors import CheckpointWriteError
 
 PATIENCE = 60
 
@@ -78,6 +81,43 @@ def test_a_file_that_cannot_be_opened(tmp_path, monkeypatch, error):
             (tmp_path / name).write_bytes(b"12")
         begun.wait_for("a", 2)
         begun.wait_for("z", 2)
+
+
+@pytest.fixture
+def failing_disk(tmp_path):
+    """A file system of 200 MB on a device of 24 MB: writing to files works, until they go to the disk."""
+    device, folder = tmp_path / "device", tmp_path / "disk"
+    device.mkdir()
+    folder.mkdir()
+    image = str(device / "image")
+    commands = (
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(device)],
+        ["truncate", "-s", "200m", image],
+        ["mkfs.ext4", "-q", "-E", "nodiscard", image],
+        ["mount", "-o", "loop", image, str(folder)],
+    )
+    try:
+        for command in commands:
+            if sys.platform != "linux" or subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("this user may not mount a file system")
+        yield folder
+    finally:
+        for mounted in (folder, device):
+            if os.path.ismount(mounted):
+                subprocess.run(["umount", "-l", str(mounted)], check=True)
+
+
+def test_a_disk_that_fails_while_the_rest_is_written(failing_disk, monkeypatch):
+    """What the system could not write early it tells when the file is flushed: no checkpoint appears."""
+    begun, size = Begun(monkeypatch), 60 * 2**20
+
+    def write(folder):
+        (folder / "weights").write_bytes(os.urandom(size))
+        begun.wait_for("weights", size)
+
+    with pytest.raises(CheckpointWriteError, match="cannot be written"):
+        CheckpointWriter().write_alone(failing_disk / "checkpoint-1", [Part(write)], step=1)
+    assert not (failing_disk / "checkpoint-1").exists()
 
 
 def test_systems_that_cannot_begin_early(tmp_path, monkeypatch):
