@@ -57,6 +57,7 @@ class CheckpointWriter:
         self.last_step: int | None = None
         self.published: Published | None = None
         self._is_published = False  # on some rank: the same on all
+        self._is_in_background = False  # not known to have ended on every rank: the same on all
 
     @property
     def _run_id(self) -> str | None:
@@ -131,6 +132,7 @@ class CheckpointWriter:
                 self._note_published(staged, folder)
         if background:
             self.writes.late.start()
+            self._is_in_background = True
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(needs.all):
                 self.wait()
@@ -217,7 +219,9 @@ class CheckpointWriter:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
         """
         self.writes.late.release()
-        multi_process.wait_for(self.saver)
+        is_in_background, self._is_in_background = self._is_in_background, False
+        if is_in_background:
+            multi_process.wait_for(self.saver)
 
     def wait_here(self) -> None:
         """Wait until this rank does not write in the background.

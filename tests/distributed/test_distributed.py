@@ -96,6 +96,7 @@ def finished(tmp_path_factory):
     run(lambda kit: numbered(kit, 4), "ours", folder / "another_number_of_processes" / "one")
     own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
     own += ["ours:another_number_of_processes", "ours:steady_steps_are_watched"]
+    own.append("ours:a_save_in_the_background_is_watched")
     own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
@@ -138,6 +139,13 @@ def test_steady_steps(finished):
         seen = {name: count for name, count in kept["value"].items() if name not in recorded}
         assert seen.pop("c10d.allreduce_.default float32") == 6
         assert seen == {"c10d.allreduce_.default int64": 2, "Tensor.tolist": 2}
+
+
+def test_exchanges_of_a_save_in_the_background(finished):
+    """The processes ask each other twice before training goes on, and once more whether the save before has ended."""
+    for rank in (0, 1):
+        (kept,) = outcome(finished, "a_save_in_the_background_is_watched", "ours", rank).results
+        assert kept["value"]["c10d.allgather_.default uint8"] == 2 + 3
 
 
 @pytest.mark.slow

@@ -322,12 +322,22 @@ def reductions_are_counted(kit: Kit) -> None:
 @shared
 def steady_steps_are_watched(kit: Kit) -> None:
     """Accumulating, without a log, an evaluation or a save."""
+    _watched_steps(kit, save_steps=100)
+
+
+@shared
+def a_save_in_the_background_is_watched(kit: Kit) -> None:
+    """The same steps, with a save after the 4th and the 8th."""
+    _watched_steps(kit, save_steps=4, save_async=True)
+
+
+def _watched_steps(kit: Kit, **saving: Any) -> None:
     watch = watching_steps(kit.TrainerCallback, 3, 9)
-    fields = {"save_strategy": "steps", "save_steps": 100, "logging_strategy": "no", "eval_strategy": "no"}
+    fields = {"save_strategy": "steps", "logging_strategy": "no", "eval_strategy": "no", **saving}
     fields |= {"ddp_find_unused_parameters": False, "gradient_accumulation_steps": 2, "max_steps": 12}
     clock, votes.time = votes.time, SimpleNamespace(monotonic=lambda: 0.0)  # steps that take no time
     try:
-        plain(kit, rows=240, fields=fields, callbacks=[watch]).train()
+        plain(kit, rows=240, fields=fields, subclass=_unwatched(kit), callbacks=[watch]).train()
     finally:
         votes.time = clock
     kit.keep("seen", dict(watch.seen))
