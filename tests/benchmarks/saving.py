@@ -1,6 +1,6 @@
 """How long training stands still for a checkpoint of some 400 MB, optimizer's state included.
 
-Run it under torchrun as ``-m tests.benchmarks.saving FOLDER hf_compat DDP async`` for several ranks.
+Run it under torchrun as ``-m tests.benchmarks.saving FOLDER DDP hf_compat async`` for several ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ import torch
 import transformers
 from safetensors.torch import save_model
 
-import hf_compat
 from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, TRANSFORMERS, Benchmark, Cost, in_the_same_run
 from tests.support.processes import TORCHRUN, finish, start
 from tests.support.scale import SHARDINGS
@@ -99,8 +98,16 @@ def _above_plain(steps: list[float]) -> float:
     return 1e3 * (min(steps[SAVE_STEPS - 1 :: SAVE_STEPS]) - statistics.median(plain))
 
 
-def _stall(package: Any, folder: str, model: Any, **settings: Any) -> Stall:
-    """Return what a checkpoint costs, measured at the steps after which one is saved against the others."""
+def _stall(package: Any, folder: str, model: Any, words: Collection[str], **settings: Any) -> Stall:
+    """Return what a checkpoint costs, measured at the steps after which one is saved against the others.
+
+    Args:
+        package: Whose Trainer saves it.
+        folder: The output folder.
+        model: The model.
+        words: ``async`` to save in the background, ``flush`` to flush for a Trainer that does not.
+        **settings: Training arguments.
+    """
     marks = _Marks()
 
     class Clock(package.TrainerCallback):
@@ -119,6 +126,12 @@ def _stall(package: Any, folder: str, model: Any, **settings: Any) -> Stall:
             marks.wait()
             return loss
 
+    class Flushing(Timed):
+        def _save_checkpoint(self, *given, **keywords):
+            super()._save_checkpoint(*given, **keywords)
+            if args.should_save:
+                _flush(Path(folder, f"checkpoint-{self.state.global_step}"))
+
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(marks.wait)  # the last one: DeepSpeed updates in training_step
     args = package.TrainingArguments(
@@ -131,22 +144,29 @@ def _stall(package: Any, folder: str, model: Any, **settings: Any) -> Stall:
         report_to="none",
         disable_tqdm=True,
         logging_strategy="no",
+        **({"save_async": True} if "async" in words else {}),
         **settings,
     )
-    trainer = Timed(model, args, train_dataset=_rows(), callbacks=[Clock()])
+    trainer = (Flushing if "flush" in words else Timed)(model, args, train_dataset=_rows(), callbacks=[Clock()])
     trainer.remove_callback(package.PrinterCallback)
     trainer.train()
     return marks.stall()
 
 
-def _stall_of_one(package: Any, **settings: Any) -> Stall:
-    with tempfile.TemporaryDirectory() as folder:
-        return _stall(package, folder, _model(), **settings)
+def _flush(folder: Path) -> None:
+    for path in filter(Path.is_file, folder.iterdir()):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
-def _stall_of_two(package: str, name: str, *words: str) -> Stall:
+def _stall_of_one(package: str, *words: str) -> Stall:
     with tempfile.TemporaryDirectory() as folder:
-        command = [*TORCHRUN, "--nproc-per-node=2", "-m", __name__, folder, package, name, *words]
+        return _stall(importlib.import_module(package), folder, _model(), words)
+
+
+def _stall_of_two(sharding: str, package: str, *words: str) -> Stall:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*TORCHRUN, "--nproc-per-node=2", "-m", __name__, folder, sharding, package, *words]
         (ended,) = finish([start(command, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")], timeout=300)
     assert ended.code == 0, ended.output
     return Stall(**json.loads(next(line for line in ended.output.splitlines() if line.startswith('{"cpu"'))))
@@ -165,9 +185,7 @@ def _by_hand() -> Stall:
             begin = time.process_time(), time.perf_counter()
             save_model(model, str(weights))
             torch.save(optimizer.state_dict(), state)
-            for path in (weights, state):
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+            _flush(Path(folder))
             spans.append((1e3 * (time.process_time() - begin[0]), 1e3 * (time.perf_counter() - begin[1])))
             weights.unlink()
             state.unlink()
@@ -175,16 +193,15 @@ def _by_hand() -> Stall:
     return Stall(cpu, wall, wall)
 
 
-def main(folder: str, package: str, name: str, *words: str) -> None:
+def main(folder: str, name: str, package: str, *words: str) -> None:
     """Print what a checkpoint costs rank 0, under torchrun."""
-    module: Any = importlib.import_module(package)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     (sharding,) = (each for each in SHARDINGS if each.name == name)
-    settings = {**sharding.fields, **({"save_async": True} if "async" in words else {})}
+    settings = {**sharding.fields}
     if "fsdp_config" in settings:
         settings["fsdp_config"] = {**settings["fsdp_config"], "state_dict_type": "SHARDED_STATE_DICT"}
-    stall = _stall(module, folder, _model_of_layers(), **settings)
+    stall = _stall(importlib.import_module(package), folder, _model_of_layers(), words, **settings)
     if torch.distributed.get_rank() == 0:
         print(json.dumps(stall._asdict()), flush=True)
     os._exit(0)  # transformers' processes now and then abort in gloo's threads as they end
@@ -199,24 +216,30 @@ def _lines(name: str, subjects: dict[str, Callable[[], Stall]]) -> list[Benchmar
 
 
 def benchmarks() -> list[Benchmark]:
-    """Return the benchmarks of this file; transformers' Trainer does not flush to the disk, ours and by hand do.
+    """Return the benchmarks of this file; our Trainer and by hand flush to the disk, transformers' only where told.
 
     Its FSDP does not run on the CPU.
     """
-    found = []
-    for suffix, settings in (("", {}), (", `save_async=True`", {"save_async": True})):
-        subjects: dict[str, Callable[[], Stall]] = {HF_COMPAT: partial(_stall_of_one, hf_compat, **settings)}
-        subjects[TRANSFORMERS] = partial(_stall_of_one, transformers)
-        if not settings:
-            subjects[BY_HAND] = _by_hand
-        found += _lines(f"save of 415 MB{suffix}", subjects)
-    for name in SHARDED:
-        for suffix, words in (("", ()), (", `save_async=True`", ("async",))):
-            subjects = {HF_COMPAT: partial(_stall_of_two, "hf_compat", name, *words)}
-            if name != "FSDP":
-                subjects[TRANSFORMERS] = partial(_stall_of_two, "transformers", name)
-            found += _lines(f"save of 420 MB, {name}, two ranks{suffix}", subjects)
+    found = _benchmarks_of("save of 415 MB", _stall_of_one, by_hand=True)
+    for sharding in SHARDED:
+        measure = partial(_stall_of_two, sharding)
+        found += _benchmarks_of(f"save of 420 MB, {sharding}, two ranks", measure, has_upstream=sharding != "FSDP")
     return found
+
+
+def _benchmarks_of(
+    name: str, measure: Callable[..., Stall], *, has_upstream: bool = True, by_hand: bool = False
+) -> list[Benchmark]:
+    plain, background = partial(measure, HF_COMPAT), partial(measure, HF_COMPAT, "async")
+    if not has_upstream:
+        return _lines(name, {HF_COMPAT: plain}) + _lines(f"{name}, `save_async=True`", {HF_COMPAT: background})
+    theirs, flushed = partial(measure, TRANSFORMERS), partial(measure, TRANSFORMERS, "flush")
+    all_flushed = {HF_COMPAT: plain, TRANSFORMERS: flushed, **({BY_HAND: _by_hand} if by_hand else {})}
+    return [
+        *_lines(name, {HF_COMPAT: plain, TRANSFORMERS: theirs}),
+        *_lines(f"{name}, flushed by all", all_flushed),
+        *_lines(f"{name}, `save_async=True`", {HF_COMPAT: background, TRANSFORMERS: theirs}),
+    ]
 
 
 if __name__ == "__main__":
