@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, to_host
+from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, clones_on_host, to_host
 from hf_compat.environment import is_switched_on
 
 __all__ = [
@@ -170,12 +170,21 @@ class Writes:
         copied: dict[str, Any] = to_host(model.state_dict(), buffers=self.buffers, late=self.late)
         return copied
 
+    def clones_of(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of the state dict ``state`` in host memory, in which no tensor shares memory with another."""
+        return clones_on_host(state, buffers=self.buffers, late=self.late)
+
     def shell_of(self, model: nn.Module) -> nn.Module:
         """Return ``model``, or if calls are deferred a copy with the same parameters, for writing a given state dict.
 
         A sharded model changes while it trains which parameters its modules have; those of the copy stay.
         """
         return model if self._deferred is None else _shell_of(model, {})
+
+    @property
+    def is_deferring(self) -> bool:
+        """Whether calls are deferred."""
+        return self._deferred is not None
 
     @contextmanager
     def deferred(self, calls: Deferred) -> Iterator[None]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["HostBuffers", "LateCopies", "to_host"]
+__all__ = ["HostBuffers", "LateCopies", "clones_on_host", "to_host"]
 
 logger = logging.getLogger(__name__)
 
@@ -192,6 +192,21 @@ def to_host(
     return _Copier(private, buffers or HostBuffers(), late or LateCopies()).copied(value)
 
 
+def clones_on_host(state: Mapping[str, Any], *, buffers: HostBuffers, late: LateCopies) -> dict[str, Any]:
+    """Return a copy of ``state`` in host memory, in which no tensor shares memory: each may be part of a larger one.
+
+    Args:
+        state: A state dict.
+        buffers: Where the memory of the copy comes from.
+        late: Copies what need not be copied at once.
+    """
+    copier = _Copier((), buffers, late)
+    return {
+        name: copier.cloned(value) if isinstance(value, Tensor) else copier.copied(value)
+        for name, value in state.items()
+    }
+
+
 class _Copier:
     """Copies each object once, however often it is met."""
 
@@ -225,10 +240,21 @@ class _Copier:
             return type(value)(self.copied(item) for item in value)
         return copy.deepcopy(value)
 
+    def cloned(self, tensor: Tensor) -> Tensor:
+        """Return a copy of ``tensor`` in memory of its own."""
+        tensor = tensor.detach()
+        if not _is_plain(tensor):
+            return tensor.to("cpu", copy=True)
+        buffer = self._memory.take(tensor.numel() * tensor.element_size())
+        strides = torch.empty_like(tensor, device="meta").stride()
+        twin = torch.empty(0, dtype=tensor.dtype).set_(buffer, 0, tensor.size(), strides)
+        self._late.copy(tensor, twin)
+        self._late.watch(tensor)
+        return twin
+
     def _copied_tensor(self, tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
-        is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-        if not is_plain or tensor.is_conj() or tensor.is_neg():
+        if not _is_plain(tensor):
             return self._copied_part(tensor) if hasattr(tensor, "to_local") else tensor.to("cpu", copy=True)
         storage = tensor.untyped_storage()
         key = storage._cdata  # by which `torch.save` tells storages apart; empty ones have no address
@@ -246,6 +272,12 @@ class _Copier:
         self._late.copy(tensor.to_local(), twin.to_local())
         self._late.watch(tensor)
         return twin  # type: ignore[no-any-return]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether ``tensor`` is a view of its storage, and nothing else."""
+    is_strided = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+    return is_strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -62,7 +62,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
             weights.save_configuration(model, Path(folder))
             _save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
-        state_dict = trainer.accelerator.get_state_dict(trainer.model)
+        state_dict = _full_state_dict(trainer)
         if args.should_save:
             with trainer._checkpoint_writer.writes.private(state_dict if strategy.copies_weights else {}):
                 trainer._save(folder, state_dict=state_dict)
@@ -73,6 +73,15 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
             trainer._save(folder, state_dict=state_dict)
         else:
             trainer._save(folder)
+
+
+def _full_state_dict(trainer: Trainer) -> dict[str, Any]:
+    """Return the full state dict, perhaps only on ranks that save it; every rank calls this."""
+    accelerator, writes = trainer.accelerator, trainer._checkpoint_writer.writes
+    if not (trainer._lightning_runtime.strategy.clones_weights and writes.is_deferring):
+        return accelerator.get_state_dict(trainer.model)
+    # Late, and into the memory of the snapshot before.
+    return writes.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if trainer.args.should_save else {}
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:

@@ -160,8 +160,8 @@ def _start(package: str) -> Cost:
     return Cost(**_in_a_process("start", package))
 
 
-def _measured(package: str, *words: object) -> Cost:
-    found = _in_a_process(words[0], package, *words[1:])
+def _measured(package: str, what: str, *words: object) -> Cost:
+    found = _in_a_process(what, package, *words)
     return Cost(found["cpu"], found["wall"])
 
 
@@ -172,7 +172,7 @@ def benchmarks() -> list[Benchmark]:
         return Benchmark(
             name,
             unit,
-            {HF_COMPAT: partial(measure, "hf_compat", *words), TRANSFORMERS: partial(measure, "transformers", *words)},
+            {package: partial(measure, package, *words) for package in (HF_COMPAT, TRANSFORMERS)},
         )
 
     large = {name: partial(_in_a_process, "predict", name, 128_000) for name in (HF_COMPAT, TRANSFORMERS)}
@@ -188,7 +188,14 @@ def benchmarks() -> list[Benchmark]:
         Benchmark("predict, 128,000 rows, most memory", "MB", memory),
         of_both("predict, a row of 8,000, ragged", "µs", _measured, "predict_ragged", 8_000),
         of_both("predict, a row of 64,000, ragged", "µs", _measured, "predict_ragged", 64_000),
+        Benchmark(
+            "predict, a row of 128,000, ragged",
+            "µs",
+            {HF_COMPAT: partial(_measured, HF_COMPAT, "predict_ragged", 128_000)},
+        ),
+        of_both("evaluate, a row of 8,000", "µs", _measured, "evaluate", 8_000, "outside"),
         of_both("evaluate, a row of 32,000", "µs", _measured, "evaluate", 32_000, "outside"),
+        of_both("evaluate, a row of 128,000", "µs", _measured, "evaluate", 128_000, "outside"),
         of_both("evaluate inside training, a row of 32,000", "µs", _measured, "evaluate", 32_000, "inside"),
     ]
 

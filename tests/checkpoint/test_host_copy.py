@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import TrainerCallback
-from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, to_host
+from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, clones_on_host, to_host
 from hf_compat.checkpoint.layout import list_checkpoints
 from tests.checkpoint.test_background import files, run
 from tests.support.held_copies import HeldCopies
@@ -245,6 +245,28 @@ def test_every_tensor_of_shared_memory_is_watched():
         late.make()
     assert torch.equal(twins[0], torch.ones(2))
     assert torch.equal(twins[1], torch.ones(2))  # copied at once from then on, before it changed again
+
+
+def test_clones_of_parts_of_a_buffer():
+    """Each has memory of its own, late and in the memory of the last snapshot, with the strides of torch's clone."""
+    memory = torch.arange(12.0)
+    state = {"one": memory[:6].view(2, 3), "turned": memory[6:].view(2, 3).T, "tied": memory[:6].view(2, 3)}
+    expected = {name: value.clone() for name, value in state.items()}
+    late, buffers, places = tried(memory), HostBuffers(), []
+    for _ in range(2):
+        late.begin(is_allowed=True)
+        twins = clones_on_host({**state, "extra": {"step": 1}}, buffers=buffers, late=late)
+        late.start()
+        late.make()
+        assert twins.pop("extra") == {"step": 1}
+        for name, twin in twins.items():
+            assert torch.equal(twin, expected[name])
+            assert twin.stride() == expected[name].stride()
+            assert twin.untyped_storage().nbytes() == 24
+        places.append({twin.data_ptr() for twin in twins.values()})
+        buffers.give_back()
+    assert len(places[0]) == 3
+    assert places[0] == places[1]
 
 
 def test_what_a_failed_save_left_is_not_copied_again(caplog):

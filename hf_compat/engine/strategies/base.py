@@ -73,6 +73,8 @@ class ModelStrategy(Strategy):
     """Whether every rank has to call ``full_state_dict`` to save the model."""
     copies_weights = False
     """Whether the tensors of ``full_state_dict`` are copies in host memory, which nothing else uses."""
+    clones_weights = False
+    """Whether ``full_state_dict`` only clones the weights, which are whole on every rank."""
     saves_sharded_weights = False
     """Whether checkpoints contain sharded weights, saved by ``save_sharded_weights``."""
     syncs_each_batch: bool = False

@@ -214,9 +214,14 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return not self.saves_sharded_weights
 
     @property
-    def copies_weights(self) -> bool:  # type: ignore[override]
-        """Whether ``full_state_dict`` clones the weights, which ZeRO-3 may not."""
+    def clones_weights(self) -> bool:  # type: ignore[override]
+        """Whether ``full_state_dict`` clones the weights, which ZeRO-3 gathers."""
         return not self._is_sharded
+
+    @property
+    def copies_weights(self) -> bool:  # type: ignore[override]
+        """Whether ``full_state_dict`` copies the weights, which ZeRO-3 may not."""
+        return self.clones_weights
 
     @property
     def _is_sharded(self) -> bool:
