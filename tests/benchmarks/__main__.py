@@ -1,6 +1,6 @@
 """Measure everything, side by side in one run, and print one table.
 
-    python -m tests.benchmarks [steps saving processes scaling] [--rounds 5] [--write]
+    python -m tests.benchmarks [steps saving processes gpu scaling] [--rounds 5] [--write]
 
 The subjects take turns, so that a change of the machine's speed meets all alike; the table shows medians of the rounds.
 """
@@ -8,32 +8,40 @@ The subjects take turns, so that a change of the machine's speed meets all alike
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import platform
 import warnings
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 import transformers
 
-from tests.benchmarks import processes, saving, scaling, update_steps
+from tests.benchmarks import gpu, processes, saving, scaling, update_steps
 from tests.benchmarks.measuring import Benchmark, table
 
-FILES = {"steps": update_steps.benchmarks, "saving": saving.benchmarks, "processes": processes.benchmarks}
+FILES = {
+    "steps": update_steps.benchmarks,
+    "saving": saving.benchmarks,
+    "processes": processes.benchmarks,
+    "gpu": gpu.benchmarks,
+}
 WHICH = (*FILES, "scaling")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
-def report(benchmarks: list[Benchmark], rounds: int, *, scales: bool) -> str:
+def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, scales: bool) -> str:
     """Return the tables, with the machine that they were measured on.
 
     Args:
-        benchmarks: What has been measured.
+        measured: What has been measured, by file.
         rounds: How often.
         scales: Whether to measure several processes too, once.
     """
+    benchmarks = list(itertools.chain.from_iterable(measured.values()))
     packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "lightning", "torch"))
     lines = [
         "# Benchmark results",
@@ -55,6 +63,8 @@ def report(benchmarks: list[Benchmark], rounds: int, *, scales: bool) -> str:
         "",
         *table(benchmarks, "wall"),
     ]
+    if measured.get("gpu"):
+        lines += ["", "## On a GPU", "", *gpu.report(measured["gpu"])]
     if scales:
         lines += [
             "",
@@ -85,11 +95,11 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     which = options.which or WHICH
-    benchmarks = [each for name in FILES if name in which for each in FILES[name]()]
+    measured = {name: benchmarks() for name, benchmarks in FILES.items() if name in which}
     for _ in range(options.rounds):
-        for each in benchmarks:
-            each.run_once()
-    text = report(benchmarks, options.rounds, scales="scaling" in which)
+        for each in itertools.chain.from_iterable(measured.values()):
+            each.run_round()
+    text = report(measured, options.rounds, scales="scaling" in which)
     print(text)
     if options.write:
         RESULTS.write_text(text)

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
+
+import torch
 
 __all__ = [
     "BY_HAND",
@@ -17,8 +19,10 @@ __all__ = [
     "SUBJECTS",
     "TRANSFORMERS",
     "Benchmark",
+    "Clock",
     "Cost",
     "Marks",
+    "Span",
     "in_the_same_run",
     "table",
 ]
@@ -51,12 +55,15 @@ class Benchmark:
     """Whether what matters is the cost above the loop by hand."""
     wall_only: bool = False
     """Whether CPU time says nothing of it."""
+    turns: int = 1
+    """How often each subject does the work in a round."""
     costs: dict[str, list[Cost]] = field(default_factory=dict)
 
-    def run_once(self) -> None:
-        """Let each subject do the work once."""
-        for subject, run in self.subjects.items():
-            self.costs.setdefault(subject, []).append(run())
+    def run_round(self) -> None:
+        """Let the subjects do the work, in turn."""
+        for _ in range(self.turns):
+            for subject, run in self.subjects.items():
+                self.costs.setdefault(subject, []).append(run())
 
     def median(self, subject: str, kind: str) -> float:
         """Return the median over the rounds of ``subject``'s ``cpu`` or ``wall``."""
@@ -82,6 +89,16 @@ def in_the_same_run(
     return [{subject: partial(run, subject, number) for subject in subjects} for number in range(len(costs))]
 
 
+class Clock(Protocol):
+    """Takes what an update step costs."""
+
+    def set(self) -> None:
+        """Note the end of a step."""
+
+    def cost(self, units: int) -> Cost:
+        """Return the microseconds of one of the ``units`` of a step."""
+
+
 class Marks:
     """The times at the ends of update steps, from which the cost of one is taken.
 
@@ -105,6 +122,33 @@ class Marks:
         Other programs on the machine disturb these least.
         """
         return Cost(*(_typical(marks[self._warm_up :]) / units * 1e6 for marks in (self._cpu, self._wall)))
+
+
+class Span:
+    """The time from the end of the warm-up to that of the last update step, when a GPU has made it too.
+
+    Args:
+        warm_up: Steps at the start that do not count.
+        steps: All steps.
+    """
+
+    def __init__(self, warm_up: int, steps: int) -> None:
+        self._ends = (warm_up, steps)
+        self._count = 0
+        self._times: list[tuple[float, float]] = []
+
+    def set(self) -> None:
+        """Count a step."""
+        self._count += 1
+        if self._count in self._ends:
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()
+            self._times.append((time.process_time(), time.perf_counter()))
+
+    def cost(self, units: int) -> Cost:
+        """Return the microseconds of one of the ``units`` of a step."""
+        (begin, end), counted = self._times, units * (self._ends[1] - self._ends[0])
+        return Cost(*(1e6 * (after - before) / counted for before, after in zip(begin, end, strict=True)))
 
 
 def _typical(marks: list[float]) -> float:
