@@ -100,6 +100,7 @@ class Progress(RunCallback):
         self.shift = Shift()
         self.start_time = 0.0
         self.position: DataPosition | None = None
+        self._divisor = (1, torch.tensor(1.0))
 
     def begin(self) -> None:
         """Initialise the counts from the state at the start of the run."""
@@ -128,13 +129,19 @@ class Progress(RunCallback):
         if host.args.logging_nan_inf_filter:
             # torch.where instead of a branch, which would synchronise with the device. NaN and inf less themselves are
             # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
-            mean = counts.tr_loss / (1 + host.state.global_step - counts.last_logged_step)
+            mean = self._divided(counts.tr_loss, 1 + host.state.global_step - counts.last_logged_step)
             difference = loss - loss
             loss = torch.where(difference == difference, loss, mean)
         counts.tr_loss = counts.tr_loss + loss
         counts.flos += float(host.floating_point_ops(batch))
         if host.semantics.counts_tokens_after_batch:
             host._track_num_input_tokens(batch)
+
+    def _divided(self, value: Tensor, steps: int) -> Tensor:
+        """Return ``value / steps``: by a tensor in host memory, on any device half the work of dividing by an int."""
+        if self._divisor[0] != steps or self._divisor[1].dtype is not value.dtype:
+            self._divisor = (steps, torch.tensor(steps, dtype=value.dtype, device="cpu"))
+        return value / self._divisor[1]
 
     def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
         """Count the update step of ``window``."""
