@@ -129,7 +129,7 @@ def test_a_writer_can_be_pickled(tmp_path):
     assert (twin.ledger, twin.last_step) == (Ledger("mine"), 4)
     twin.wait()
     go.set()
-    writer.wait()
+    writer.wait_here()
     assert isinstance(twin.saver, BackgroundTasks)
 
 
