@@ -13,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import hf_compat
-from tests.benchmarks.measuring import Benchmark
+from tests.benchmarks.measuring import HF_COMPAT, Benchmark, synchronize
 from tests.benchmarks.update_steps import Work, benchmark, token_rows
 
 __all__ = ["MODELS", "Model", "Timeline", "benchmarks", "report"]
@@ -39,7 +39,7 @@ class Model(NamedTuple):
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(self.config)
         return model
 
-    def work(self, *, compiled: bool, device: str = "cuda") -> Work:
+    def work(self, *, compiled: bool) -> Work:
         """Return update steps of it."""
         return Work(
             self.make,
@@ -49,7 +49,7 @@ class Model(NamedTuple):
             warm_up=WARM_UP,
             units=self.batch * self.tokens,
             batch=self.batch,
-            device=device,
+            device="cuda",
             bf16=True,
             compiled=compiled,
         )
@@ -86,8 +86,12 @@ def benchmarks() -> list[Benchmark]:
     """Return the benchmarks of this file, none without a GPU."""
     if not torch.cuda.is_available():
         return []
+    return [benchmark(f"token, {name}", "µs", work) for name, _, work in _cases()]
+
+
+def _cases() -> list[tuple[str, Model, Work]]:
     return [
-        benchmark(f"token, {_name(model, compiled)}", "µs", model.work(compiled=compiled))
+        (f"{model.name} in bf16{', compiled' if compiled else ''}", model, model.work(compiled=compiled))
         for model in MODELS
         for compiled in (False, True)
     ]
@@ -97,42 +101,33 @@ def report(measured: Iterable[Benchmark]) -> list[str]:
     """Return the lines of a section about ``measured``, the benchmarks of this file once they have run."""
     peak = matmul_rate("cuda")
     lines = [
-        f"On one {torch.cuda.get_device_name()}: rows of {TOKENS} tokens, weights in float32, bf16 by autocast. A",
-        f"large matrix product in bf16 reaches {peak / 1e12:.0f} TFLOP/s there.",
+        f"On one {torch.cuda.get_device_name()}: rows of {TOKENS} tokens, weights in float32, bf16 by autocast; the",
+        f"time of a token is the mean over {STEPS - WARM_UP} update steps. A large matrix product in bf16 reaches",
+        f"{peak / 1e12:.0f} TFLOP/s there.",
         "",
         "| what | tokens a second | of the matrix product's FLOP/s | GPU idle | longest gap, µs "
         "| copies to the GPU, pinned | under computation |",
         "|---|---|---|---|---|---|---|",
     ]
-    by_name = {each.name: each for each in measured}
-    for model in MODELS:
-        for compiled in (False, True):
-            each = by_name[f"token, {_name(model, compiled)}"]
-            rate = 1e6 / each.median("hf_compat", "wall")
-            seen = Timeline.of(watched(model.work(compiled=compiled)))
-            share = rate * model.flops_of_a_token() / peak
-            lines.append(
-                f"| {_name(model, compiled)} | {rate:,.0f} | {share:.2f} | {seen.idle:.3f} | {seen.longest_gap:.0f} "
-                f"| {seen.pinned:.2f} | {seen.covered:.2f} |"
-            )
+    for (name, model, work), each in zip(_cases(), measured, strict=True):
+        rate = 1e6 / each.median(HF_COMPAT, "wall")
+        seen = Timeline.of(watched(work))
+        lines.append(
+            f"| {name} | {rate:,.0f} | {rate * model.flops_of_a_token() / peak:.2f} | {seen.idle:.3f} "
+            f"| {seen.longest_gap:.0f} | {seen.pinned:.2f} | {seen.covered:.2f} |"
+        )
     return lines
-
-
-def _name(model: Model, compiled: bool) -> str:
-    return f"{model.name} in bf16" + (", compiled" if compiled else "")
 
 
 def matmul_rate(device: str, size: int = 8192, times: int = 20) -> float:
     """Return the floating-point operations a second of the product of two square matrices in bf16."""
     one, other = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     for count in (3, times):
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        synchronize()
         begin = time.perf_counter()
         for _ in range(count):
             one @ other
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        synchronize()
     return 2 * size**3 * times / (time.perf_counter() - begin)
 
 
@@ -142,11 +137,6 @@ class Activity(NamedTuple):
     name: str
     begin: float
     end: float
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether it is a copy from host memory."""
-        return self.name.startswith("Memcpy HtoD")
 
 
 def watched(work: Work) -> list[Activity]:
@@ -158,7 +148,7 @@ def watched(work: Work) -> list[Activity]:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step in WATCHED:
-                torch.cuda.synchronize()
+                synchronize()
                 (self.profile.start if state.global_step == WATCHED[0] else self.profile.stop)()
 
     watch = Watch()
@@ -182,7 +172,7 @@ class Timeline(NamedTuple):
     @classmethod
     def of(cls, activities: Sequence[Activity]) -> Timeline:
         """Return what ``activities`` show."""
-        copies = [each for each in activities if each.is_copy]
+        copies = [each for each in activities if each.name.startswith("Memcpy HtoD")]
         spans = _merged(each for each in activities if not each.name.startswith(("Memcpy", "Memset")))
         whole = spans[-1][1] - spans[0][0]
         gaps = [after[0] - before[1] for before, after in itertools.pairwise(spans)]

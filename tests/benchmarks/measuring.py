@@ -24,6 +24,7 @@ __all__ = [
     "Marks",
     "Span",
     "in_the_same_run",
+    "synchronize",
     "table",
 ]
 
@@ -141,14 +142,19 @@ class Span:
         """Count a step."""
         self._count += 1
         if self._count in self._ends:
-            if torch.accelerator.is_available():
-                torch.accelerator.synchronize()
+            synchronize()
             self._times.append((time.process_time(), time.perf_counter()))
 
     def cost(self, units: int) -> Cost:
         """Return the microseconds of one of the ``units`` of a step."""
         (begin, end), counted = self._times, units * (self._ends[1] - self._ends[0])
         return Cost(*(1e6 * (after - before) / counted for before, after in zip(begin, end, strict=True)))
+
+
+def synchronize() -> None:
+    """Return when a GPU has done what it was given."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def _typical(marks: list[float]) -> float:

@@ -22,6 +22,7 @@ import torch
 import transformers
 from safetensors.torch import save_model
 
+from hf_compat.checkpoint import publish
 from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, TRANSFORMERS, Benchmark, Cost, in_the_same_run
 from tests.support.processes import TORCHRUN, finish, start
 from tests.support.scale import SHARDINGS
@@ -130,7 +131,7 @@ def _stall(package: Any, folder: str, model: Any, words: Collection[str], **sett
         def _save_checkpoint(self, *given, **keywords):
             super()._save_checkpoint(*given, **keywords)
             if args.should_save:
-                _flush(Path(folder, f"checkpoint-{self.state.global_step}"))
+                publish.flush(Path(folder, f"checkpoint-{self.state.global_step}"))
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(marks.wait)  # the last one: DeepSpeed updates in training_step
@@ -151,12 +152,6 @@ def _stall(package: Any, folder: str, model: Any, words: Collection[str], **sett
     trainer.remove_callback(package.PrinterCallback)
     trainer.train()
     return marks.stall()
-
-
-def _flush(folder: Path) -> None:
-    for path in filter(Path.is_file, folder.iterdir()):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _stall_of_one(package: str, *words: str) -> Stall:
@@ -185,7 +180,7 @@ def _by_hand() -> Stall:
             begin = time.process_time(), time.perf_counter()
             save_model(model, str(weights))
             torch.save(optimizer.state_dict(), state)
-            _flush(Path(folder))
+            publish.flush(Path(folder))
             spans.append((1e3 * (time.process_time() - begin[0]), 1e3 * (time.perf_counter() - begin[1])))
             weights.unlink()
             state.unlink()

@@ -170,6 +170,13 @@ def test_saved_in_the_background(finished):
     check_in_background(finished, IN_BACKGROUND[0])
 
 
+def test_weights_are_not_cloned_before_training_goes_on(finished):
+    """Of three saves at once DeepSpeed clones the weights on both ranks, of as many in the background on none."""
+    for rank in (0, 1):
+        (kept,) = outcome(finished, IN_BACKGROUND[0], "ours", rank).results
+        assert kept["value"] == 3
+
+
 def test_parts_are_written_once(finished):
     """Weights and optimizer state of a checkpoint are in the same files; a user's second save writes again."""
     for rank in (0, 1):

@@ -155,7 +155,22 @@ def _in_background(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
 
 @shared
 def zero_2_in_the_background(kit: Kit) -> None:
-    _in_background(kit, config(2))
+    """DeepSpeed clones weights before training goes on: not for the three saves in the background."""
+    from deepspeed.checkpoint import utils
+
+    clone, cloned = utils.clone_tensors_for_torch_save, []
+
+    def counting(item: Any, *given: Any) -> Any:
+        if isinstance(item, dict):  # not its tensors, which it clones by calling itself
+            cloned.append(item)
+        return clone(item, *given)
+
+    utils.clone_tensors_for_torch_save = counting
+    try:
+        _in_background(kit, config(2))
+    finally:
+        utils.clone_tensors_for_torch_save = clone
+    kit.keep("clones", len(cloned))
 
 
 @shared
