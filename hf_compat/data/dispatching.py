@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_compat.data.loader import PreparedDataLoader, move_to_device
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.stream_states import BatchWithState, StreamStates
+from hf_compat.data.transfer import move_batch
 from hf_compat.distributed import collectives
 from hf_compat.errors import DataError
 from hf_compat.nested import Nested, find_batch_size, map_nested, rebuild
@@ -140,7 +141,7 @@ class DispatchingDataLoader(PreparedDataLoader):
         if layout is None:
             return None
         target = self.device or torch.device("cpu")
-        batch = move_to_device(batch, target, non_blocking=self.non_blocking) if is_main else _empty(layout, target)
+        batch = move_batch(batch, target, non_blocking=self.non_blocking) if is_main else _empty(layout, target)
         return collectives.broadcast(batch)
 
     def _own_samples(self, batch: Nested, first: Nested) -> Any:

@@ -7,19 +7,20 @@ numbers and a model with dropout draw in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
+from hf_compat.data.transfer import move_batch
 from hf_compat.data.workers import keep_queues_open
 from hf_compat.distributed import collectives
 from hf_compat.distributed.processes import let_operations_end
-from hf_compat.nested import find_batch_size, rebuild
+from hf_compat.nested import find_batch_size
 
-__all__ = ["PreparedDataLoader", "loader_batching", "loader_settings", "move_to_device"]
+__all__ = ["PreparedDataLoader", "loader_batching", "loader_settings"]
 
 _KEPT_SETTINGS = (
     "num_workers",
@@ -34,31 +35,6 @@ _KEPT_SETTINGS = (
     "pin_memory_device",
     "in_order",
 )
-
-
-_DataT = TypeVar("_DataT")
-
-
-# Built once, and with the usual type first: batches are checked at every step.
-_SEQUENCES = (list, tuple)
-_MAPPINGS = (dict, Mapping)
-
-
-def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
-    """Return ``data`` with every tensor in it, however nested, on ``device``; containers keep their types."""
-    moved: Any = data
-    if isinstance(data, torch.Tensor):
-        if data.device != device:
-            moved = data.to(device, non_blocking=non_blocking)
-    elif isinstance(data, _SEQUENCES):
-        moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
-    elif isinstance(data, _MAPPINGS):
-        if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
-            moved = data.to(device)
-        else:
-            items = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
-            moved = type(data)(items)  # type: ignore[call-arg]
-    return moved  # type: ignore[no-any-return]
 
 
 class PreparedDataLoader(DataLoader[Any]):
@@ -149,7 +125,7 @@ class PreparedDataLoader(DataLoader[Any]):
                 self.stream_states.update(batch)
                 batch = batch.batch
             if self.device is not None:
-                batch = move_to_device(batch, self.device, non_blocking=self.non_blocking)
+                batch = move_batch(batch, self.device, non_blocking=self.non_blocking)
             following = next(batches, missing)
             self.end_of_dataloader = following is missing
             if self.end_of_dataloader and self.remainder_from_batch:

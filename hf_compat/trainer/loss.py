@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.data.loader import move_to_device
+from hf_compat.data.transfer import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import map_nested

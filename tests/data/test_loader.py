@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from hf_compat.data.loader import PreparedDataLoader, move_to_device
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.preparing import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from tests.support.helpers import ListDataset, vector_rows
@@ -86,15 +86,6 @@ def test_sizes_equal_accelerates(drop_last):
     expected, found = upstream_loader(shuffled(drop_last=drop_last)), prepare_dataloader(shuffled(drop_last=drop_last))
     assert found.total_batch_size == expected.total_batch_size == 3
     assert found.total_dataset_length == expected.total_dataset_length == 10
-
-
-def test_moving_keeps_containers():
-    """Nested lists, tuples, dicts and named tuples keep their types on the way to a device."""
-    data = {"a": [torch.ones(1)], "b": (torch.ones(1), "text")}
-    moved = move_to_device(data, torch.device("meta"))
-    assert moved["a"][0].device.type == "meta"
-    assert moved["b"][1] == "text"
-    assert isinstance(moved["b"], tuple)
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -1,0 +1,92 @@
+"""Moving batches to the device of a rank: to a GPU while it computes on the batches before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hf_compat.nested import rebuild
+
+__all__ = ["move_batch", "move_to_device"]
+
+_DataT = TypeVar("_DataT")
+
+
+# Built once, and with the usual type first: batches are checked at every step.
+_SEQUENCES = (list, tuple)
+_MAPPINGS = (dict, Mapping)
+
+
+def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
+    """Return ``data`` with every tensor in it, however nested, on ``device``; containers keep their types."""
+    moved: Any = data
+    if isinstance(data, Tensor):
+        if data.device != device:
+            moved = data.to(device, non_blocking=non_blocking)
+    elif isinstance(data, _SEQUENCES):
+        moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
+    elif isinstance(data, _MAPPINGS):
+        if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
+            moved = data.to(device)
+        else:
+            items = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
+            moved = type(data)(items)  # type: ignore[call-arg]
+    return moved  # type: ignore[no-any-return]
+
+
+def move_batch(batch: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
+    """Return ``batch`` on ``device``, as :func:`move_to_device` does; to a GPU it is copied on a stream of its own.
+
+    On the stream of the computation a copy would start when everything launched before it has ended. Unless the copy is
+    asynchronous the host would wait for that too, and the GPU then for the host to launch the next step.
+
+    Args:
+        batch: Tensors, however nested. If some of them cannot be copied so, all are moved on the current stream: those
+            that are on a GPU already, and those of other layouts or of a subclass.
+        device: Where to.
+        non_blocking: Do not wait for the copy of pinned memory either, which must then not be written to.
+    """
+    if device.type != "cuda" or not _is_plain_in_host_memory(batch):
+        return move_to_device(batch, device, non_blocking=non_blocking)
+    copies, computation = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copies):
+        moved = move_to_device(batch, device, non_blocking=non_blocking)
+    computation.wait_stream(copies)
+    for tensor in _tensors_in(moved):
+        if tensor.is_cuda:  # a BatchEncoding leaves lists of tensors where they are
+            tensor.record_stream(computation)  # or a later copy might be given its memory while it is still read
+    return moved
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of the copies to ``device``: one, since the memory of each stream is cached for itself."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _is_plain_in_host_memory(data: object) -> bool:
+    """Return whether all that :func:`move_to_device` moves are ordinary tensors on the CPU, which can be found."""
+    if isinstance(data, Tensor):
+        return type(data) is Tensor and data.layout is torch.strided and data.device.type == "cpu"
+    if isinstance(data, _SEQUENCES):
+        return all(map(_is_plain_in_host_memory, data))
+    if isinstance(data, _MAPPINGS):
+        has_no_others = not hasattr(data, "to") or type(data).__module__.startswith("transformers.")
+        return has_no_others and all(map(_is_plain_in_host_memory, data.values()))
+    return True
+
+
+def _tensors_in(data: object) -> Iterator[Tensor]:
+    """Yield the tensors of ``data``, however nested."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, _MAPPINGS):
+        for value in data.values():
+            yield from _tensors_in(value)
+    elif isinstance(data, _SEQUENCES):
+        for item in data:
+            yield from _tensors_in(item)
