@@ -129,6 +129,17 @@ def test_a_long_line_gets_a_line_for_each_name(tmp_path):
     assert after == f"if True:\n    from transformers import AutoModel\n    from hf_compat import (\n{listed}    )\n"
 
 
+def test_a_comment_behind_a_moved_name_goes_with_it_alone(tmp_path):
+    """It does not stay behind the opening bracket, too, where a comment above the first name that stays begins."""
+    before = (
+        "from transformers import (Trainer,  # moves\n    TrainingArguments,\n    # stays\n    AutoModel)\n"
+        "AutoModel, Trainer, TrainingArguments\n"
+    )
+    after = ported(tmp_path, before)
+    assert after.startswith("from transformers import (\n    # stays\n    AutoModel)\n")
+    assert comments(after) == ["# moves", "# stays"]
+
+
 names = st.lists(st.sampled_from(MOVED + STAYING), min_size=1, max_size=8, unique=True)
 layouts = st.sampled_from(("{}", "({})", "(\n    {}\n)", "(\n    {},\n)", "(  # why\n    {})"))
 joints = st.sampled_from((", ", ",\n    ", ",  # {}\n    ", ",\n    # {}\n    ", ",\n\n    "))

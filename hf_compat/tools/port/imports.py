@@ -79,7 +79,9 @@ def _rebuilt(node: cst.ImportFrom, staying: Sequence[_Entry], last: _Entry) -> c
     step = breaks[0]
     lpar = node.lpar
     if isinstance(opening, cst.ParenthesizedWhitespace) or staying[0].above:
-        first_line = opening.first_line if isinstance(opening, cst.ParenthesizedWhitespace) else step.first_line
+        first_line = (
+            opening.first_line if isinstance(opening, cst.ParenthesizedWhitespace) else cst.TrailingWhitespace()
+        )
         lpar = lpar.with_changes(whitespace_after=_below(step, first_line, staying[0].above))
     names = []
     for entry, following in itertools.pairwise(staying):
