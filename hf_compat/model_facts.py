@@ -57,9 +57,8 @@ def is_in_training_mode(model: nn.Module) -> bool:
 
     ``train`` walks over all modules and sets an attribute of each, several times more slowly than this looks.
     """
-    pending: list[nn.Module | None] = [model]
-    while pending:
-        module = pending.pop()
+    modules: list[nn.Module | None] = [model]
+    for module in modules:  # which grows meanwhile
         if module is None:
             continue
         if not module.training or "train" in module.__dict__:
@@ -68,7 +67,7 @@ def is_in_training_mode(model: nn.Module) -> bool:
         if train is not nn.Module.train and not _only_sets_the_mode(train, module):
             return False
         if module._modules:
-            pending += module._modules.values()
+            modules += module._modules.values()
     return True
 
 

@@ -167,14 +167,14 @@ class HFModule(pl.LightningModule):
         assert group is not None, "a fit has a group of callbacks, which its trainer keeps alive"
         last = len(window.batches) - 1
         object.__setattr__(self, "made_update", False)
-        total: Tensor | None = None
+        losses: list[Tensor] = []
         for index, batch in enumerate(window.batches):
             if index:
                 group.on_next_batch(trainer, self, batch)
             ends_update = index == last and window.is_complete
             with host.accumulating(ends_update=ends_update, syncs=index == last):
                 loss = host.training_step(batch, window.num_items)
-            total = loss if total is None else total + loss
+            losses.append(loss)
             group.on_batch_trained(trainer, self, loss, batch)
             if ends_update:
                 self.optimizers().step()  # type: ignore[union-attr]
@@ -184,8 +184,7 @@ class HFModule(pl.LightningModule):
                 group.on_substep_end(trainer, self)
             if host.should_stop():
                 break
-        assert total is not None, "a window has at least one batch"
-        return {"loss": total}
+        return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Pass ``batch`` to the current evaluation session."""

@@ -70,9 +70,9 @@ class FullPrecision(Precision):
         return tensor
 
     def post_backward(self, tensor: Tensor, module: pl.LightningModule) -> Tensor:  # type: ignore[override]
-        """Run the hook, and return the loss, detached."""
+        """Run the hook, and return the loss."""
         call_hook(module, "on_after_backward")
-        return tensor.detach()
+        return tensor
 
 
 class TrueHalf(HalfPrecision):

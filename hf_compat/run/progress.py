@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import ModelError
+from hf_compat.optim.division import divided
 from hf_compat.plan import DataPosition, RunPlan, Shift
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.host import RunHost
+    from hf_compat.state import TrainerState
 
 __all__ = ["Counts", "Progress", "floating_point_ops", "store_flos"]
 
@@ -35,8 +37,6 @@ class _KnownModel:
 class Counts:
     """The counts of a run, which the Trainer has as attributes with transformers' names."""
 
-    tr_loss: Tensor | None = None
-    """Loss summed since the last log, ``()``; overrides may zero it in place."""
     total_loss_scalar: float = 0.0
     """Loss summed over the run up to the last log."""
     last_logged_step: int = 0
@@ -49,7 +49,74 @@ class Counts:
     """Input tokens of the whole run, counted ahead of it; None if the arguments do not ask for that."""
     flos: float = 0
     """Floating-point operations since they were last added to the state."""
+    _tr_loss: Tensor | None = None
+    _losses: list[tuple[Tensor, int | None]] = field(default_factory=list, repr=False)
+    """Losses of batches that are not in ``_tr_loss`` yet, each with the update steps that a mean of those before is of;
+    None for one that is added whatever it is."""
+    _sums_in_place: bool = True
     _known: _KnownModel | None = field(default=None, repr=False)
+
+    def begin(self, state: TrainerState, device: torch.device, *, sums_in_place: bool) -> None:
+        """Begin the counts of a run.
+
+        Args:
+            state: The state at the start of the run.
+            device: Where the losses are.
+            sums_in_place: Whether losses are summed in float32, else in the type of the model's if that is wider.
+        """
+        self.initial_tokens = state.num_input_tokens_seen
+        self.initial_step = self.last_logged_step = state.global_step
+        self.tr_loss = torch.tensor(0.0, device=device)
+        self.total_loss_scalar = 0.0
+        self._sums_in_place = sums_in_place
+
+    @property
+    def tr_loss(self) -> Tensor | None:
+        """Loss summed since the last log, ``()``; overrides may zero it in place. None before a run."""
+        if self._losses:
+            self._sum_up()
+        return self._tr_loss
+
+    @tr_loss.setter
+    def tr_loss(self, value: Tensor | None) -> None:
+        self._losses.clear()
+        self._tr_loss = value
+
+    def add_loss(self, loss: Tensor, steps: int | None) -> None:
+        """Add the loss of a batch.
+
+        It is summed up when somebody looks: in a row the small operations of a window's batches take half the time.
+
+        Args:
+            loss: ``()``.
+            steps: If it is NaN or infinite, add the mean of the losses before over so many update steps in its place.
+                None: add it.
+
+        Raises:
+            ModelError: If it is on another device.
+        """
+        assert self._tr_loss is not None, "set as the run begins"
+        if self._tr_loss.device != loss.device:
+            raise ModelError(
+                f"Calculated loss must be on the original device: it is on {loss.device}, but training runs on "
+                f"{self._tr_loss.device}. Return the loss on the device of the inputs."
+            )
+        self._losses.append((loss, steps))
+
+    def _sum_up(self) -> None:
+        summed = self._tr_loss
+        assert summed is not None, "set as the run begins"
+        for loss, steps in self._losses:
+            if steps is not None:
+                # `where` instead of a branch, which would synchronise with the device. NaN and inf less themselves are
+                # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
+                difference = loss - loss
+                loss = loss.where(difference == difference, divided(summed, steps))
+            if self._sums_in_place:
+                summed += loss
+            else:
+                summed = summed + loss
+        self.tr_loss = summed
 
     def main_input(self, model: nn.Module) -> str | None:
         """Return the name of the input that holds ``model``'s tokens, None if ``model`` does not count its parameters.
@@ -100,15 +167,11 @@ class Progress(RunCallback):
         self.shift = Shift()
         self.start_time = 0.0
         self.position: DataPosition | None = None
-        self._divisor = (1, torch.tensor(1.0))
 
     def begin(self) -> None:
         """Initialise the counts from the state at the start of the run."""
-        state, counts = self._host.state, self._counts
-        counts.initial_tokens = state.num_input_tokens_seen
-        counts.initial_step = counts.last_logged_step = state.global_step
-        counts.tr_loss = torch.tensor(0.0, device=self._host.args.device)
-        counts.total_loss_scalar = 0.0
+        host = self._host
+        self._counts.begin(host.state, host.args.device, sums_in_place=host.semantics.sums_loss_in_place)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the start time, and zero the gradients."""
@@ -120,28 +183,11 @@ class Progress(RunCallback):
     ) -> None:
         """Count a batch's loss and floating-point operations, and its tokens if they are counted after it."""
         host, counts = self._host, self._counts
-        assert counts.tr_loss is not None, "set as the fit begins"
-        if counts.tr_loss.device != loss.device:
-            raise ModelError(
-                f"Calculated loss must be on the original device: it is on {loss.device}, but training runs on "
-                f"{counts.tr_loss.device}. Return the loss on the device of the inputs."
-            )
-        if host.args.logging_nan_inf_filter:
-            # torch.where instead of a branch, which would synchronise with the device. NaN and inf less themselves are
-            # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
-            mean = self._divided(counts.tr_loss, 1 + host.state.global_step - counts.last_logged_step)
-            difference = loss - loss
-            loss = torch.where(difference == difference, loss, mean)
-        counts.tr_loss = counts.tr_loss + loss
+        is_filtered = host.args.logging_nan_inf_filter
+        counts.add_loss(loss, 1 + host.state.global_step - counts.last_logged_step if is_filtered else None)
         counts.flos += float(host.floating_point_ops(batch))
         if host.semantics.counts_tokens_after_batch:
             host._track_num_input_tokens(batch)
-
-    def _divided(self, value: Tensor, steps: int) -> Tensor:
-        """Return ``value / steps``: by a tensor in host memory, on any device half the work of dividing by an int."""
-        if self._divisor[0] != steps or self._divisor[1].dtype is not value.dtype:
-            self._divisor = (steps, torch.tensor(steps, dtype=value.dtype, device="cpu"))
-        return value / self._divisor[1]
 
     def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
         """Count the update step of ``window``."""

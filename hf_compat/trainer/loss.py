@@ -15,6 +15,7 @@ from hf_compat.data.transfer import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import map_nested
+from hf_compat.optim.division import divided
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.overriding import call_as_defined, is_ours
 
@@ -82,12 +83,14 @@ def forward_and_backward(
     every = args.torch_empty_cache_steps
     if every is not None and trainer.state.global_step % every == 0 and torch.cuda.is_available():
         torch.cuda.empty_cache()
-    if not _is_scaled(trainer, num_items_in_batch):
-        loss = loss / trainer.current_gradient_accumulation_steps
+    is_scaled = _is_scaled(trainer, num_items_in_batch)
+    if not is_scaled:
+        loss = divided(loss, trainer.current_gradient_accumulation_steps)
     divisor = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
     kwargs = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
     trainer.accelerator.backward(loss if divisor == 1 else loss / divisor, **kwargs)
-    return loss.detach()
+    # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
+    return loss.detach().clone() if is_scaled else loss.detach()
 
 
 def _is_scaled(trainer: Trainer, num_items_in_batch: Tensor | int | None) -> bool:

@@ -123,7 +123,7 @@ class ModelStrategy(Strategy):
             **kwargs: Of ``Tensor.backward``.
 
         Returns:
-            The loss, detached.
+            The loss.
         """
         precision, module = self.precision_plugin, self.lightning_module
         loss = precision.pre_backward(closure_loss, module)

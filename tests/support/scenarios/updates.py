@@ -173,6 +173,23 @@ def nan_loss_is_logged(kit: Kit) -> None:
 
 
 @scenario()
+def nan_loss_is_filtered_within_an_update_step(kit: Kit) -> None:
+    _train_into_nan(kit, **ACCUMULATION)
+
+
+@scenario()
+def float64_loss(kit: Kit) -> None:
+    """Since 5.3 the logged loss is summed in float32, whatever the model's."""
+    _train_into_nan(kit, dtype=torch.float64, **ACCUMULATION)
+
+
+@scenario()
+def loss_in_the_same_memory_each_time(kit: Kit) -> None:
+    """The loss of a batch is known before the next forward pass writes over it, as that of a CUDA graph does."""
+    train(kit, plain(kit, fields={**ACCUMULATION, "logging_steps": 1}, model=kit.model(_LossInOnePlace)))
+
+
+@scenario()
 def input_tokens_are_counted(kit: Kit) -> None:
     train(kit, language_model(kit, fields={**ACCUMULATION, "include_num_input_tokens_seen": "all"}))
 
@@ -212,7 +229,7 @@ class _LossTurnsNan(nn.Module):
         self.batches = 0
 
     def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        logits = self.head(features)
+        logits = self.head(features.to(self.head.weight.dtype))
         loss = nn.functional.cross_entropy(logits, labels)
         if self.training:
             self.batches += 1
@@ -221,9 +238,36 @@ class _LossTurnsNan(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def _train_into_nan(kit: Kit, **fields: Any) -> None:
+def _train_into_nan(kit: Kit, dtype: torch.dtype = torch.float32, **fields: Any) -> None:
     fields = {**fields, "num_train_epochs": 2, "logging_steps": 2, "eval_strategy": "epoch"}
-    train(kit, plain(kit, fields=fields, model=kit.model(_LossTurnsNan)))
+    train(kit, plain(kit, fields=fields, model=kit.model(_LossTurnsNan).to(dtype)))
+
+
+class _WrittenTo(torch.autograd.Function):
+    """A number that is returned in memory that is given."""
+
+    @staticmethod
+    def forward(ctx: Any, number: Tensor, memory: Tensor) -> Tensor:
+        memory.copy_(number)
+        return memory.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+class _LossInOnePlace(nn.Module):
+    """A linear model that averages its loss over the window, and returns it in the same memory each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 3)
+        self.register_buffer("place", torch.tensor(0.0), persistent=False)
+
+    def forward(self, features: Tensor, labels: Tensor, num_items_in_batch: Any = None, **_: Any) -> dict[str, Tensor]:
+        logits = self.head(features)
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / (num_items_in_batch or len(labels))
+        return {"loss": _WrittenTo.apply(loss, self.place), "logits": logits}
 
 
 @scenario()
