@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-__all__ = ["Nested", "find_batch_size", "map_nested", "rebuild"]
+__all__ = ["MAPPINGS", "SEQUENCES", "Nested", "find_batch_size", "leaves", "map_nested", "rebuild"]
 
 Nested: TypeAlias = "Tensor | list[Any] | tuple[Any, ...] | Mapping[Any, Any]"
 """A tensor, or tensors nested in lists, tuples and mappings."""
+
+# Built once, and with the usual type first: batches are checked at every step.
+SEQUENCES = (list, tuple)
+MAPPINGS = (dict, Mapping)
 
 _SequenceT = TypeVar("_SequenceT", bound="list[Any] | tuple[Any, ...]")
 
@@ -23,19 +27,25 @@ def rebuild(like: _SequenceT, items: Iterable[Any]) -> _SequenceT:
 
 def map_nested(change: Callable[[Any], Any], data: object) -> Any:
     """Return ``data`` with ``change`` applied to every leaf; containers keep their types."""
-    if isinstance(data, list | tuple):
+    if isinstance(data, SEQUENCES):
         return rebuild(data, [map_nested(change, item) for item in data])
-    if isinstance(data, Mapping):
+    if isinstance(data, MAPPINGS):
         return type(data)({key: map_nested(change, item) for key, item in data.items()})  # type: ignore[call-arg]
     return change(data)
 
 
+def leaves(data: object) -> Iterator[Any]:
+    """Yield every leaf of ``data``, in order."""
+    if isinstance(data, MAPPINGS):
+        data = data.values()
+    elif not isinstance(data, SEQUENCES):
+        yield data
+        return
+    for item in data:
+        yield from leaves(item)
+
+
 def find_batch_size(tensors: object) -> int | None:
     """Return the first dimension of the first tensor or array in ``tensors`` that has one, None if there is none."""
-    if isinstance(tensors, Tensor | np.ndarray):
-        return int(tensors.shape[0]) if tensors.ndim else None
-    if isinstance(tensors, Mapping):
-        tensors = tensors.values()
-    elif not isinstance(tensors, list | tuple):
-        return None
-    return next((size for size in map(find_batch_size, tensors) if size is not None), None)
+    arrays = (leaf for leaf in leaves(tensors) if isinstance(leaf, Tensor | np.ndarray))
+    return next((int(array.shape[0]) for array in arrays if array.ndim), None)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from hf_compat.nested import rebuild
+from hf_compat.nested import MAPPINGS, SEQUENCES, leaves, rebuild
 
 __all__ = ["move_batch", "move_to_device"]
 
 _DataT = TypeVar("_DataT")
-
-
-# Built once, and with the usual type first: batches are checked at every step.
-_SEQUENCES = (list, tuple)
-_MAPPINGS = (dict, Mapping)
 
 
 def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
@@ -27,9 +21,9 @@ def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = F
     if isinstance(data, Tensor):
         if data.device != device:
             moved = data.to(device, non_blocking=non_blocking)
-    elif isinstance(data, _SEQUENCES):
+    elif isinstance(data, SEQUENCES):
         moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
-    elif isinstance(data, _MAPPINGS):
+    elif isinstance(data, MAPPINGS):
         if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
             moved = data.to(device)
         else:
@@ -56,9 +50,9 @@ def move_batch(batch: _DataT, device: torch.device, *, non_blocking: bool = Fals
     with torch.cuda.stream(copies):
         moved = move_to_device(batch, device, non_blocking=non_blocking)
     computation.wait_stream(copies)
-    for tensor in _tensors_in(moved):
-        if tensor.is_cuda:  # a BatchEncoding leaves lists of tensors where they are
-            tensor.record_stream(computation)  # or a later copy might be given its memory while it is still read
+    for leaf in leaves(moved):
+        if isinstance(leaf, Tensor) and leaf.is_cuda:  # a BatchEncoding leaves lists of tensors where they are
+            leaf.record_stream(computation)  # or a later copy might be given its memory while it is still read
     return moved
 
 
@@ -72,21 +66,9 @@ def _is_plain_in_host_memory(data: object) -> bool:
     """Return whether all that :func:`move_to_device` moves are ordinary tensors on the CPU, which can be found."""
     if isinstance(data, Tensor):
         return type(data) is Tensor and data.layout is torch.strided and data.device.type == "cpu"
-    if isinstance(data, _SEQUENCES):
+    if isinstance(data, SEQUENCES):
         return all(map(_is_plain_in_host_memory, data))
-    if isinstance(data, _MAPPINGS):
+    if isinstance(data, MAPPINGS):
         has_no_others = not hasattr(data, "to") or type(data).__module__.startswith("transformers.")
         return has_no_others and all(map(_is_plain_in_host_memory, data.values()))
     return True
-
-
-def _tensors_in(data: object) -> Iterator[Tensor]:
-    """Yield the tensors of ``data``, however nested."""
-    if isinstance(data, Tensor):
-        yield data
-    elif isinstance(data, _MAPPINGS):
-        for value in data.values():
-            yield from _tensors_in(value)
-    elif isinstance(data, _SEQUENCES):
-        for item in data:
-            yield from _tensors_in(item)

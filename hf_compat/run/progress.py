@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from hf_compat.data.windows import Window
 from hf_compat.engine.callbacks import RunCallback
-from hf_compat.errors import ModelError
-from hf_compat.optim.division import divided
 from hf_compat.plan import DataPosition, RunPlan, Shift
+from hf_compat.run.loss_sum import LossSum
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -49,74 +48,25 @@ class Counts:
     """Input tokens of the whole run, counted ahead of it; None if the arguments do not ask for that."""
     flos: float = 0
     """Floating-point operations since they were last added to the state."""
-    _tr_loss: Tensor | None = None
-    _losses: list[tuple[Tensor, int | None]] = field(default_factory=list, repr=False)
-    """Losses of batches that are not in ``_tr_loss`` yet, each with the update steps that a mean of those before is of;
-    None for one that is added whatever it is."""
-    _sums_in_place: bool = True
+    losses: LossSum = field(default_factory=LossSum)
+    """Losses since the last log; their sum is ``tr_loss``."""
     _known: _KnownModel | None = field(default=None, repr=False)
 
-    def begin(self, state: TrainerState, device: torch.device, *, sums_in_place: bool) -> None:
-        """Begin the counts of a run.
-
-        Args:
-            state: The state at the start of the run.
-            device: Where the losses are.
-            sums_in_place: Whether losses are summed in float32, else in the type of the model's if that is wider.
-        """
+    def begin(self, state: TrainerState, losses: LossSum) -> None:
+        """Begin the counts of a run whose state is ``state``."""
         self.initial_tokens = state.num_input_tokens_seen
         self.initial_step = self.last_logged_step = state.global_step
-        self.tr_loss = torch.tensor(0.0, device=device)
+        self.losses = losses
         self.total_loss_scalar = 0.0
-        self._sums_in_place = sums_in_place
 
     @property
     def tr_loss(self) -> Tensor | None:
         """Loss summed since the last log, ``()``; overrides may zero it in place. None before a run."""
-        if self._losses:
-            self._sum_up()
-        return self._tr_loss
+        return self.losses.value
 
     @tr_loss.setter
     def tr_loss(self, value: Tensor | None) -> None:
-        self._losses.clear()
-        self._tr_loss = value
-
-    def add_loss(self, loss: Tensor, steps: int | None) -> None:
-        """Add the loss of a batch.
-
-        It is summed up when somebody looks: in a row the small operations of a window's batches take half the time.
-
-        Args:
-            loss: ``()``.
-            steps: If it is NaN or infinite, add the mean of the losses before over so many update steps in its place.
-                None: add it.
-
-        Raises:
-            ModelError: If it is on another device.
-        """
-        assert self._tr_loss is not None, "set as the run begins"
-        if self._tr_loss.device != loss.device:
-            raise ModelError(
-                f"Calculated loss must be on the original device: it is on {loss.device}, but training runs on "
-                f"{self._tr_loss.device}. Return the loss on the device of the inputs."
-            )
-        self._losses.append((loss, steps))
-
-    def _sum_up(self) -> None:
-        summed = self._tr_loss
-        assert summed is not None, "set as the run begins"
-        for loss, steps in self._losses:
-            if steps is not None:
-                # `where` instead of a branch, which would synchronise with the device. NaN and inf less themselves are
-                # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
-                difference = loss - loss
-                loss = loss.where(difference == difference, divided(summed, steps))
-            if self._sums_in_place:
-                summed += loss
-            else:
-                summed = summed + loss
-        self.tr_loss = summed
+        self.losses.value = value
 
     def main_input(self, model: nn.Module) -> str | None:
         """Return the name of the input that holds ``model``'s tokens, None if ``model`` does not count its parameters.
@@ -171,7 +121,8 @@ class Progress(RunCallback):
     def begin(self) -> None:
         """Initialise the counts from the state at the start of the run."""
         host = self._host
-        self._counts.begin(host.state, host.args.device, sums_in_place=host.semantics.sums_loss_in_place)
+        zero = torch.tensor(0.0, device=host.args.device)
+        self._counts.begin(host.state, LossSum(zero, in_float32=host.semantics.sums_loss_in_float32))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Store the start time, and zero the gradients."""
@@ -184,7 +135,7 @@ class Progress(RunCallback):
         """Count a batch's loss and floating-point operations, and its tokens if they are counted after it."""
         host, counts = self._host, self._counts
         is_filtered = host.args.logging_nan_inf_filter
-        counts.add_loss(loss, 1 + host.state.global_step - counts.last_logged_step if is_filtered else None)
+        counts.losses.add(loss, 1 + host.state.global_step - counts.last_logged_step if is_filtered else None)
         counts.flos += float(host.floating_point_ops(batch))
         if host.semantics.counts_tokens_after_batch:
             host._track_num_input_tokens(batch)

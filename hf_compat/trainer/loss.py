@@ -14,7 +14,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.transfer import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode
-from hf_compat.nested import map_nested
+from hf_compat.nested import MAPPINGS, map_nested
 from hf_compat.optim.division import divided
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.overriding import call_as_defined, is_ours
@@ -35,9 +35,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_MAPPINGS = (dict, Mapping)
-"""The usual type first: it is asked for every batch."""
 
 
 def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
@@ -88,7 +85,7 @@ def forward_and_backward(
         loss = divided(loss, trainer.current_gradient_accumulation_steps)
     divisor = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
     kwargs = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
-    trainer.accelerator.backward(loss if divisor == 1 else loss / divisor, **kwargs)
+    trainer.accelerator.backward(loss if divisor == 1 else divided(loss, divisor), **kwargs)
     # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
     return loss.detach().clone() if is_scaled else loss.detach()
 
@@ -188,7 +185,7 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
 def prepare_input(trainer: Trainer, data: object) -> Any:
     """Return ``data`` with its tensors on the training device; a mapping is copied."""
     device, dtype = trainer.args.device, trainer._lightning_runtime.input_dtype(trainer.args)
-    if isinstance(data, Tensor) or not isinstance(data, _MAPPINGS):
+    if isinstance(data, Tensor) or not isinstance(data, MAPPINGS):
         return _moved(data, device, dtype)
     prepare = trainer._prepare_input
     if not is_ours(prepare):

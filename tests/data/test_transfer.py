@@ -151,7 +151,7 @@ def test_no_batch_is_overwritten_while_it_is_read(non_blocking):
 
 
 @needs_gpu
-def test_training_from_pinned_memory():
+def test_batches_from_pinned_memory():
     """The batches of a pass equal those on the CPU."""
     data = ListDataset(vector_rows(16))
     expected = list(prepare_dataloader(DataLoader(data, batch_size=4)))

@@ -104,7 +104,7 @@ class Semantics:
     """``train`` applies Liger kernels to the model; before, the constructor did."""
     always_logs_grad_norm: bool = _since("5.3")
     """The gradient norm is logged without clipping too."""
-    sums_loss_in_place: bool = _since("5.3", corrected=False)
+    sums_loss_in_float32: bool = _since("5.3", corrected=False)
     """The logged loss is summed in float32; before, in the type of the model's loss if that is wider."""
     loads_best_after_final_log: bool = _since("5.3")
     """The best model is loaded after the final log; before, ahead of it."""
