@@ -15,12 +15,15 @@ import torch
 from torch import Tensor
 
 from hf_compat.errors import DataError
-from hf_compat.nested import map_nested, rebuild
+from hf_compat.nested import leaves, map_nested, rebuild
 
 __all__ = ["PAD_INDEX", "EvalAccumulator", "nested_detach", "nested_numpify"]
 
 PAD_INDEX = -100
 """What predictions, labels and inputs of different lengths are padded with: upstream's ignored label."""
+
+_MERGED_AT_ONCE = 512
+"""Batches that are concatenated as soon as there are so many."""
 
 _LeafT = TypeVar("_LeafT", Tensor, np.ndarray[Any, Any])
 _TensorsT = TypeVar("_TensorsT")
@@ -90,25 +93,29 @@ def _full_array(like: np.ndarray[Any, Any], shape: tuple[int, ...], value: int) 
 
 
 def _concatenate_leaves(
-    leaves: list[_LeafT],
+    arrays: list[_LeafT],
     pad_index: int,
     concatenate: Callable[[list[_LeafT]], _LeafT],
     full_like: Callable[[_LeafT, tuple[int, ...], int], _LeafT],
 ) -> _LeafT:
-    """Return ``leaves``, of at least one dimension each, padded in the second one and concatenated."""
-    kinds = {(leaf.dtype, leaf.ndim, tuple(leaf.shape[2:])) for leaf in leaves}
-    if len(kinds) > 1 and len(leaves) > 2:
+    """Return ``arrays``, of at least one dimension each, padded in the second one and concatenated."""
+    if len(set(map(_kind, arrays))) > 1 and len(arrays) > 2:
         # With several dtypes or shapes the result depends on the order, so concatenate pairwise, as upstream.
-        return reduce(lambda one, other: _concatenate_leaves([one, other], pad_index, concatenate, full_like), leaves)
-    if leaves[0].ndim == 1 or len({leaf.shape[1] for leaf in leaves}) == 1:
-        return concatenate(leaves)
-    rows, width = sum(len(leaf) for leaf in leaves), max(leaf.shape[1] for leaf in leaves)
-    result = full_like(leaves[0], (rows, width, *leaves[0].shape[2:]), pad_index)
+        return reduce(lambda one, other: _concatenate_leaves([one, other], pad_index, concatenate, full_like), arrays)
+    if arrays[0].ndim == 1 or len({array.shape[1] for array in arrays}) == 1:
+        return concatenate(arrays)
+    rows, width = sum(len(array) for array in arrays), max(array.shape[1] for array in arrays)
+    result = full_like(arrays[0], (rows, width, *arrays[0].shape[2:]), pad_index)
     start = 0
-    for leaf in leaves:
-        result[start : start + len(leaf), : leaf.shape[1]] = leaf
-        start += len(leaf)
+    for array in arrays:
+        result[start : start + len(array), : array.shape[1]] = array
+        start += len(array)
     return result
+
+
+def _kind(leaf: Any) -> object:
+    """Return what has to be the same in leaves that may be concatenated in any order."""
+    return (leaf.dtype, leaf.ndim, tuple(leaf.shape[2:])) if isinstance(leaf, Tensor | np.ndarray) else type(leaf)
 
 
 def _compact(leaf: object) -> object:
@@ -133,12 +140,23 @@ class EvalAccumulator:
     def __init__(self, concat: bool = True, padding_index: int = PAD_INDEX) -> None:
         self.concat = concat
         self.padding_index = padding_index
-        self._batches: list[Any] = []  # tensors on the model's device
+        # Tensors on the model's device:
+        self._batches: list[Any] = []  # the last ones, fewer than are merged at once
+        self._merged: list[Any] = []  # those before, of several batches each unless these differ
         self._chunks: list[Any] = []  # arrays: one item per move to the CPU, or per batch without ``concat``
 
     def add(self, tensors: object) -> None:
         """Add the outputs of one batch: tensors, however nested, on any device."""
         self._batches.append(map_nested(_compact, tensors))
+        if self.concat and len(self._batches) == _MERGED_AT_ONCE:
+            self._merge()
+
+    def _merge(self) -> None:
+        """Concatenate the last batches where they are: many small tensors take memory, and time to free and to copy."""
+        if len({tuple(map(_kind, leaves(batch))) for batch in self._batches}) == 1:
+            self._batches = [_concatenate(self._batches, self.padding_index)]
+        self._merged += self._batches
+        self._batches = []
 
     def to_cpu_and_numpy(self) -> None:
         """Move the accumulated tensors to the CPU and free the device memory.
@@ -146,15 +164,16 @@ class EvalAccumulator:
         Raises:
             DataError: If batches differ in structure, or hold something other than tensors.
         """
-        if not self._batches:
+        batches = self._merged + self._batches
+        if not batches:
             return
         if self.concat:
             # Concatenated as tensors, for torch's type promotion, but on the CPU: the device may be full.
-            merged = _concatenate([map_nested(_to_cpu, batch) for batch in self._batches], self.padding_index)
+            merged = _concatenate([map_nested(_to_cpu, batch) for batch in batches], self.padding_index)
             self._chunks.append(nested_numpify(merged))
         else:
-            self._chunks.extend(nested_numpify(batch) for batch in self._batches)
-        self._batches = []
+            self._chunks.extend(nested_numpify(batch) for batch in batches)
+        self._merged, self._batches = [], []
 
     def get_arrays(self) -> Any:
         """Return all outputs: arrays nested as in a batch, a list of them without ``concat``, None if there are none.

@@ -5,6 +5,7 @@ Run it as ``python -m tests.benchmarks.processes start hf_compat`` or ``... pred
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,18 @@ from tests.benchmarks.measuring import HF_COMPAT, TRANSFORMERS, Benchmark, Cost,
 
 __all__ = ["benchmarks"]
 
+BOTH = (HF_COMPAT, TRANSFORMERS)
 
-def _in_a_process(*words: object) -> dict[str, float]:
+
+def _in_a_process(*words: object) -> dict[str, Any]:
     command = [sys.executable, "-m", __name__, *map(str, words)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    found: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
     return found
 
 
-def _told(**found: float) -> None:
+def _told(**found: object) -> None:
     print(json.dumps(found), flush=True)
 
 
@@ -54,19 +57,19 @@ def start(package: str) -> None:
         trainer_class(model, args, train_dataset=rows, callbacks=[Leave()]).train()
 
 
-def predict(package: str, count: str) -> None:
-    """Tell what ``predict`` takes for a row, of ``count`` rows of logits, and the most memory of the process in MB."""
+def predict(package: str, *counts: str) -> None:
+    """Tell what ``predict`` takes for a row, of ``counts`` rows of logits, and the most memory of the process in MB."""
     from tests.benchmarks.update_steps import Tiny
 
     with tempfile.TemporaryDirectory() as folder:
         trainer, arguments = _classes(package)
         made = trainer(Tiny(), arguments(folder))
-        told = _timed(partial(made.predict, _vectors(int(count))), int(count))
+        told = _in_turn({count: (partial(made.predict, _vectors(int(count))), int(count)) for count in counts})
     _told(**told, memory=_most_memory())
 
 
-def predict_ragged(package: str, count: str) -> None:
-    """Tell what ``predict`` takes for a row, of ``count`` rows of 5 to 40 logits, each batch as wide as its widest."""
+def predict_ragged(package: str, *counts: str) -> None:
+    """Tell what ``predict`` takes for a row, of ``counts`` rows of 5 to 40 logits, each batch as wide as its widest."""
     import torch
     from torch import nn
     from torch.nn.utils.rnn import pad_sequence
@@ -86,36 +89,40 @@ def predict_ragged(package: str, count: str) -> None:
         return {"tokens": tokens, "labels": labels}
 
     draw = torch.Generator().manual_seed(0)
-    widths = torch.randint(5, 41, (int(count),), generator=draw).tolist()
+    widths = torch.randint(5, 41, (max(map(int, counts)),), generator=draw).tolist()
     rows = [{"tokens": torch.randint(0, 50, (width,), generator=draw)} for width in widths]
     with tempfile.TemporaryDirectory() as folder:
         trainer, arguments = _classes(package)
         made = trainer(Tagger(), arguments(folder, remove_unused_columns=False), collate)
-        told = _timed(partial(made.predict, rows), int(count))
-    _told(**told)
+        _told(**_in_turn({count: (partial(made.predict, rows[: int(count)]), int(count)) for count in counts}))
 
 
-def evaluate(package: str, count: str, where: str) -> None:
-    """Tell what ``evaluate`` takes for a row of ``count``, inside of training or outside."""
+def evaluate(package: str, *counts: str) -> None:
+    """Tell what ``evaluate`` takes for a row, of ``counts`` rows."""
+    from tests.benchmarks.update_steps import Tiny
+
+    with tempfile.TemporaryDirectory() as folder:
+        trainer, arguments = _classes(package)
+        made = trainer(Tiny(), arguments(folder))
+        _told(**_in_turn({count: (partial(made.evaluate, _vectors(int(count))), int(count)) for count in counts}))
+
+
+def evaluate_inside(package: str, count: str) -> None:
+    """Tell what ``evaluate`` takes for a row of ``count``, outside of training and inside."""
     from tests.benchmarks.update_steps import Tiny
 
     trainer, arguments = _classes(package)
-    found: dict[str, float] = {}
 
     class Timed(trainer):  # type: ignore[misc, valid-type]
         def evaluate(self, *given: Any, **keywords: Any) -> Any:
-            kept = []
-            found.update(_timed(lambda: kept.append(super(Timed, self).evaluate(*given, **keywords)), int(count)))
-            return kept[0]
+            with stopwatch:
+                return super().evaluate(*given, **keywords)
 
+    stopwatch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder:
         args = arguments(folder, max_steps=1, eval_strategy="steps", eval_steps=1, save_strategy="no")
         made = Timed(Tiny(), args, train_dataset=_vectors(8), eval_dataset=_vectors(int(count)))
-        if where == "inside":
-            made.train()
-        else:
-            made.evaluate()
-    _told(**found)
+        _told(**_in_turn({"outside": (made.evaluate, int(count)), "inside": (made.train, int(count))}, stopwatch))
 
 
 def _classes(package: str) -> tuple[Any, Any]:
@@ -140,18 +147,54 @@ def _vectors(count: int) -> Any:
     return Rows()
 
 
-def _timed(run: Callable[[], object], rows: int) -> dict[str, float]:
-    """Return the CPU and wall time of ``run`` in microseconds a row: the least of three, of fewer if they are slow.
+class Stopwatch:
+    """A context that adds up the CPU and wall time spent in it, in seconds."""
 
-    Other programs on the machine disturb a run of a third of a second by more than what is looked for.
+    def __init__(self) -> None:
+        self.cpu = self.wall = 0.0
+
+    def __enter__(self) -> None:
+        self.cpu -= time.process_time()
+        self.wall -= time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu += time.process_time()
+        self.wall += time.perf_counter()
+
+    def reset(self) -> tuple[float, float]:
+        """Return the times, and begin anew."""
+        found = self.cpu, self.wall
+        self.cpu = self.wall = 0.0
+        return found
+
+
+def _in_turn(
+    works: Mapping[str, tuple[Callable[[], object], int]], stopwatch: Stopwatch | None = None
+) -> dict[str, tuple[float, float]]:
+    """Return the CPU and wall time of each of ``works`` in microseconds a row: the least of three, of fewer if slow.
+
+    They take turns, each with as many rows as the largest: what disturbs a long one has as long to disturb a short one.
+
+    Args:
+        works: Each with its number of rows.
+        stopwatch: Runs in what is to be timed. Default: all of it is.
     """
-    times: list[tuple[float, float]] = []
-    while len(times) < 3 and sum(wall for _, wall in times) < 15:
-        begin = time.process_time(), time.perf_counter()
-        run()
-        times.append((time.process_time() - begin[0], time.perf_counter() - begin[1]))
-    cpu, wall = (1e6 * min(kind) / rows for kind in zip(*times, strict=True))
-    return {"cpu": cpu, "wall": wall}
+    most = max(rows for _, rows in works.values())
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    begun = time.perf_counter()
+    watch = stopwatch or Stopwatch()
+    for _ in range(3):
+        for name, (run, rows) in works.items():
+            for _ in range(most // rows):
+                with contextlib.nullcontext() if stopwatch else watch:
+                    run()
+            times[name].append(watch.reset())
+        if time.perf_counter() - begun > 30:
+            break
+    return {
+        name: tuple(1e6 * min(kind) / most for kind in zip(*found, strict=True))  # type: ignore[misc]
+        for name, found in times.items()
+    }
 
 
 def _most_memory() -> float:
@@ -165,46 +208,61 @@ def _start(package: str) -> Cost:
     return Cost(**_in_a_process("start", package))
 
 
-def _measured(package: str, what: str, *words: object) -> Cost:
-    found = _in_a_process(what, package, *words)
-    return Cost(found["cpu"], found["wall"])
+def _taken(name: str, found: Mapping[str, Any]) -> Cost:
+    return Cost(*found[name])
+
+
+def _memory(found: Mapping[str, Any]) -> Cost:
+    return Cost(found["memory"], found["memory"])
+
+
+def _predict() -> list[Benchmark]:
+    work = {package: partial(_in_a_process, "predict", package, 8_000, 128_000) for package in BOTH}
+    costs = (partial(_taken, "8000"), partial(_taken, "128000"), _memory)
+    small, large, memory = in_the_same_run(work, *costs)
+    return [
+        Benchmark("predict, a row of 8,000", "µs", small),
+        Benchmark("predict, a row of 128,000", "µs", large),
+        Benchmark("predict, 128,000 rows, most memory", "MB", memory),
+    ]
+
+
+def _predict_ragged() -> list[Benchmark]:
+    """Return the benchmarks of ragged rows; 128,000 would take transformers, which pads all at each batch, minutes."""
+    sizes = {HF_COMPAT: (8_000, 32_000, 128_000), TRANSFORMERS: (8_000, 32_000)}
+    work = {package: partial(_in_a_process, "predict_ragged", package, *counts) for package, counts in sizes.items()}
+    small, medium, large = in_the_same_run(work, *(partial(_taken, str(count)) for count in sizes[HF_COMPAT]))
+    return [
+        Benchmark("predict, a row of 8,000, ragged", "µs", small),
+        Benchmark("predict, a row of 32,000, ragged", "µs", medium),
+        Benchmark("predict, a row of 128,000, ragged", "µs", {HF_COMPAT: large[HF_COMPAT]}),
+    ]
+
+
+def _evaluate() -> list[Benchmark]:
+    work = {package: partial(_in_a_process, "evaluate", package, 8_000, 128_000) for package in BOTH}
+    small, large = in_the_same_run(work, partial(_taken, "8000"), partial(_taken, "128000"))
+    work = {package: partial(_in_a_process, "evaluate_inside", package, 32_000) for package in BOTH}
+    outside, inside = in_the_same_run(work, partial(_taken, "outside"), partial(_taken, "inside"))
+    return [
+        Benchmark("evaluate, a row of 8,000", "µs", small),
+        Benchmark("evaluate, a row of 128,000", "µs", large),
+        Benchmark("evaluate, a row of 32,000", "µs", outside),
+        Benchmark("evaluate inside training, a row of 32,000", "µs", inside),
+    ]
 
 
 def benchmarks() -> list[Benchmark]:
     """Return the benchmarks of this file."""
-
-    def of_both(name: str, unit: str, measure: Any, *words: Any) -> Benchmark:
-        return Benchmark(
-            name,
-            unit,
-            {package: partial(measure, package, *words) for package in (HF_COMPAT, TRANSFORMERS)},
-        )
-
-    large = {name: partial(_in_a_process, "predict", name, 128_000) for name in (HF_COMPAT, TRANSFORMERS)}
-    a_row, memory = in_the_same_run(
-        large,
-        lambda found: Cost(found["cpu"], found["wall"]),
-        lambda found: Cost(found["memory"], found["memory"]),
-    )
+    first_step = {package: partial(_start, package) for package in BOTH}
     return [
-        of_both("start to the first update step", "s", _start),
-        of_both("predict, a row of 8,000", "µs", _measured, "predict", 8_000),
-        Benchmark("predict, a row of 128,000", "µs", a_row),
-        Benchmark("predict, 128,000 rows, most memory", "MB", memory),
-        of_both("predict, a row of 8,000, ragged", "µs", _measured, "predict_ragged", 8_000),
-        of_both("predict, a row of 64,000, ragged", "µs", _measured, "predict_ragged", 64_000),
-        Benchmark(
-            "predict, a row of 128,000, ragged",
-            "µs",
-            {HF_COMPAT: partial(_measured, HF_COMPAT, "predict_ragged", 128_000)},
-        ),
-        of_both("evaluate, a row of 8,000", "µs", _measured, "evaluate", 8_000, "outside"),
-        of_both("evaluate, a row of 32,000", "µs", _measured, "evaluate", 32_000, "outside"),
-        of_both("evaluate, a row of 128,000", "µs", _measured, "evaluate", 128_000, "outside"),
-        of_both("evaluate inside training, a row of 32,000", "µs", _measured, "evaluate", 32_000, "inside"),
+        Benchmark("start to the first update step", "s", first_step),
+        *_predict(),
+        *_predict_ragged(),
+        *_evaluate(),
     ]
 
 
 if __name__ == "__main__":
-    measured = {each.__name__: each for each in (start, predict, predict_ragged, evaluate)}
+    measured = {each.__name__: each for each in (start, predict, predict_ragged, evaluate, evaluate_inside)}
     measured[sys.argv[1]](*sys.argv[2:])

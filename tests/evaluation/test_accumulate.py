@@ -74,9 +74,11 @@ def _content(value):
 
 @pytest.mark.parametrize("every", [None, 1, 2], ids=lambda every: f"to the host every {every}")
 @pytest.mark.parametrize("concat", [True, False], ids=["joined", "apart"])
+@pytest.mark.parametrize("merged_at_once", [1, 2, 512])
 @pytest.mark.parametrize("batches", TABLE)
-def test_arrays_are_upstreams_bit_for_bit(batches, concat, every):
-    """Types, dtypes, shapes and bytes are equal, however often the batches are moved to the host."""
+def test_arrays_are_upstreams_bit_for_bit(batches, merged_at_once, concat, every, monkeypatch):
+    """Types, dtypes, shapes and bytes are equal, however often the batches are concatenated and moved to the host."""
+    monkeypatch.setattr(ours, "_MERGED_AT_ONCE", merged_at_once)
     found = []
     for container in (upstream.EvalLoopContainer(concat, -100), ours.EvalAccumulator(concat, -100)):
         for number, batch in enumerate(batches, 1):
@@ -166,6 +168,18 @@ def test_a_slice_does_not_keep_what_it_was_cut_from():
     accumulator.add((torch.zeros(4, 100, 8)[:, -1], torch.zeros(4, 8)))
     kept = accumulator._batches[0]
     assert [tensor.untyped_storage().nbytes() for tensor in kept] == [4 * 8 * 4] * 2
+
+
+def test_many_batches_are_few_tensors():
+    """Batches that are alike are concatenated a few hundred at once, others kept as they are."""
+    accumulator = ours.EvalAccumulator()
+    for _ in range(5_000):
+        accumulator.add({"logits": torch.zeros(2, 3), "losses": torch.zeros(2)})
+    assert len(accumulator._merged) + len(accumulator._batches) < 600
+    for number in range(600):
+        dtype = (torch.float32, torch.float64)[number % 2]
+        accumulator.add({"logits": torch.zeros(2, 3, dtype=dtype), "losses": torch.zeros(2)})
+    assert len(accumulator.get_arrays()["logits"]) == 11_200
 
 
 def _copied_bytes(container, batches):
