@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -87,7 +87,7 @@ class Deferred:
 
 
 class Writes:
-    """Makes calls that write files: immediately or, inside ``deferred``, later and from a snapshot.
+    """Makes calls that write files: immediately, perhaps two at once, or inside ``deferred`` later and from a snapshot.
 
     Attributes:
         buffers: The memory of snapshots.
@@ -100,13 +100,20 @@ class Writes:
         self._deferred: Deferred | None = None
         self._shared: dict[str, Any] | None = None
         self._private: list[Tensor] = []
+        self._beside = BackgroundTasks()
+        self._takes_two = False
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Context in which one checkpoint is written."""
+        """Context in which one checkpoint is written; what was called ``beside`` has ended when it ends."""
         before, self._shared = self._shared, {}
         try:
             yield
+            self.end_beside()
+        except BaseException:
+            with suppress(BaseException):  # the first error is raised
+                self.end_beside()
+            raise
         finally:
             self._shared = before
 
@@ -135,6 +142,30 @@ class Writes:
             write(*args, **kwargs)
         else:
             self._deferred.own.append(partial(write, *args, **kwargs))
+
+    def beside(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call ``write`` with the arguments, inside ``side_by_side`` in a thread, or defer the call."""
+        if self._takes_two:
+            self._beside.start(partial(write, *args, **kwargs))
+        else:
+            self(write, *args, **kwargs)
+
+    def end_beside(self) -> None:
+        """Wait for the call that was made in a thread; what follows may depend on it, or change what it writes.
+
+        Raises:
+            Exception: Its error.
+        """
+        self._beside.wait()
+
+    @contextmanager
+    def side_by_side(self) -> Iterator[None]:
+        """Context, inside ``checkpoint``, in which a file may be written beside those that follow."""
+        before, self._takes_two = self._takes_two, True
+        try:
+            yield
+        finally:
+            self._takes_two = before
 
     def together(self, write: Callable[..., object], *args: Any) -> None:
         """Call ``write`` with the arguments and ``group``, a process group, or defer the call; every rank calls it."""
@@ -210,7 +241,7 @@ class BackgroundTasks:
         """Return what makes an idle one: a thread, and its error, belong to this process."""
         return type(self), ()
 
-    def start(self, task: Callable[[], None]) -> None:
+    def start(self, task: Callable[[], object]) -> None:
         """Start ``task`` once the one before has ended.
 
         Raises:
@@ -220,7 +251,7 @@ class BackgroundTasks:
         self._thread = threading.Thread(target=self._run, args=(task,), name="hf_compat-save")
         self._thread.start()
 
-    def _run(self, task: Callable[[], None]) -> None:
+    def _run(self, task: Callable[[], object]) -> None:
         try:
             task()
         except BaseException as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 __all__ = ["flushing_early"]
 
-_PERIOD = 0.01
+_PERIOD = 0.003
 """Seconds from one look at the folder to the next; at least the CPU time of a look, since there may be many files."""
 
 

@@ -29,7 +29,8 @@ class Part:
     write: Callable[[Path], object]
     """Writes into the given folder. Created for each save, since methods may be replaced in between."""
     deferrable: bool = False
-    """Whether it may be written in the background, from a snapshot; not if a subclass overrides its methods."""
+    """Whether it may be written in the background, from a snapshot, or while the next ones are written; not if a
+    subclass overrides its methods."""
 
 
 def _never() -> bool:
@@ -145,13 +146,17 @@ class CheckpointWriter:
 
     def _write_parts(self, parts: Iterable[Part], staged: Path, deferred: Deferred | None) -> None:
         """Write ``parts`` into the folder ``staged``; put off what can be if ``deferred`` is given."""
-
-        def deferring(part: Part) -> AbstractContextManager[None]:
-            return self.writes.deferred(deferred) if deferred is not None and part.deferrable else nullcontext()
-
-        with self.writes.checkpoint():
+        writes = self.writes
+        with writes.checkpoint():
             for part in parts:
-                with deferring(part):
+                mode: AbstractContextManager[None] = nullcontext()
+                if not part.deferrable:
+                    writes.end_beside()  # it finds all files before it, as with transformers
+                elif deferred is None:
+                    mode = writes.side_by_side()
+                else:
+                    mode = writes.deferred(deferred)
+                with mode:
                     part.write(staged)
 
     def _publish(

@@ -165,7 +165,8 @@ class CheckpointSaving(RunCallback):
 
     def _parts(self, run_dir: Path) -> list[Part]:
         """Return the parts of a checkpoint in transformers' order."""
-        parts = [self._weights(), Part(lambda _: note_best_checkpoint(self._host, run_dir))]
+        best = Part(lambda _: note_best_checkpoint(self._host, run_dir), deferrable=True)  # which writes nothing
+        parts = [self._weights(), best]
         if not self._host.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
             parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
@@ -184,7 +185,9 @@ class CheckpointSaving(RunCallback):
         return Part(lambda folder: method(str(folder)), deferrable=is_ours(method))
 
     def _write_lightning_state(self, folder: Path) -> None:
-        content, writes = self._lightning_state(), self._writer.writes
+        writes = self._writer.writes
+        writes.end_beside()  # callbacks may change the weights
+        content = self._lightning_state()
         if self._host.args.should_save:
             writes(torch.save, writes.snapshot(content, at_once=True), folder / names.LIGHTNING_STATE_NAME)
 

@@ -91,7 +91,9 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     logger.info("Saving model checkpoint to %s", folder)
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
     args = for_run(trainer.args)
-    writes(
+    # Beside the optimizer's state, unless memory was taken for the weights: more would be taken for the state.
+    write = writes.beside if state_dict is None else writes
+    write(
         weights.save_weights,
         model if state_dict is None else writes.shell_of(model),
         folder,

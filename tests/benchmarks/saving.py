@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import mmap
 import os
 import statistics
 import sys
@@ -188,6 +189,25 @@ def _by_hand() -> Stall:
     return Stall(cpu, wall, wall)
 
 
+def _disk_alone() -> Cost:
+    """Return what it takes to have as many bytes on the disk, past the page cache: no flushed save can take less."""
+    size, part = 415_000_000, 8 << 20
+    spans = []
+    with tempfile.TemporaryDirectory() as folder, mmap.mmap(-1, part) as memory:
+        memory.write(os.urandom(part))
+        for _ in range(STEPS // SAVE_STEPS):
+            path = Path(folder, "bytes")
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+            begin = time.process_time(), time.perf_counter()
+            for _ in range(size // part):
+                os.write(file, memory)
+            os.fsync(file)
+            spans.append((1e3 * (time.process_time() - begin[0]), 1e3 * (time.perf_counter() - begin[1])))
+            os.close(file)
+            path.unlink()
+    return Cost(*map(min, zip(*spans, strict=True)))
+
+
 def main(folder: str, name: str, package: str, *words: str) -> None:
     """Print what a checkpoint costs rank 0, under torchrun."""
     torch.set_num_threads(1)
@@ -216,6 +236,8 @@ def benchmarks() -> list[Benchmark]:
     Its FSDP does not run on the CPU.
     """
     found = _benchmarks_of("save of 415 MB", _stall_of_one, by_hand=True)
+    if hasattr(os, "O_DIRECT"):
+        found.append(Benchmark("415 MB to the disk, nothing else", "ms", {BY_HAND: _disk_alone}))
     for sharding in SHARDED:
         measure = partial(_stall_of_two, sharding)
         found += _benchmarks_of(f"save of 420 MB, {sharding}, two ranks", measure, has_upstream=sharding != "FSDP")

@@ -22,6 +22,7 @@ from hf_compat.state import TrainerControl, TrainerState, export_states
 
 ONE = Launch(world_size=1, local_world_size=1)
 HERE = threading.main_thread().name
+PATIENCE = 60
 
 
 def text_part(writer, name, *, deferrable):
@@ -55,6 +56,67 @@ def test_what_a_checkpoint_consists_of(background, tmp_path):
     assert followed == [("checkpoint-3", True, later)]
     marker = read_marker(folder)
     assert (marker.step, marker.run_id, set(marker.files)) == (3, "mine", {"a.txt", "b.txt"})
+
+
+class Beside:
+    """A part that writes a file beside the next ones, once it is let go, and says in which thread."""
+
+    def __init__(self, writer, *, deferrable=True, error=None):
+        self.go, self._writer, self._error = threading.Event(), writer, error
+        self.part = Part(lambda folder: writer.writes.beside(self._write, folder), deferrable=deferrable)
+
+    def _write(self, folder):
+        assert self.go.wait(PATIENCE)
+        if self._error is not None:
+            raise self._error
+        (folder / "beside.txt").write_text(threading.current_thread().name)
+
+
+def test_two_files_are_written_at_once(tmp_path):
+    """A part is written while the next ones are, and whole before one that an override writes."""
+    writer, found = CheckpointWriter(), []
+    beside = Beside(writer)
+    parts = [
+        beside.part,
+        Part(lambda _: beside.go.set(), deferrable=True),
+        Part(lambda folder: found.append((folder / "beside.txt").read_text())),
+    ]
+    writer.write(tmp_path / "checkpoint-1", parts, step=1, launch=ONE, writes_files=True, background=False)
+    assert found == ["hf_compat-save"]
+    assert read_marker(tmp_path / "checkpoint-1").files == {"beside.txt": len("hf_compat-save")}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_an_override_writes_is_there_when_it_returns(alone, tmp_path):
+    """A part that may not wait is written by the thread that calls it; so is what is written outside a checkpoint."""
+    writer = CheckpointWriter()
+    beside = Beside(writer, deferrable=False)
+    beside.go.set()
+    if alone:
+        writer.writes.beside(beside._write, tmp_path)
+    else:
+        with writer.writes.checkpoint():
+            writer.write_alone(tmp_path / "checkpoint-1", [beside.part], step=1)
+    (path,) = tmp_path.rglob("beside.txt")
+    assert path.read_text() == HERE
+
+
+@pytest.mark.parametrize("next_fails", [False, True])
+def test_what_fails_beside_others_leaves_nothing(next_fails, tmp_path):
+    """The first error is raised when both have ended, and nothing is left of either."""
+    writer = CheckpointWriter()
+    beside = Beside(writer, error=OSError("the disk failed"))
+
+    def write(folder):
+        beside.go.set()
+        if next_fails:
+            raise OSError("no space left")
+
+    parts = [beside.part, Part(write, deferrable=True)]
+    with pytest.raises(CheckpointWriteError, match="no space left" if next_fails else "the disk failed"):
+        writer.write(tmp_path / "checkpoint-1", parts, step=1, launch=ONE, writes_files=True, background=False)
+    assert list(tmp_path.iterdir()) == []
+    writer.write(tmp_path / "checkpoint-2", [], step=2, launch=ONE, writes_files=True, background=False)
 
 
 def test_a_folder_that_is_looked_at_is_waited_for(tmp_path):

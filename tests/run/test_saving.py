@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint as upstreams_get_last
 import hf_compat
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.layout import get_last_checkpoint
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
 LIBRARIES = {
@@ -174,3 +175,40 @@ def test_a_checkpoint_of_another_run_is_not_touched(tmp_path):
     new_trainer(hf_compat, tmp_path, kind=Own, max_steps=2).train()
     assert not is_complete(tmp_path / "checkpoint-1")
     assert read_marker(tmp_path / "checkpoint-2").step == 1
+
+
+@pytest.mark.parametrize("overrides", [None, "_save", "save_model", "_save_optimizer_and_scheduler"])
+def test_weights_are_written_beside_the_optimizers_state(overrides, tmp_path, monkeypatch):
+    """They are while the state is; an override finds them whole when it calls ours, or when it is called after it."""
+    optimizer_begins, found = threading.Event(), []
+    save = torch.save
+
+    def spied(content, path, *args, **kwargs):
+        if os.path.basename(path) == "optimizer.pt":
+            optimizer_begins.set()
+        save(content, path, *args, **kwargs)
+
+    class Overridden(hf_compat.Trainer):
+        pass
+
+    def override(self, folder, *args, **kwargs):
+        found.append(Path(folder, "model.safetensors").is_file())
+        getattr(super(Overridden, self), overrides)(folder, *args, **kwargs)
+        found.append(Path(folder, "model.safetensors").is_file())
+
+    if overrides:
+        setattr(Overridden, overrides, override)
+    model = gpt2()
+    save_pretrained = model.save_pretrained
+
+    def waiting(*args, **kwargs):
+        if overrides is None:
+            assert optimizer_begins.wait(60)
+        save_pretrained(*args, **kwargs)
+
+    model.save_pretrained = waiting
+    monkeypatch.setattr(torch, "save", spied)
+    args = hf_compat.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, disable_tqdm=True, report_to="none")
+    Overridden(model, args, train_dataset=ListDataset(token_rows(8, shortest=4, longest=4))).train()
+    assert found == {None: [], "_save_optimizer_and_scheduler": [True, True]}.get(overrides, [False, True])
+    assert is_complete(tmp_path / "checkpoint-1")
