@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -175,8 +176,8 @@ def table(benchmarks: list[Benchmark], kind: str) -> list[str]:
             continue
         medians = {name: each.median(name, kind) for name in each.subjects}
         cells = [f"{medians[name]:.4g}" if name in medians else "" for name in SUBJECTS]
-        ours = medians[HF_COMPAT]
-        cells += [f"{ours / medians[name]:.2f}" if name in medians else "" for name in SUBJECTS[1:]]
+        ours = medians.get(HF_COMPAT, math.nan)  # not all lines are about a Trainer
+        cells += [f"{ours / medians[name]:.2f}" if {name, HF_COMPAT} <= {*medians} else "" for name in SUBJECTS[1:]]
         above = (ours - medians[BY_HAND]) / (medians[TRANSFORMERS] - medians[BY_HAND]) if each.above else None
         cells.append("" if above is None else f"{above:.2f}")
         lines.append(f"| {each.name} | {each.unit} | {' | '.join(cells)} |")
