@@ -43,10 +43,11 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, scales: bool
     """
     benchmarks = list(itertools.chain.from_iterable(measured.values()))
     packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "lightning", "torch"))
+    times = "once" if rounds == 1 else f"medians of {rounds} rounds"
     lines = [
         "# Benchmark results",
         "",
-        f"`python -m tests.benchmarks`: medians of {rounds} rounds, in which all took turns, on {os.cpu_count()}",
+        f"`python -m tests.benchmarks`, {times}, in which all took turns, on {os.cpu_count()}",
         f"shared {platform.machine()} cores with one thread of torch; Python {platform.python_version()}, {packages}.",
         "The tiny model took three turns a round. *Lightning* is a minimal `lightning.Trainer`, *by hand* a loop of",
         "torch, and of a save what torch and safetensors take to write the same two files and flush them. Our",
