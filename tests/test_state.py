@@ -66,7 +66,7 @@ def test_fields_and_their_values_at_the_start_are_upstreams(name):
     assert list(dataclasses.asdict(mine).items()) == list(dataclasses.asdict(theirs).items())
 
 
-@pytest.mark.parametrize(("release", "epoch"), [("4.57", None), ("5.2", None), ("5.3", 0), ("5.23", 0)])
+@pytest.mark.parametrize(("release", "epoch"), [("4.57", None), ("5.2", None), ("5.3", 0), ("5.24", 0)])
 def test_the_first_epoch_depends_on_the_release(release, epoch, monkeypatch):
     """Before training the epoch is None until 5.2 and 0 from 5.3, by the semantics asked for."""
     state = ours.TrainerState.initial(resolve_semantics(release), global_step=3)

@@ -67,7 +67,7 @@ __all__ = ["TrainingArguments"]
 class TrainingArguments(metaclass=CountsCounterparts):
     """The configuration of a run; the fields are documented where they are declared.
 
-    Names, order, defaults and behaviour are those of transformers 5.23.0; the fields of older releases follow and work
+    Names, order, defaults and behaviour are those of transformers 5.24.0; the fields of older releases follow and work
     too. Fields may be assigned after construction.
 
     Attributes:
@@ -237,7 +237,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     resume_from_checkpoint: str | None = option(None, "Only read by scripts: checkpoint to resume from.")
     local_rank: int = option(-1, "Local rank, set by launchers.")
 
-    # ---- fields that 5.23.0 no longer has ----
+    # ---- fields that 5.24.0 no longer has ----
 
     overwrite_output_dir: bool = option(False, "Only read by scripts: allow a non-empty output_dir.")
     evaluation_strategy: IntervalStrategy | str | None = option(None, "The name of eval_strategy before 4.41.")

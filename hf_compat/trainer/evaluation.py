@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.releases.semantics import installed_release
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.callbacks.firing import close_progress_bars, fire
 from hf_compat.data.limiting import FirstBatches
 from hf_compat.engine.precision import forward_precision
@@ -269,6 +271,8 @@ def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored:
 def _ignored_outputs(trainer: Trainer, ignore_keys: list[str] | None) -> list[str]:
     if ignore_keys is not None:
         return ignore_keys
-    if hasattr(trainer.model, "config"):
-        return getattr(trainer.model.config, "keys_to_ignore_at_inference", ["past_key_values"])
-    return []
+    if not hasattr(trainer.model, "config"):
+        return []
+    # Outputs have the names of the installed release, whichever one the run reproduces.
+    is_renamed = installed_release() >= SINCE["renames_past_key_values"]
+    return getattr(trainer.model.config, "keys_to_ignore_at_inference", ["cache" if is_renamed else "past_key_values"])

@@ -779,7 +779,8 @@ class Trainer(metaclass=CountsCounterparts):
             model: The model.
             inputs: One batch.
             prediction_loss_only: Return only the loss.
-            ignore_keys: Excluded outputs. Default: those in the model's configuration, else ``past_key_values``.
+            ignore_keys: Excluded outputs. Default: those in the model's configuration, else ``cache``, the key-value
+                cache, which was ``past_key_values`` before transformers 5.24.
         """
         return evaluation.prediction_step(self, model, inputs, prediction_loss_only, ignore_keys)
 

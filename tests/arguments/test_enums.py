@@ -17,7 +17,7 @@ UPSTREAM_HOMES = ("transformers.trainer_utils", "transformers.training_args", "t
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_members_of_all_releases(kind):
-    """Each set has the members that any release from 4.31 to 5.23 had, and no other; backends the installed one's."""
+    """Each set has the members that any release from 4.31 to 5.24 had, and no other; backends the installed one's."""
     expected = dict(FACTS["enums"][kind.__name__])
     if kind is enums.HPSearchBackend:
         import transformers

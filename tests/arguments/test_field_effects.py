@@ -14,7 +14,7 @@ from hf_compat.arguments.checking import checks
 from tests.support import field_effects as see
 from tests.support.paths import ROOT
 
-RELEASE_5 = "5.23.0"
+RELEASE_5 = "5.24.0"
 SAVES = {"save_strategy": "steps", "save_steps": 1}
 EVALUATES = {"eval_strategy": "steps", "eval_steps": 1}
 TWO_EPOCHS = {"eval_strategy": "epoch"}

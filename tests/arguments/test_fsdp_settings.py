@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 MAJOR_4 = Version(transformers.__version__).major == 4
-RELEASES = ["4.57", "5.23.0"]
+RELEASES = ["4.57", "5.24.0"]
 BY_CLASS = {"transformer_layer_cls_to_wrap": "GPT2Block"}
 VERSION_1 = {} if MAJOR_4 else {"version": 1}
 LAUNCHED = {

@@ -314,7 +314,7 @@ def test_a_scripts_own_subclass(postponed):
 
 @dataclass
 class OlderNames:
-    """What scripts declare that 5.23 no longer knows."""
+    """What scripts declare that 5.24 no longer knows."""
 
     group_by_length: bool = True
     logging_dir: str = "here"

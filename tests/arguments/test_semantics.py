@@ -23,7 +23,7 @@ from tests.support.helpers import (
 )
 
 RELEASE_4 = "4.57.6"
-RELEASE_5 = "5.23.0"
+RELEASE_5 = "5.24.0"
 
 
 def test_installed_release_decides():
@@ -234,7 +234,7 @@ def test_language_models_use_the_count():
     ("wish", "counted"),
     [
         pytest.param(RELEASE_4, 4, id="4.57: all of the run"),
-        pytest.param(RELEASE_5, 2, id="5.23: this session's"),
+        pytest.param(RELEASE_5, 2, id="5.24: this session's"),
         pytest.param("corrected", 2, id="corrected: this session's, whatever is installed"),
     ],
 )

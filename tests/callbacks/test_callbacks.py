@@ -60,7 +60,7 @@ def test_the_flow_decides_as_upstreams(strategy, first, delay):
 
 
 @pytest.mark.parametrize(
-    ("release", "evaluated"), [("4.57", [3, 6]), ("5.3", [3, 6]), ("5.4", [3, 6, 7]), ("5.23", [3, 6, 7])]
+    ("release", "evaluated"), [("4.57", [3, 6]), ("5.3", [3, 6]), ("5.4", [3, 6, 7]), ("5.24", [3, 6, 7])]
 )
 def test_the_last_step_is_evaluated_since_5_4(release, evaluated):
     """Of 7 steps with an interval of 3 the last is evaluated by later releases only."""

@@ -89,11 +89,16 @@ def trained(folder: Path, build: Callable[[], Any], **given: Any) -> Seen:
 
 
 def llama_by_layers(folder: Path) -> Seen:
-    """Everything at once: counts, evaluation before and after, prediction, a model written at the end."""
+    """Everything at once: counts, evaluation before and after, prediction, a model written at the end.
+
+    Before training a forward pass of the user's gathers parameters, and no backward pass frees them.
+    """
     counts = CountsReductions()
     fields = {"include_num_input_tokens_seen": "non_padding", "eval_on_start": True}
     trainer = trainer_for(folder, llama(), callbacks=[counts], **fields)
     before = trainer.evaluate()
+    with torch.no_grad():
+        trainer.model(**helpers.PadCollator()(helpers.token_rows(2)))
     trainer.train()
     seen = seen_of(trainer)
     predicted = trainer.predict(trainer.eval_dataset)

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_SEMANTICS"
-NEWEST_RELEASE = Version("5.23.0")
+NEWEST_RELEASE = Version("5.24.0")
 OLDEST_RELEASE = Version("4.57")  # older releases are treated as this one
 
 

@@ -20,8 +20,9 @@ SINCE: dict[str, Version] = {
     "makes_fsdp_a_switch": Version("5.10"),
     "renames_gradient_checkpointing": Version("5.23"),
     "renames_group_by_length": Version("5.2"),
+    "renames_past_key_values": Version("5.24"),
 }
-"""Changes of ``TrainingArguments`` and enums that do not affect numbers, and the transformers release of each."""
+"""Changes of arguments, enums and models that do not affect numbers, and the transformers release of each."""
 
 
 def default_optimizer() -> str:

@@ -75,6 +75,8 @@ class DeviceMeshStrategy(ModelStrategy, ModelParallelStrategy):
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Create the optimizer, which updates parameter by parameter if those are on several meshes."""
+        module: Any = self.lightning_module
+        reshard(module.model)  # a forward pass of the user's may have gathered what the optimizer is to update
         super().setup_optimizers(trainer)
         for optimizer in self.optimizers:
             _disable_fused_updates(optimizer)

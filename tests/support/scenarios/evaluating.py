@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from transformers import BertForSequenceClassification
 
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
@@ -79,6 +80,22 @@ def ragged_predictions_are_padded(kit: Kit) -> None:
         return {"scored": float((prediction.label_ids != -100).sum()), "width": prediction.predictions.shape[1]}
 
     train(kit, language_model(kit, fields={"eval_strategy": "epoch"}, compute_metrics=shapes))
+
+
+@scenario()
+def outputs_that_evaluations_leave_out(kit: Kit) -> None:
+    """Since 5.24 ``cache`` is left out of the predictions, before ``past_key_values``; the other one is kept."""
+
+    class WithCaches(BertForSequenceClassification):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> dict[str, Any]:
+            outputs = super().forward(input_ids, attention_mask=attention_mask, labels=labels)
+            return {**outputs, "cache": outputs.logits + 1, "past_key_values": outputs.logits + 2}
+
+    def model() -> Any:
+        return WithCaches(helpers.bert_classifier().config)
+
+    trainer = classifier(kit, model=kit.model(model), compute_metrics=None)
+    kit.predict(trainer, trainer.eval_dataset)
 
 
 @scenario()
