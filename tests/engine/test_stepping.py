@@ -4,6 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from torch.utils.data import DataLoader
 
 import hf_compat
@@ -285,6 +286,18 @@ def test_hooks_of_evaluations_are_called_as_by_lightning(tmp_path, monkeypatch):
     assert ours == theirs
     assert {name for name, *_ in ours[0]} == {*EVALUATION_HOOKS, *ENDS}
     assert {name for *_, metrics in ours[0] for name in metrics} == {"own_step", "own_epoch"}
+
+
+def test_a_batch_of_a_later_evaluation_collects_no_metrics(tmp_path, monkeypatch):
+    """What an evaluation has logged at its end is not looked through at each batch of the next one."""
+    collected = []
+    monkeypatch.setattr(_LoggerConnector, "on_batch_end", lambda self: collected.append(self))
+    rows = ListDataset(labelled_rows(7))
+    trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path), PadCollator(), eval_dataset=rows)
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert first["eval_loss"] == second["eval_loss"]
+    assert trainer.lightning_trainer.callback_metrics["eval_loss"] == pytest.approx(first["eval_loss"])
+    assert collected == []
 
 
 def test_evaluations_under_a_profiler(tmp_path):

@@ -127,12 +127,9 @@ class _LeanEpochLoop(_TrainingEpochLoop):
         output = self.manual_optimization.run(kwargs)
         progress.increment_processed()
         hooks.call("on_train_batch_end", output, batch, batch_idx)
-        if self._results:  # something was logged
-            connector.on_batch_end()
-        else:
-            self._results.batch = self._results.batch_size = None
+        has_values = _end_batch(connector, self._results)
         progress.increment_completed()
-        if self._results:
+        if has_values:
             connector.update_train_step_metrics()
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
@@ -192,14 +189,11 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         module._current_fx_name = before
         progress.increment_processed()
         hooks.call(ends, output, batch, batch_idx)
-        if self._results:  # something was logged
-            connector.on_batch_end()
-        else:
-            self._results.batch = self._results.batch_size = None
+        has_values = _end_batch(connector, self._results)
         progress.increment_completed()
         if not trainer.sanity_checking:
             self._has_run = True
-            if self._results:
+            if has_values:
                 connector.update_eval_step_metrics(self._seen_batches_per_dataloader[dataloader_idx])
             self._seen_batches_per_dataloader[dataloader_idx] += 1
         if not progress.is_last_batch and trainer.received_sigterm:
@@ -210,6 +204,19 @@ def _begin_batch(connector: _LoggerConnector, results: _ResultCollection, batch:
     """Do what ``connector.on_batch_start`` does, which looks for ``results`` twice: they are the active loop's."""
     connector._first_loop_iter = connector._first_loop_iter is None
     results.batch, results.batch_size, results.dataloader_idx = batch, None, None
+
+
+def _end_batch(connector: _LoggerConnector, results: _ResultCollection) -> bool:
+    """Do what ``connector.on_batch_end`` does; return whether something was logged.
+
+    Contract: what was logged before the last reset stays in ``results``, with ``has_reset``, and is in no metrics.
+    """
+    has_values = any(not metric.has_reset for metric in results.values())
+    if has_values:
+        connector.on_batch_end()
+    else:
+        results.batch = results.batch_size = None
+    return has_values
 
 
 def _nothing() -> None:
