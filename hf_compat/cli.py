@@ -232,6 +232,11 @@ def _explain(options: argparse.Namespace) -> int:
     explained = explain_all() if options.all else explain_command_line(options.arguments)
     show = as_json if options.json else as_markdown if options.markdown else as_table
     print(show(explained))
+    if not explained:
+        print(
+            "No training argument is given here. `hf-compat port` explains those in the script's own code.",
+            file=sys.stderr,
+        )
     return int(any(item.problems for item in explained))
 
 

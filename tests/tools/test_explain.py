@@ -90,6 +90,12 @@ def test_a_command_line(script, capsys):
     assert "Did you mean" not in rows["flag"]["account"]
 
 
+def test_a_command_line_without_arguments(script, capsys):
+    """An empty table comes with where to look instead."""
+    assert main(["explain", str(script)]) == 0
+    assert "`hf-compat port` explains those in the script's own code" in capsys.readouterr().err
+
+
 def test_refusals_exit_with_1(script, capsys):
     """Everything that is refused is told beside its field, and the status says so."""
     line = "--seed -1 --deepspeed ds.json --fp16_opt_level O2 --learning_rate 0.1 --predict_with_generate"
