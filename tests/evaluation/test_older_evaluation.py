@@ -83,7 +83,7 @@ def test_overrides_are_called(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace.*` is deprecated:FutureWarning")  # of torch, since 2.14
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:FutureWarning")  # of torch, since 2.14
 def test_traced_models_give_the_same_loss(tmp_path, caplog):
     """A traced model evaluates to the same loss and reports how long it took; one that cannot be traced runs."""
     plain = trainer_of(tmp_path, helpers.PlainModel(), jit_mode_eval=True)
