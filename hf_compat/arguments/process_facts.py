@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.fields.choices import LOG_LEVELS
+from hf_compat.arguments.fsdp.settings import read_fsdp
 from hf_compat.distributed import accelerate_state, processes
 from hf_compat.distributed.devices import cuda_is_available, gpu_index, mps_is_available, wants_cpu
 from hf_compat.distributed.launch import BY_TRAINER, Launch, read_launch
@@ -119,7 +120,14 @@ def choose_device(args: TrainingArguments) -> torch.device:
 
 def join_processes(args: TrainingArguments, device: torch.device) -> None:
     """Initialize the process group on ``device``; see the method of ``TrainingArguments``."""
-    processes.join_processes(args.launch, device, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
+    fsdp = read_fsdp(args)
+    processes.join_processes(
+        args.launch,
+        device,
+        backend=args.ddp_backend,
+        offloads=fsdp is not None and fsdp.cpu_offload,
+        timeout=args.ddp_timeout_delta,
+    )
 
 
 def find_launch() -> Launch:

@@ -87,7 +87,7 @@ def has_only_tensors(data: object) -> bool:
 def barrier() -> None:
     """Wait until all ranks have reached this call."""
     if get_world_size() > 1:
-        on_gpu = distributed.get_backend() == "nccl"
+        on_gpu = "nccl" in distributed.get_backend()
         vote()
         distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
 

@@ -54,13 +54,17 @@ def _leave_at_exit() -> None:
     leave_processes()
 
 
-def join_processes(launch: Launch, device: torch.device, *, backend: str | None, timeout: timedelta) -> None:
+def join_processes(
+    launch: Launch, device: torch.device, *, backend: str | None, offloads: bool = False, timeout: timedelta
+) -> None:
     """Initialize the process group, if the world size exceeds 1 and there is none.
 
     Args:
         launch: The ranks and world sizes of this process.
         device: The device of this process; a GPU becomes the current CUDA device.
         backend: The user's ``ddp_backend``. Default: NCCL on GPUs, else gloo.
+        offloads: Whether parameters of a GPU are kept in host memory: their gradient norm is reduced there, by gloo,
+            beside NCCL on the GPU, as with accelerate.
         timeout: The timeout of collective operations.
 
     Raises:
@@ -76,13 +80,15 @@ def join_processes(launch: Launch, device: torch.device, *, backend: str | None,
     os.environ.setdefault("MASTER_ADDR", launch.address)
     os.environ.setdefault("MASTER_PORT", str(launch.port))
     chosen = backend or ("nccl" if device.type == "cuda" else "gloo")
+    if chosen == "nccl" and offloads:
+        chosen = "cuda:nccl,cpu:gloo"
     try:
         torch.distributed.init_process_group(
             backend=chosen,
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timeout,
-            device_id=device if chosen == "nccl" else None,
+            device_id=device if "nccl" in chosen else None,
         )
     except (RuntimeError, ValueError) as error:
         raise TrainerSetupError(

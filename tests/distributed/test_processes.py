@@ -1,0 +1,52 @@
+"""The process group that ranks join."""
+
+import atexit
+from datetime import timedelta
+
+import pytest
+import torch
+
+from hf_compat import TrainingArguments
+from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.processes import join_processes
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+OFFLOADED = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """What the process group was initialized with, one entry a call; none is."""
+    calls = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda **given: calls.append(given))
+    monkeypatch.setattr(atexit, "register", lambda function: None)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "offloads", "backend", "bound"),
+    [
+        pytest.param(CPU, None, False, "gloo", None, id="CPU"),
+        pytest.param(GPU, None, False, "nccl", GPU, id="GPU"),
+        pytest.param(GPU, "nccl", True, "cuda:nccl,cpu:gloo", GPU, id="offloaded"),
+        pytest.param(CPU, None, True, "gloo", None, id="offloaded, without a GPU"),
+        pytest.param(GPU, "gloo", True, "gloo", None, id="offloaded, over gloo"),
+    ],
+)
+def test_backend(device, asked, offloads, backend, bound, joined):
+    """GPUs communicate by NCCL; what is offloaded to the host's memory by gloo, without which clipping would fail."""
+    launch = Launch("torchrun", world_size=2, rank=0, local_rank=0, local_world_size=2)
+    join_processes(launch, device, backend=asked, offloads=offloads, timeout=timedelta(minutes=1))
+    (given,) = joined
+    assert (given["backend"], given["device_id"]) == (backend, bound)
+
+
+@pytest.mark.parametrize(("fields", "backend"), [({}, "nccl"), (OFFLOADED, "cuda:nccl,cpu:gloo")])
+def test_backend_of_arguments(fields, backend, joined, monkeypatch, tmp_path):
+    """The arguments say whether a run offloads."""
+    args = TrainingArguments(str(tmp_path), report_to="none", **fields)
+    monkeypatch.setattr(type(args), "launch", Launch("torchrun", world_size=2, rank=0, local_rank=0))
+    args.join_processes(GPU)
+    assert joined[-1]["backend"] == backend
