@@ -13,20 +13,28 @@ from hf_compat.plan import RunPlan
 __all__ = ["EpochStart", "Window", "WindowLoader", "WindowSource"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """The batches of one update step; what Lightning calls a batch."""
+    """The batches of one update step; what Lightning calls a batch.
 
-    batches: list[Any]
-    """The inputs of each forward pass of one device."""
-    num_items: Any
-    """``num_items_in_batch``, the items that the loss is averaged over; None if the model does not take it."""
-    epoch: int
-    """Epochs completed before this window."""
-    batches_before: int
-    """Batches of this epoch before this window."""
-    is_complete: bool
-    """Whether the window ends in an update step; not so one that an iterable data set cut short."""
+    Not a dataclass: Lightning's precision plugins cast the tensors in those. The Trainer has them cast the inputs of
+    each forward pass instead.
+
+    Attributes:
+        batches: The inputs of each forward pass of one device.
+        num_items: ``num_items_in_batch``, the items that the loss is averaged over; None if the model does not take it.
+        epoch: Epochs completed before this window.
+        batches_before: Batches of this epoch before this window.
+        is_complete: Whether the window ends in an update step; not so one that an iterable dataset cut short.
+    """
+
+    __slots__ = ("batches", "batches_before", "epoch", "is_complete", "num_items")
+
+    def __init__(self, batches: list[Any], num_items: Any, epoch: int, batches_before: int, is_complete: bool) -> None:
+        self.batches = batches
+        self.num_items = num_items
+        self.epoch = epoch
+        self.batches_before = batches_before
+        self.is_complete = is_complete
 
 
 @dataclass(frozen=True, slots=True, eq=False)

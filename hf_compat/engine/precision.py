@@ -231,7 +231,7 @@ def true_precision(name: str) -> Precision:
 
 
 def input_dtype(plugin: Precision) -> torch.dtype | None:
-    """Return the dtype of the model and of its floating-point inputs under ``plugin``; None if it leaves them."""
+    """Return the dtype of floating-point inputs under ``plugin``; None if it leaves them, or converts them itself."""
     if isinstance(plugin, TrueDouble):
         return torch.float64
     if isinstance(plugin, TrueHalf):

@@ -176,8 +176,7 @@ class Runtime:
         self._placed_model = model
         if self.facts.places_model:
             move_model(model, device)
-        if self._input_dtype is not None:
-            self.precision.convert_module(model)
+        self.precision.convert_module(model)
         if isinstance(self.precision, ForwardMixedPrecision):
             autocast_forward(model, self.precision.autocast_context_manager)
         return True

@@ -229,7 +229,7 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
         )
     if trainer._past is not None:
         inputs["mems"] = trainer._past
-    return inputs
+    return trainer._lightning_runtime.precision.convert_input(inputs)  # type: ignore[no-any-return]
 
 
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:

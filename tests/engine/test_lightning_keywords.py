@@ -1,5 +1,6 @@
 """Keywords of ``lightning.Trainer`` that say what training arguments say, or how much of its data a run reads."""
 
+import contextlib
 import copy
 import dataclasses
 import importlib.util
@@ -7,7 +8,7 @@ import importlib.util
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision
+from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, TransformerEnginePrecision
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainingArguments
@@ -115,6 +116,27 @@ def test_a_true_precision_plugin_is_that_precision(tmp_path, plugin):
     by_name = trainer_of(tmp_path, {"precision": plugin.precision})
     run(by_plugin, by_name)
     assert_same_weights(weights(by_plugin.model), weights(by_name.model))
+
+
+class WithoutItsPackage(TransformerEnginePrecision):
+    """Lightning's plugin for Transformer Engine, its layers and its autocast left out: those need a GPU."""
+
+    def __init__(self):
+        self.weights_dtype, self.replace_layers = torch.bfloat16, False
+
+    def forward_context(self):
+        return contextlib.nullcontext()
+
+
+def test_a_precision_plugin_converts_model_and_inputs(tmp_path):
+    """A plugin with conversions of its own has them applied to the model, and to the inputs of each forward pass."""
+    by_plugin, by_name = (
+        trainer_of(tmp_path, keywords) for keywords in ({"plugins": [WithoutItsPackage()]}, {"precision": "bf16-true"})
+    )
+    run(by_plugin, by_name)
+    assert_same_weights(weights(by_plugin.model), weights(by_name.model))
+    assert losses(by_plugin) == losses(by_name)
+    assert by_plugin.evaluate()["eval_loss"] == by_name.evaluate()["eval_loss"]
 
 
 def test_true_precision_resumes(tmp_path):
