@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
@@ -194,6 +195,16 @@ class Writes:
             return state
         return to_host(state, private=self._private, buffers=self.buffers, late=None if at_once else self.late)
 
+    @contextmanager
+    def dropping_a_failed_snapshot(self) -> Iterator[None]:
+        """Context, when calls are deferred, that an error leaves without what was copied: its memory is used again."""
+        try:
+            yield
+        except BaseException:
+            self.late.begin(is_allowed=False)
+            self.buffers.give_back()
+            raise
+
     def state_of(self, model: nn.Module) -> dict[str, Any] | None:
         """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
         if self._deferred is None:
@@ -248,11 +259,14 @@ class BackgroundTasks:
             Exception: The error of the task before.
         """
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(task,), name="hf_compat-save")
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._thread = threading.Thread(target=self._run, args=(task, gpu), name="hf_compat-save")
         self._thread.start()
 
-    def _run(self, task: Callable[[], object]) -> None:
+    def _run(self, task: Callable[[], object], gpu: int | None) -> None:
         try:
+            if gpu is not None:  # a new thread starts on GPU 0, where it would take memory from rank 0
+                torch.cuda.set_device(gpu)
             task()
         except BaseException as error:
             self._error = error

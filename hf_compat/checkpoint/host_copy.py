@@ -119,7 +119,8 @@ class LateCopies:
         if self._pending:
             self._are_made.clear()
             for device in {one.source.device for one in self._pending if one.source.is_cuda}:
-                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+                if device not in self._streams:  # torch has 32 of them, which later ones share with other uses
+                    self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
                 self._streams[device].wait_stream(torch.cuda.current_stream(device))
 
     def make(self) -> None:
@@ -167,7 +168,7 @@ class LateCopies:
         self._only_updates_change = None
 
     def _forget_pending(self) -> None:
-        self._pending, self._versions, self._streams = [], [], {}
+        self._pending, self._versions = [], []
 
 
 def _memory_of(tensor: Any) -> int:

@@ -108,8 +108,9 @@ class CheckpointWriter:
             self.wait()
             self.writes.late.begin(is_allowed=changing is not None, changing=changing or ())
         self.remover.wait()
+        snapshot = self.writes.dropping_a_failed_snapshot() if background else nullcontext()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
-        with multi_process.failing_together(fails_on_all=background):
+        with snapshot, multi_process.failing_together(fails_on_all=background):
             with ExitStack() as stack:
                 staged = multi_process.begin(
                     stack,

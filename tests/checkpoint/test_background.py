@@ -224,21 +224,57 @@ def test_overridden_methods(tmp_path):
     assert len(list_checkpoints(tmp_path / "looks")) == len(list_checkpoints(tmp_path / "uploads")) == 3
 
 
-def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):
-    """A run keeps it from save to save, and no longer."""
+def kept_memory(folder, kind=Trainer, **fields):
+    """Train, and return the trainer and the sizes of the memory that it keeps for snapshots after step 5."""
     kept = []
 
     class Looks(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 5:
-                trainer._checkpoint_writer.wait()
-                kept.extend(size for size, free in buffers._free.items() for _ in free)
+                writer = trainer._checkpoint_writer
+                writer.wait()
+                kept.extend(size for size, free in writer.writes.buffers._free.items() for _ in free)
 
-    trainer = run(tmp_path, callbacks=[Looks()], save_async=True)
-    buffers = trainer._checkpoint_writer.writes.buffers
+    trainer = run(folder, kind, callbacks=[Looks()], save_async=True, **fields)
     trainer.train()
+    return trainer, sorted(kept)
+
+
+def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):
+    """A run keeps it from save to save, and no longer."""
+    trainer, kept = kept_memory(tmp_path)
     assert sum(kept) >= 3 * sum(parameter.nbytes for parameter in trainer.model.parameters())
-    assert buffers._free == {}
+    assert trainer._checkpoint_writer.writes.buffers._free == {}
+
+
+def test_memory_of_a_failed_snapshot_is_used_again(tmp_path):
+    """A save that fails before it goes on in the background leaves no more memory taken than one that does not."""
+
+    class FailsOnce(Trainer):
+        def _save_rng_state(self, output_dir):
+            if self.state.global_step == 2:
+                raise OSError("the disk is full")
+            super()._save_rng_state(output_dir)
+
+    trainer, kept = kept_memory(tmp_path / "fails", FailsOnce, on_save_error="warn")
+    assert [item.step for item in list_checkpoints(trainer.args.output_dir)] == [4, 6]
+    assert kept == kept_memory(tmp_path / "whole")[1]
+
+
+def test_the_thread_is_on_the_ranks_gpu(monkeypatch):
+    """A thread starts on GPU 0, of which each rank would take memory; without CUDA none is chosen."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: chosen.append((threading.get_ident(), device)))
+    tasks = BackgroundTasks()
+    tasks.start(lambda: None)
+    tasks.wait()
+    assert chosen == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    tasks.start(lambda: chosen.append((threading.get_ident(), "task")))
+    tasks.wait()
+    assert [what for _, what in chosen] == [3, "task"]
+    assert len({thread for thread, _ in chosen} - {threading.get_ident()}) == 1
 
 
 def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
