@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ class HFCheckpoints(Checkpoint):
         folder: Where the folders go.
         every_n_steps: Update steps between two of them.
         save_total_limit: How many are kept. Default: all.
-        monitor: The name of a metric that validations log. Default: none is followed.
+        monitor: The name of a metric that validations log; of several ranks, rank 0's counts. NaN is never the best.
+            Default: none is followed.
         greater_is_better: Whether a larger value of it is better.
 
     Attributes:
@@ -97,13 +99,17 @@ class HFCheckpoints(Checkpoint):
                 f"`monitor={self.monitor!r}`: the validation logged no such metric, but {known}. Log it with "
                 "`self.log` in `validation_step`."
             )
-        metric = float(value)
-        if self.best_metric is None or (
-            metric > self.best_metric if self.greater_is_better else metric < self.best_metric
-        ):
+        # Every rank has to save: a metric that is logged without `sync_dist` is another one on each.
+        metric = trainer.strategy.broadcast(float(value))
+        if self._is_better(metric):
             self.best_metric, self.best_model_path = metric, str(self._path(trainer))
             self._last_step = -1  # the folder of this update step, if there is one, does not know that it is the best
             self.save(trainer)
+
+    def _is_better(self, metric: float) -> bool:
+        if self.best_metric is None or math.isnan(metric):
+            return not math.isnan(metric)
+        return metric > self.best_metric if self.greater_is_better else metric < self.best_metric
 
     def save(self, trainer: pl.Trainer) -> str:
         """Save the current update step unless that was done, and delete what is over; return the folder."""

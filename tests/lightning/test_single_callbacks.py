@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from hf_compat import get_last_checkpoint
 from hf_compat.errors import DataError, TrainerSetupError
 from hf_compat.lightning import GradientNorm, HFCheckpoints, NEFTune, ResumableLoader, UpdateStepLogs
 from tests.scripts.single_callbacks_script import STEPS, Classifier, loader, train
+from tests.support import processes
 from tests.support.helpers import Stream, gpt2, token_rows, vector_rows
 from tests.support.paths import ROOT, SCRIPTS
 
@@ -87,19 +89,27 @@ def test_sigterm_saves(whole, tmp_path, batch, step):
 
 
 def test_best_and_newest_are_kept(tmp_path):
-    """The best checkpoint has the smallest metric of all validations, and outlives newer ones."""
+    """The best checkpoint has the smallest metric of all validations, NaN aside, and outlives newer ones."""
 
     class Worse(lightning.Callback):
         """Lets the metric grow from the second validation on."""
 
         def on_validation_epoch_end(self, trainer, pl_module):
-            grown = {4: 2.0, 8: 1.0, 12: 3.0, 16: 4.0}.get(trainer.global_step, 9.0)
+            grown = {4: float("nan"), 8: 1.0, 12: 3.0, 16: 4.0}.get(trainer.global_step, 9.0)
             pl_module.log("grown", grown)
 
     _, checkpoints = train(tmp_path, Worse(), monitor="grown")
     assert checkpoints.best_model_path == str(tmp_path / "out" / "checkpoint-8")
     assert checkpoints.best_metric == 1.0
     assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-16", "checkpoint-8"]
+
+
+def test_all_ranks_follow_one_metric(tmp_path):
+    """Where each rank logs another value, all save what rank 0 takes for the best; none waits for the others."""
+    ended = processes.torchrun(SCRIPTS / "unsynced_metric_script.py", tmp_path)
+    assert ended.code == 0, ended.output
+    assert json.loads((tmp_path / "best.json").read_text()) == [[-2.0, "checkpoint-6"]] * 2
+    assert sorted(os.listdir(tmp_path / "out")) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
 def test_checkpoints_that_cannot_be_saved_so(tmp_path):
