@@ -251,8 +251,8 @@ def _run(options: argparse.Namespace) -> Callable[[], None]:
     from hf_compat.tools.run_script import command, install_here_and_in_children, module, run_program, script
 
     kind = module if options.module else command if options.cli else script
+    install_here_and_in_children()  # before a module is looked for, which imports its package
     program = kind(options.program, options.words)
-    install_here_and_in_children()
     return lambda: run_program(program)
 
 

@@ -128,6 +128,16 @@ def test_an_interrupt_ends_it_as_it_ends_python(tmp_path):
     assert left[1][0] == -signal.SIGINT
 
 
+def test_a_module_whose_package_derives_from_the_trainer(tmp_path):
+    """Finding a module imports its package: what that derives from the Trainer derives from ours already."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("from transformers import Trainer\nclass Mine(Trainer): pass\n")
+    (package / "train.py").write_text("from package import Mine\nprint(Mine.__base__.__module__)\n")
+    status, output, errors = run(tmp_path, *OURS, "-m", "package.train")
+    assert (status, output) == (0, "hf_compat.trainer.trainer\n"), errors
+
+
 def test_what_cannot_be_run(tmp_path):
     """A missing script, module or command is an error of the command, status 2, that names it."""
     for words in (["none.py"], ["-m", "none.at_all"], ["--cli", "none-at-all"]):

@@ -21,6 +21,7 @@ from hf_compat.tools.verify.record import Record, Weights, read_record
 from hf_compat.tools.verify.recorder import Recorder, callback_class
 from hf_compat.tools.verify.redirecting import refuse_writes
 from hf_compat.tools.verify.report import Report, as_json, as_page, as_table, summary
+from hf_compat.tools.verify.weights import tensor_difference
 from hf_compat.tools.verify.working_copy import copy_working_directory
 from tests.support import helpers
 from tests.support.paths import ROOT, SCRIPTS
@@ -207,6 +208,24 @@ def test_relative_difference(first, second, expected):
     assert relative_difference(first, second) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        pytest.param([1.0, 4.0], [1.0, 3.0], (0.25, 1.0), id="finite"),
+        pytest.param([math.nan, math.inf, 1.0], [math.nan, math.inf, 1.0], (0.0, 0.0), id="the same"),
+        pytest.param([math.inf, 2.0], [math.inf, 1.0], (0.5, 1.0), id="infinite in both"),
+        pytest.param([math.nan, 1.0], [0.0, 1.0], (math.inf, math.inf), id="NaN in the first"),
+        pytest.param([0.0, 1.0], [math.nan, 1.0], (math.inf, math.inf), id="NaN in the second"),
+        pytest.param([math.inf, 1.0], [0.0, 1.0], (math.inf, math.inf), id="infinite in the first"),
+        pytest.param([math.inf], [-math.inf], (math.inf, math.inf), id="infinite, with another sign"),
+        pytest.param([1.0], [1.0, 1.0], (math.inf, math.inf), id="other shapes"),
+    ],
+)
+def test_difference_of_weights(first, second, expected):
+    """Weights that have diverged in one run alone are within no tolerance."""
+    assert tensor_difference(*map(torch.tensor, (first, second))) == expected
+
+
 # The report
 
 
@@ -302,10 +321,15 @@ def test_writes_are_refused(tmp_path):
         "refuse_writes([os.path.realpath(here)], [str(here / 'free')])\n"
         "assert (here / 'file').read_text() == 'kept'\n"
         "(here / 'free' / 'new').write_text('x')\n"
+        "(here / 'free' / 'sub').mkdir()\n"
+        "(here / 'free' / 'sub' / 'file').write_text('x')\n"
+        "os.chdir(here)\n"
+        "shutil.rmtree(here / 'free' / 'sub')\n"
+        "assert not (here / 'free' / 'sub').exists()\n"
         "os.makedirs(here, exist_ok=True)\n"
         "for act in (lambda: (here / 'file').write_text(''), lambda: (here / 'new').mkdir(), (here / 'file').unlink,\n"
         "            lambda: (here / 'file').rename(here / 'other'), lambda: os.open(here / 'o', os.O_CREAT),\n"
-        "            lambda: shutil.rmtree(here)):\n"
+        "            lambda: os.remove('file', dir_fd=os.open(here, os.O_RDONLY)), lambda: shutil.rmtree(here)):\n"
         "    try:\n"
         "        act()\n"
         "        sys.exit('not refused')\n"

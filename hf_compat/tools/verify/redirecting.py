@@ -15,9 +15,17 @@ __all__ = ["Outputs", "refuse_writes"]
 _FIELDS = ("output_dir", "logging_dir")
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
 _USUAL_CACHES = ("~/.cache", "~/.triton", "~/.nv", "~/.config")
-_CHANGING = frozenset({"os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"})
-"""Audit events whose first argument is a path that changes."""
-_MOVING = frozenset({"os.rename", "os.link", "os.symlink"})
+_CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "os.link": ((0, 2), (1, 3)),
+    "os.mkdir": ((0, 2),),
+    "os.remove": ((0, 1),),
+    "os.rename": ((0, 2), (1, 3)),
+    "os.rmdir": ((0, 1),),
+    "os.symlink": ((1, 2),),
+    "os.truncate": ((0, None),),
+    "shutil.rmtree": ((0, 1),),
+}
+"""Audit event → of each path that it changes, where the path is among its arguments, and the folder it starts from."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -107,12 +115,26 @@ def _changed_by(event: str, given: tuple[Any, ...]) -> Iterator[str]:
     if event == "open":
         path, mode, flags = given
         changes = any(letter in "wax+" for letter in mode) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
-        names = [path] if changes else []
-    elif event in _CHANGING:
-        names = [given[0]]
+        found = [(path, None)] if changes else []
     else:
-        names = [given[0], given[1]] if event in _MOVING else []
-    yield from (os.fsdecode(name) for name in names if isinstance(name, str | bytes | os.PathLike))
+        found = [(given[name], None if start is None else given[start]) for name, start in _CHANGES.get(event, ())]
+    for name, start in found:
+        folder = _folder_of(start)
+        if folder is not None and isinstance(name, str | bytes | os.PathLike):
+            yield os.path.join(folder, os.fsdecode(name))
+
+
+def _folder_of(descriptor: int | None) -> str | None:
+    """Return the path of an open folder, empty for the working directory; None where only Linux could tell.
+
+    There `shutil.rmtree`, which deletes by the names in open folders, is judged by the whole folder alone.
+    """
+    if descriptor is None or descriptor < 0:
+        return ""
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return None
 
 
 def _depth(path: str, folders: Sequence[str]) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_compat.tools.verify.record import Moment, Record, Weights
 
-__all__ = ["MOST_NAMED", "WeightsDifference", "compare_weights"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["MOST_NAMED", "WeightsDifference", "compare_weights", "tensor_difference"]
 
 MOST_NAMED = 3
 """Parameters that a message names."""
@@ -95,8 +100,21 @@ def _difference(first: Path, second: Path, name: str) -> tuple[float, float]:
 
     with safe_open(first, "pt") as theirs, safe_open(second, "pt") as own:
         one, other = theirs.get_tensor(name).double(), own.get_tensor(name).double()
+    return tensor_difference(one, other)
+
+
+def tensor_difference(one: Tensor, other: Tensor) -> tuple[float, float]:
+    """Return the largest difference relative to the largest value, and the absolute one.
+
+    Both are infinite for tensors of other shapes, and if a value is NaN or infinite in one of them alone.
+    """
     if one.shape != other.shape:
-        return float("inf"), float("inf")
-    absolute = (one - other).abs().nan_to_num(nan=float("inf")).max().item()
-    scale = max(one.abs().max().item(), other.abs().max().item())
-    return (absolute / scale if scale else 0.0), absolute
+        return math.inf, math.inf
+    differs = (one != other) & ~(one.isnan() & other.isnan())
+    if not differs.any():
+        return 0.0, 0.0
+    if not (one[differs].isfinite() & other[differs].isfinite()).all():
+        return math.inf, math.inf
+    absolute = (one[differs] - other[differs]).abs().max().item()
+    scale = max(tensor[tensor.isfinite()].abs().max().item() for tensor in (one, other))
+    return absolute / scale, absolute
