@@ -26,9 +26,10 @@ def wants_cpu(use_cpu: bool) -> bool:
 
 
 def cuda_is_available() -> bool:
-    """Return whether torch sees a CUDA device."""
+    """Return whether torch sees a CUDA device; asked of the driver's library, so that CUDA is not initialized by it."""
     import torch
 
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as importing lightning does, perhaps later
     return torch.cuda.is_available()
 
 
@@ -47,10 +48,14 @@ def mps_is_available() -> bool:
 
 
 def gpu_lacks_bf16() -> bool:
-    """Return whether there is a CUDA device and it does not support bfloat16."""
+    """Return whether the CUDA device in use does not support bfloat16.
+
+    Not asked before CUDA is initialized, which would initialize it, and the process could not fork any more: torch
+    emulates bfloat16 on older devices.
+    """
     import torch
 
-    return torch.cuda.is_available() and not torch.cuda.is_bf16_supported()
+    return cuda_is_initialized() and not torch.cuda.is_bf16_supported()
 
 
 def gpu_lacks_tf32() -> bool:

@@ -1,6 +1,7 @@
 """The process group that ranks join."""
 
 import atexit
+import os
 from datetime import timedelta
 
 import pytest
@@ -41,6 +42,18 @@ def test_backend(device, asked, offloads, backend, bound, joined):
     join_processes(launch, device, backend=asked, offloads=offloads, timeout=timedelta(minutes=1))
     (given,) = joined
     assert (given["backend"], given["device_id"]) == (backend, bound)
+
+
+def test_arguments_do_not_initialize_cuda(monkeypatch, tmp_path):
+    """With ``bf16`` neither: processes could not be forked from this one any more."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: asked.append("bf16"))
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "")
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
+    TrainingArguments(str(tmp_path), report_to="none", bf16=True)
+    assert asked == []
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
 @pytest.mark.parametrize(("fields", "backend"), [({}, "nccl"), (OFFLOADED, "cuda:nccl,cpu:gloo")])
