@@ -95,7 +95,7 @@ class TrainerMemoryTracker:
             torch.cuda.empty_cache()
         self._at_start = (self.cpu_mem_used(), torch.cuda.memory_allocated() if self._has_gpu else 0)
         self._peak = _PeakMonitor(self._process)
-        weakref.finalize(self, self._peak.end)  # after an error nobody may end the stage
+        self._peak.stop_with(self)  # after an error nobody may end the stage
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
         """End a stage and add its values to ``metrics``; with the first stage also those of ``init``.
@@ -172,13 +172,14 @@ class _PeakMonitor:
         self._thread = threading.Thread(target=self._watch, name="hf_compat-memory", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Stop sampling."""
-        self._done.set()
+    def stop_with(self, owner: object) -> None:
+        """Stop sampling when ``owner`` is gone, unless :meth:`stop` is called before."""
+        self._at_end_of_owner = weakref.finalize(owner, self._done.set)
 
     def stop(self) -> int:
         """Stop sampling and return the peak in bytes."""
-        self.end()
+        self._at_end_of_owner.detach()
+        self._done.set()
         self._thread.join()
         self._sample()
         return self._peak

@@ -140,7 +140,7 @@ class DispatchingDataLoader(PreparedDataLoader):
         layout = collectives.broadcast_object(layout)
         if layout is None:
             return None
-        target = self.device or torch.device("cpu")
+        target = self.device or collectives.communication_device()
         batch = move_batch(batch, target, non_blocking=self.non_blocking) if is_main else _empty(layout, target)
         return collectives.broadcast(batch)
 

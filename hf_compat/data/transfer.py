@@ -25,7 +25,10 @@ def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = F
         moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
     elif isinstance(data, MAPPINGS):
         if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
-            moved = data.to(device)
+            try:
+                moved = data.to(device, non_blocking=non_blocking)
+            except TypeError:  # one of somebody else's
+                moved = data.to(device)
         else:
             items = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
             moved = type(data)(items)  # type: ignore[call-arg]

@@ -23,6 +23,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_object",
+    "communication_device",
     "gather",
     "gather_objects",
     "get_rank",
@@ -82,6 +83,12 @@ def has_only_tensors(data: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def communication_device() -> torch.device:
+    """Return the device of tensors that ranks can exchange: the current GPU where NCCL alone connects them."""
+    on_gpu = get_world_size() > 1 and distributed.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
 
 def barrier() -> None:

@@ -100,7 +100,7 @@ class ForwardMixedPrecision(MixedPrecision):
     """Mixed precision without autocast around the training step; see :func:`autocast_forward`."""
 
     step_was_skipped = False
-    """Whether the gradient scaler skipped the last optimizer step, because of an infinite gradient."""
+    """Whether the gradient scaler skipped the last optimizer step; see :func:`scaled_step`."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
@@ -138,7 +138,8 @@ def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: 
     """Step ``optimizer`` by ``scaler``, whose scale is updated.
 
     Returns:
-        What the step returned, and whether it was skipped, because of an infinite gradient.
+        What the step returned, and whether it was skipped, because of an infinite gradient. A fused optimizer is called
+        all the same, and leaves the weights; as with accelerate that counts as a step, so that the schedule goes on.
     """
     skipped = True
 

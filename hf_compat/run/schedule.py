@@ -21,8 +21,8 @@ __all__ = ["LRSchedule"]
 class LRSchedule(RunCallback):
     """Steps the schedule after each optimizer step, then zeroes the gradients.
 
-    A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler
-    skipped the optimizer step.
+    A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler did
+    not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
 
     Hooks: ``on_optimizer_step_end``.
 

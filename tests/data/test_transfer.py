@@ -74,6 +74,25 @@ def streams(monkeypatch):
     return asked
 
 
+def test_a_batch_encoding_is_moved_as_asked():
+    """Its own ``to`` is told not to wait; one of another class that cannot be told is moved all the same."""
+    seen = []
+
+    class Tells(BatchEncoding):
+        def to(self, device, *, non_blocking=False):
+            seen.append((device.type, non_blocking))
+            return self
+
+    class Waits(BatchEncoding):
+        def to(self, device):
+            seen.append((device.type, None))
+            return self
+
+    for kind in (Tells, Waits):
+        move_to_device(kind({"x": torch.ones(1)}), torch.device("cpu"), non_blocking=True)
+    assert seen == [("cpu", True), ("cpu", None)]
+
+
 @pytest.mark.parametrize("container", [dict, BatchEncoding, lambda batch: list(batch.values())])
 def test_a_batch_is_copied_on_a_stream_of_its_own(container, streams):
     """The computation waits for the copies, and the memory of each is kept as long as the computation uses it."""
