@@ -51,6 +51,11 @@ class _Copy(NamedTuple):
     def make(self) -> None:
         self.target.copy_(self.source)
 
+    def is_still_true(self) -> bool:
+        """Return whether the source has not changed since; NaN is as it was."""
+        one, other = self.source.cpu(), self.target
+        return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
 
 class LateCopies:
     """Copies tensors to host memory in a thread, while training goes on until the next update of the weights.
@@ -150,7 +155,7 @@ class LateCopies:
     def before_update(self) -> None:
         """Return when the late copies are made; called right before the weights change."""
         if self._on_trial:
-            self._only_updates_change = all(torch.equal(one.source.cpu(), one.target) for one in self._on_trial)
+            self._only_updates_change = all(one.is_still_true() for one in self._on_trial)
             if not self._only_updates_change:
                 logger.info("Weights change between updates too, so a checkpoint is copied before training continues.")
             self._on_trial.clear()

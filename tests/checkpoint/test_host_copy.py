@@ -269,6 +269,21 @@ def test_clones_of_parts_of_a_buffer():
     assert places[0] == places[1]
 
 
+def test_weights_that_are_nan_have_not_changed():
+    """A model that has diverged is copied late too."""
+    state, late, buffers = {"weight": torch.tensor([float("nan"), 1.0])}, LateCopies(), HostBuffers()
+    for is_late in (False, True):
+        late.begin(is_allowed=True)
+        twin = clones_on_host(state, buffers=buffers, late=late)["weight"]
+        late.start()
+        if is_late:
+            state["weight"].data.add_(1)  # seen by a copy that is made later
+        late.make()
+        late.before_update()
+        assert twin[1] == 1 + is_late
+        buffers.give_back()
+
+
 def test_what_a_failed_save_left_is_not_copied_again(caplog):
     """Copies of a save that never came to be written are dropped."""
     value = torch.zeros(3)
