@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         TrainerCallback,
     )
     from hf_compat.callbacks.defaults import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
-    from hf_compat.checkpoint.layout import get_last_checkpoint
+    from hf_compat.checkpoint.finding import get_last_checkpoint
     from hf_compat.checkpoint.names import (
         ADAPTER_SAFE_WEIGHTS_NAME,
         ADAPTER_WEIGHTS_NAME,
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from hf_compat.data.samplers import LengthGroupedSampler
     from hf_compat.distributed.ranks import is_main_process, total_processes_number
     from hf_compat.engine.checkpoint_io import HFCheckpointIO
-    from hf_compat.engine.keywords_for_all import lightning_keywords
+    from hf_compat.engine.global_keywords import lightning_keywords
     from hf_compat.errors import HFCompatError, HFCompatWarning
     from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from hf_compat.installing import install, uninstall
@@ -164,12 +164,12 @@ _HOMES: dict[str, str] = {
     "default_hp_space_ray": "hf_compat.tuning.spaces",
     "denumpify_detensorize": "hf_compat.metrics",
     "enable_full_determinism": "hf_compat.seeding",
-    "get_last_checkpoint": "hf_compat.checkpoint.layout",
+    "get_last_checkpoint": "hf_compat.checkpoint.finding",
     "get_scheduler": "hf_compat.optim.schedulers",
     "has_length": "hf_compat.metrics",
     "install": "hf_compat.installing",
     "is_main_process": "hf_compat.distributed.ranks",
-    "lightning_keywords": "hf_compat.engine.keywords_for_all",
+    "lightning_keywords": "hf_compat.engine.global_keywords",
     "number_of_arguments": "hf_compat.model_facts",
     "numpy_default_data_collator": "hf_compat.data.collators",
     "seed_worker": "hf_compat.seeding",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 
-from hf_compat.files import read_json_object, write_text
+from hf_compat.atomic_files import read_json_object, write_text
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
+from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.counterparts import CountsCounterparts
 from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
-from hf_compat.files import read_json_object, write_text
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments

@@ -18,7 +18,7 @@ PREFIX = "hf_compat."
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("environment", "errors", "version"),
     (
-        "files",
+        "atomic_files",
         "nested",
         "memory",
         "overflow",

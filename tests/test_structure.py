@@ -380,7 +380,7 @@ def test_a_run_uses_upstreams_names_alone():
 # Files of checkpoints
 
 WRITES_STATES = {
-    "accelerator/files.py",  # what a script saves beside the checkpoints
+    "accelerator/saved_files.py",  # what a script saves beside the checkpoints
     "checkpoint",
     "engine/strategies",
     "engine/checkpoint_io.py",  # hands the writer its parts

@@ -15,14 +15,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
-from hf_compat.accelerator import files, preparing
+from hf_compat.accelerator import other_models, saved_files
+from hf_compat.accelerator.configurations import LoaderSettings, ProjectSettings, SettingsObject
 from hf_compat.accelerator.gradients import GradientState
-from hf_compat.accelerator.optimizers import PreparedOptimizer, PreparedSchedule
+from hf_compat.accelerator.prepared_optimizer import PreparedOptimizer, PreparedSchedule
 from hf_compat.accelerator.refused import FixedSetting, refused_member
-from hf_compat.accelerator.settings import LoaderSettings, ProjectSettings, SettingsObject
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.preparing import DataParallelLayout, prepare_dataloader
+from hf_compat.data.prepare_loader import DataParallelLayout, prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
@@ -467,12 +467,12 @@ class Accelerator(ProcessState):
             NotSupportedError: If it is to be trained beside a model that is sharded.
         """
         is_new = not getattr(model, "_is_accelerate_prepared", False)
-        if self._runtime.facts.shards_model and is_new and not evaluation_mode and preparing.is_trainable(model):
+        if self._runtime.facts.shards_model and is_new and not evaluation_mode and other_models.is_trainable(model):
             raise NotSupportedError(
                 "`accelerator.prepare_model`: a second trainable model is not supported with FSDP, DeepSpeed or tensor "
                 "parallelism. Freeze it, or pass `evaluation_mode=True`."
             )
-        return preparing.prepare_model(
+        return other_models.prepare_model(
             model,
             self.state,
             autocast=self._autocast_of_forward,
@@ -483,7 +483,7 @@ class Accelerator(ProcessState):
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether ``model`` has a ``device_map`` of several entries."""
-        return preparing.has_device_map(model)
+        return other_models.has_device_map(model)
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False
@@ -495,7 +495,7 @@ class Accelerator(ProcessState):
             keep_fp32_wrapper: Whether its forward pass stays under autocast.
             keep_torch_compile: Whether a compiled model stays compiled.
         """
-        return preparing.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
+        return other_models.unwrap(model, keeps_autocast=keep_fp32_wrapper, keeps_compiled=keep_torch_compile)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return ``model``'s full state dict.
@@ -529,7 +529,7 @@ class Accelerator(ProcessState):
         precision = self._runtime.precision
         if not isinstance(precision, ForwardMixedPrecision):
             return None
-        return functools.partial(preparing.autocast_with, self.autocast_handler, precision.autocast_context_manager)
+        return functools.partial(other_models.autocast_with, self.autocast_handler, precision.autocast_context_manager)
 
     @contextmanager
     def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
@@ -539,7 +539,7 @@ class Accelerator(ProcessState):
             autocast_handler: accelerate's ``AutocastKwargs``, or an object with its ``enabled`` and ``cache_enabled``.
         """
         of_forward = self._autocast_of_forward
-        with nullcontext() if of_forward is None else preparing.autocast_with(autocast_handler, of_forward):
+        with nullcontext() if of_forward is None else other_models.autocast_with(autocast_handler, of_forward):
             yield
 
     # ---- logs, files, profiles ----
@@ -559,7 +559,7 @@ class Accelerator(ProcessState):
     def save(self, obj: object, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Save ``obj`` to the file ``f`` on rank 0; with ``safe_serialization`` a dict of tensors as safetensors."""
         if self.is_main_process:
-            files.save_object(obj, f, safe_serialization=safe_serialization)
+            saved_files.save_object(obj, f, safe_serialization=safe_serialization)
 
     def save_model(
         self,
@@ -571,7 +571,7 @@ class Accelerator(ProcessState):
         """Save the weights of ``model``, without its configuration, on rank 0; every rank has to call it."""
         state_dict = self.get_state_dict(model)
         if self.is_main_process:
-            files.save_shards(
+            saved_files.save_shards(
                 state_dict, save_directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
             )
 

@@ -17,7 +17,7 @@ from hf_compat.arguments import process_facts, serialising
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import raise_all
 from hf_compat.arguments.checking.resolving import resolve, semantics_of
-from hf_compat.arguments.deepspeed.asked import partition_from_now_on, use_deepspeed
+from hf_compat.arguments.deepspeed.requested import partition_from_now_on, use_deepspeed
 from hf_compat.arguments.enums import (
     DebugOption,
     HubStrategy,

@@ -101,24 +101,24 @@ class Writes:
         self._deferred: Deferred | None = None
         self._shared: dict[str, Any] | None = None
         self._private: list[Tensor] = []
-        self._beside = BackgroundTasks()
-        self._takes_two = False
+        self._concurrent = BackgroundTasks()
+        self._may_be_concurrent = False
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Context in which one checkpoint is written; what was called ``beside`` has ended when it ends."""
+        """Context in which one checkpoint is written; what was called ``concurrently`` has ended when it ends."""
         before, self._shared = self._shared, {}
         try:
             yield
-            self.end_beside()
+            self.finish_concurrent()
         except BaseException:
             with suppress(BaseException):  # the first error is raised
-                self.end_beside()
+                self.finish_concurrent()
             raise
         finally:
             self._shared = before
 
-    def once(self, name: str) -> bool:
+    def is_first(self, name: str) -> bool:
         """Return whether what two parts of a checkpoint share, here ``name``, is still to be written.
 
         Outside ``checkpoint`` always: a user may save again what has changed.
@@ -144,31 +144,31 @@ class Writes:
         else:
             self._deferred.own.append(partial(write, *args, **kwargs))
 
-    def beside(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        """Call ``write`` with the arguments, inside ``side_by_side`` in a thread, or defer the call."""
-        if self._takes_two:
-            self._beside.start(partial(write, *args, **kwargs))
+    def concurrently(self, write: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Call ``write`` in a thread inside ``allowing_concurrent``; otherwise call it now, or defer the call."""
+        if self._may_be_concurrent:
+            self._concurrent.start(partial(write, *args, **kwargs))
         else:
             self(write, *args, **kwargs)
 
-    def end_beside(self) -> None:
+    def finish_concurrent(self) -> None:
         """Wait for the call that was made in a thread; what follows may depend on it, or change what it writes.
 
         Raises:
             Exception: Its error.
         """
-        self._beside.wait()
+        self._concurrent.wait()
 
     @contextmanager
-    def side_by_side(self) -> Iterator[None]:
-        """Context, inside ``checkpoint``, in which a file may be written beside those that follow."""
-        before, self._takes_two = self._takes_two, True
+    def allowing_concurrent(self) -> Iterator[None]:
+        """Context, inside ``checkpoint``, in which ``concurrently`` writes a file while those after it are written."""
+        before, self._may_be_concurrent = self._may_be_concurrent, True
         try:
             yield
         finally:
-            self._takes_two = before
+            self._may_be_concurrent = before
 
-    def together(self, write: Callable[..., object], *args: Any) -> None:
+    def collectively(self, write: Callable[..., object], *args: Any) -> None:
         """Call ``write`` with the arguments and ``group``, a process group, or defer the call; every rank calls it."""
         if self._deferred is None:
             write(*args, group=None)
@@ -176,7 +176,7 @@ class Writes:
             self._deferred.shared.append(lambda group: write(*args, group=group))
 
     @contextmanager
-    def private(self, state: dict[str, Any]) -> Iterator[None]:
+    def already_copied(self, state: dict[str, Any]) -> Iterator[None]:
         """Context in which ``snapshot`` does not copy the tensors of ``state``: in host memory, and nobody else's."""
         before, self._private = self._private, [item for item in state.values() if isinstance(item, Tensor)]
         try:
@@ -184,16 +184,16 @@ class Writes:
         finally:
             self._private = before
 
-    def snapshot(self, state: Any, *, at_once: bool = False) -> Any:
-        """Return ``state``, or if calls are deferred a copy of it in host memory, made unless it is ``private``.
+    def snapshot(self, state: Any, *, copy_now: bool = False) -> Any:
+        """Return ``state``; if calls are deferred a copy of it in host memory, except for what is ``already_copied``.
 
         Args:
             state: Tensors, plain values, and dicts, lists and tuples of them.
-            at_once: Copy it now, since more than an update changes it, or its memory is to be freed.
+            copy_now: Copy it now, since more than an update changes it, or its memory is to be freed.
         """
         if self._deferred is None:
             return state
-        return to_host(state, private=self._private, buffers=self.buffers, late=None if at_once else self.late)
+        return to_host(state, private=self._private, buffers=self.buffers, late=None if copy_now else self.late)
 
     @contextmanager
     def dropping_a_failed_snapshot(self) -> Iterator[None]:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, SHARDED_METADATA_NAME, TRAINER_STATE_NAME
 from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
-from hf_compat.files import read_json_object
 
 __all__ = [
     "Marker",

@@ -204,7 +204,7 @@ def save(state: dict[str, Any], folder: Path, *, writes: Writes | None = None) -
         CheckpointWriteError: On every rank, if any could not write.
     """
     writes = writes or Writes()
-    writes.together(_save, writes.snapshot(state), folder)
+    writes.collectively(_save, writes.snapshot(state), folder)
 
 
 def _save(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None) -> None:

@@ -71,7 +71,7 @@ class LateCopies:
         self._only_updates_change: bool | None = None
         self._is_allowed = False
         self._changing: set[int] = set()
-        self._on_trial: list[_Copy] = []
+        self._to_verify: list[_Copy] = []
         self._pending: list[_Copy] = []
         self._versions: list[tuple[Tensor, int]] = []
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -90,7 +90,7 @@ class LateCopies:
             is_allowed: Whether nothing but an update may change the weights next.
             changing: Tensors that other code changes too, such as buffers.
         """
-        self._on_trial.clear()
+        self._to_verify.clear()
         self._forget_pending()
         self._is_allowed = is_allowed and self._only_updates_change is not False
         self._changing = {_memory_of(tensor) for tensor in changing if tensor.layout is torch.strided}
@@ -111,7 +111,7 @@ class LateCopies:
         if not (may_wait and self._only_updates_change):
             one.make()
         if may_wait:
-            (self._pending if self._only_updates_change else self._on_trial).append(one)
+            (self._pending if self._only_updates_change else self._to_verify).append(one)
 
     def _may_wait(self, tensor: Tensor) -> bool:
         is_known = tensor.device.type in ("cpu", "cuda") and not tensor.is_inference()
@@ -154,11 +154,11 @@ class LateCopies:
 
     def before_update(self) -> None:
         """Return when the late copies are made; called right before the weights change."""
-        if self._on_trial:
-            self._only_updates_change = all(one.is_still_true() for one in self._on_trial)
+        if self._to_verify:
+            self._only_updates_change = all(one.is_still_true() for one in self._to_verify)
             if not self._only_updates_change:
                 logger.info("Weights change between updates too, so a checkpoint is copied before training continues.")
-            self._on_trial.clear()
+            self._to_verify.clear()
         if not self._are_made.is_set():
             self.release()
             self._are_made.wait()

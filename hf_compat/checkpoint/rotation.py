@@ -16,10 +16,10 @@ from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.final_names import naming_final_folders
-from hf_compat.checkpoint.layout import Checkpoint, list_checkpoints
+from hf_compat.checkpoint.finding import Checkpoint, list_checkpoints
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Ledger", "by_age", "keep_best_alone", "rotate", "victims"]
+__all__ = ["Ledger", "beyond_limit", "by_age", "delete_all_but_best", "rotate"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _warn_of_file_times(folder: Path) -> None:
     )
 
 
-def victims(
+def beyond_limit(
     checkpoints: Sequence[Path], limit: int, best: str | os.PathLike[str] | None, *, protects_newest: bool
 ) -> list[Path]:
     """Return the checkpoints to delete, in that order.
@@ -145,15 +145,15 @@ def rotate(
         folder: Where the checkpoints are.
         limit: How many to keep, at least 1.
         best: The best checkpoint.
-        protects_newest: See ``victims``.
+        protects_newest: See ``beyond_limit``.
         ledger: Which checkpoints are this run's. Default: all.
         remover: Removes their files in the background. Default: they are removed immediately.
     """
-    doomed = victims(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
+    doomed = beyond_limit(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
     return _delete(doomed, remover)
 
 
-def keep_best_alone(
+def delete_all_but_best(
     folder: str | os.PathLike[str],
     *,
     best: str | os.PathLike[str],

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from safetensors import SafetensorError, safe_open
 
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
-from hf_compat.files import read_json_object
 
 __all__ = ["adapter_file", "adapter_folders", "damage", "weight_files"]
 

@@ -152,9 +152,9 @@ class CheckpointWriter:
             for part in parts:
                 mode: AbstractContextManager[None] = nullcontext()
                 if not part.deferrable:
-                    writes.end_beside()  # it finds all files before it, as with transformers
+                    writes.finish_concurrent()  # it finds all files before it, as with transformers
                 elif deferred is None:
-                    mode = writes.side_by_side()
+                    mode = writes.allowing_concurrent()
                 else:
                     mode = writes.deferred(deferred)
                 with mode:

@@ -20,6 +20,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint.background import Writes
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup
+from hf_compat.engine.current_loaders import Loaders
 from hf_compat.engine.host import EvaluationPass, Host
 from hf_compat.engine.internals.callbacks import (
     callback_states,
@@ -42,13 +43,12 @@ from hf_compat.engine.internals.loops import (
 from hf_compat.engine.internals.stepping import step_lean
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
-from hf_compat.engine.loaders import Loaders
 from hf_compat.engine.loggers.given import given_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
-from hf_compat.engine.settings import Settings
+from hf_compat.engine.run_settings import Settings
 from hf_compat.engine.stop_iterations import unwraps_stop_iteration
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.facts import StrategyFacts
@@ -242,7 +242,7 @@ class Runtime:
                 f"`callbacks`: {', '.join(names)} needs a Lightning logger, and there is none. Set `report_to`, or "
                 "pass `lightning={'logger': ...}`."
             )
-        self.use(trainer)
+        self.adopt(trainer)
         return trainer
 
     def monitored_at(self, args: TrainingArguments) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class Runtime:
         """
         return _AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS
 
-    def use(self, trainer: pl.Trainer) -> None:
+    def adopt(self, trainer: pl.Trainer) -> None:
         """Set ``trainer`` as ``trainer``; that it saves and ends on signals is left to the run."""
         resume_from_no_file(trainer)
         disable_signal_handlers(trainer)

@@ -13,7 +13,7 @@ __all__ = ["BASES", "is_theirs", "is_watched", "names_in"]
 BASES = ("Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments")
 """The classes that a library's own derive from: one that derives from transformers' stays on it."""
 
-LEFT = {
+NOT_REPLACED = {
     "Adafactor": "hf_compat hands on transformers' own",
     "DEFAULT_CALLBACKS": "the module that has it hands on hf_compat's list: `ModuleWithDefaults`",
     "DEFAULT_PROGRESS_CALLBACK": "as well",
@@ -22,7 +22,7 @@ LEFT = {
 }
 """Names that hf_compat has too, but that stay transformers', and why."""
 
-_LEFT_IN = {
+_NOT_REPLACED_IN = {
     # A table there has transformers' members for keys; another library's equal them, but have another hash.
     "transformers.optimization": frozenset({"SchedulerType"}),
     "transformers.trainer_optimizer": frozenset({"OptimizerNames"}),
@@ -32,7 +32,7 @@ _LEFT_IN = {
 
 @cache
 def _names() -> frozenset[str]:
-    return frozenset(hf_compat.__all__) - LEFT.keys()
+    return frozenset(hf_compat.__all__) - NOT_REPLACED.keys()
 
 
 def is_watched(module: str) -> bool:
@@ -47,7 +47,7 @@ def names_in(module: ModuleType) -> frozenset[str]:
     content = getattr(module, "__dict__", None)
     if not isinstance(content, dict):  # what some libraries put into `sys.modules`
         return frozenset()
-    return (_names() & content.keys()) - _LEFT_IN.get(content.get("__name__", ""), frozenset())
+    return (_names() & content.keys()) - _NOT_REPLACED_IN.get(content.get("__name__", ""), frozenset())
 
 
 def is_theirs(value: Any) -> bool:

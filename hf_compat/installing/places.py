@@ -105,7 +105,7 @@ class Replacement:
                 self._note(name)
                 is_last = not self._executing
             if is_last:
-                self._go_on()
+                self._replace_again()
 
     def restore(self) -> None:
         """Put transformers' objects back wherever ours are."""
@@ -127,7 +127,7 @@ class Replacement:
             if place.is_ours():
                 place.put_theirs()
 
-    def _go_on(self) -> None:
+    def _replace_again(self) -> None:
         for module in (*self._loaded, *self._lazy.copy().values()):
             for place in places_in(module):
                 # Imports it, without the lock: another thread may be importing as well.

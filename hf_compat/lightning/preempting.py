@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from hf_compat.distributed.votes import PacedVotes
 from hf_compat.engine.internals.loops import disable_signal_handlers
 from hf_compat.engine.signals import slurm_signal
-from hf_compat.lightning.checkpoints import HFCheckpoints
+from hf_compat.lightning.hf_checkpoints import HFCheckpoints
 from hf_compat.run.preemption import SignalWatch, exit_status, requeue
 
 __all__ = ["PreemptionSaving"]

@@ -16,13 +16,10 @@ from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.overriding import is_ours
 from hf_compat.plan import RunPlan
-from hf_compat.run.announcing import Announcements
 from hf_compat.run.clipping import GradientClipping, clip_gradients
-from hf_compat.run.evaluation import TrainingEvaluation
+from hf_compat.run.evaluation_timing import EvaluationTiming
 from hf_compat.run.events import Events
 from hf_compat.run.flow import Flow
-from hf_compat.run.logging import TrainingLogs
-from hf_compat.run.mode import EarlyTrainMode
 from hf_compat.run.neftune import NEFTune
 from hf_compat.run.overflow import OverflowDebug
 from hf_compat.run.past import PastState
@@ -33,9 +30,12 @@ from hf_compat.run.resume import Resume
 from hf_compat.run.sanity import SanityCheck
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.schedule import LRSchedule
+from hf_compat.run.start_log import Announcements
 from hf_compat.run.stopping import Stopping
-from hf_compat.run.timing import EvaluationTiming
 from hf_compat.run.tokens import TokensAhead
+from hf_compat.run.train_mode import EarlyTrainMode
+from hf_compat.run.training_evaluation import TrainingEvaluation
+from hf_compat.run.training_logs import TrainingLogs
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

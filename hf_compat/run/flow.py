@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from hf_compat.evaluation.results import TrainOutput
     from hf_compat.run.clipping import GradientClipping, Norm
-    from hf_compat.run.evaluation import TrainingEvaluation
     from hf_compat.run.host import RunHost
-    from hf_compat.run.logging import TrainingLogs
     from hf_compat.run.progress import Counts, Progress
     from hf_compat.run.saving import CheckpointSaving
     from hf_compat.run.schedule import LRSchedule
+    from hf_compat.run.training_evaluation import TrainingEvaluation
+    from hf_compat.run.training_logs import TrainingLogs
     from hf_compat.tuning.spaces import Trial
 
 __all__ = ["Flow"]

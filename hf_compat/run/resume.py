@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.checkpoint.layout import relocated
+from hf_compat.checkpoint.finding import relocated
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.checkpoint import layout, publish
+from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -143,7 +143,7 @@ class TrainingRun:
             os.makedirs(args.output_dir, exist_ok=True)
             publish.clean_orphans(args.output_dir)
         host.accelerator.wait_for_everyone()
-        folder = layout.find_checkpoint(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
+        folder = finding.find_checkpoint(args.output_dir, resume_from_checkpoint, is_main=host.is_world_process_zero())
         self.point = None if folder is None else ResumePoint(folder)
         self.checkpoints.last_step = None
         if not host.semantics.keeps_batch_size:

@@ -186,10 +186,10 @@ class CheckpointSaving(RunCallback):
 
     def _write_lightning_state(self, folder: Path) -> None:
         writes = self._writer.writes
-        writes.end_beside()  # callbacks may change the weights
+        writes.finish_concurrent()  # callbacks may change the weights
         content = self._lightning_state()
         if self._host.args.should_save:
-            writes(torch.save, writes.snapshot(content, at_once=True), folder / names.LIGHTNING_STATE_NAME)
+            writes(torch.save, writes.snapshot(content, copy_now=True), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:
         host = self._host
@@ -211,7 +211,7 @@ class CheckpointSaving(RunCallback):
         args, best = host.args, host.state.best_model_checkpoint
         if args.should_save and args.save_total_limit == 1 and best is not None:
             folder = host._get_output_dir(host._trial)
-            rotation.keep_best_alone(folder, best=best, ledger=self._writer.ledger, remover=self._writer.remover)
+            rotation.delete_all_but_best(folder, best=best, ledger=self._writer.ledger, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
         """Return whether the folder is needed before training continues; log which callbacks need it."""

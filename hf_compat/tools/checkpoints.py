@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint.completeness import differences, incomplete_reason, read_marker
-from hf_compat.checkpoint.layout import Checkpoint, checkpoint_at, list_checkpoints
+from hf_compat.checkpoint.finding import Checkpoint, checkpoint_at, list_checkpoints
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
-from hf_compat.files import read_json_object
 
 __all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints"]
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.final_names import naming_final_folders
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.tensor_files import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.checkpoint.weight_files import weight_files
 from hf_compat.errors import CheckpointError, CheckpointWriteError
-from hf_compat.files import read_json_object
 
 __all__ = ["consolidate", "has_full_weights"]
 

@@ -54,7 +54,7 @@ class Explanation:
     """As in ``FieldRule``; ``"unknown"`` if it is not a field."""
     where: str
     """The keyword of ``lightning.Trainer``, our module, the new name, or who reads it."""
-    account: str
+    effect: str
     """Its effect, or the reason and the remedy if it is not supported."""
     problems: tuple[str, ...] = ()
     """Why this value is invalid or not supported; empty if it is accepted."""
@@ -176,7 +176,7 @@ def _explain(name: str, value: object) -> Explanation:
         hint = f" Did you mean `{near[0]}`?" if near else ""
         return Explanation(name, shown, "unknown", "the script", f"Not a field of TrainingArguments.{hint}")
     modules = tuple(f"hf_compat/{file}" for file in rule.read_in)
-    return Explanation(name, shown, rule.fate, _place(rule), rule.account, read_in=modules)
+    return Explanation(name, shown, rule.fate, _place(rule), rule.effect, read_in=modules)
 
 
 def _place(rule: FieldRule) -> str:
@@ -189,7 +189,7 @@ def _plain(value: object) -> object:
 
 def as_table(explained: Sequence[Explanation], *, readers: bool = True) -> str:
     """Return an aligned table of ``explained``: a line each, one for each problem, and one for further ``readers``."""
-    rows = [_HEADINGS, *((item.field, _short(item.value), item.where, item.account) for item in explained)]
+    rows = [_HEADINGS, *((item.field, _short(item.value), item.where, item.effect) for item in explained)]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     lines = []
     for row, item in zip(rows, [None, *explained], strict=True):
@@ -219,7 +219,7 @@ def as_json(explained: Sequence[Explanation]) -> str:
 def as_markdown(explained: Sequence[Explanation]) -> str:
     """Return ``explained`` as a Markdown table without values."""
     rows = ["| field | where | effect |", "|---|---|---|"]
-    rows += [f"| `{item.field}` | {_code(item)} | {item.account} |" for item in explained]
+    rows += [f"| `{item.field}` | {_code(item)} | {item.effect} |" for item in explained]
     return "\n".join(rows)
 
 

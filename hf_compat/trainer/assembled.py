@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks import ProgressCallback
 from hf_compat.engine.callbacks import CallbackGroup, FirstCallback
-from hf_compat.engine.joining import join, keywords_given
+from hf_compat.engine.given_trainer import join, keywords_given
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import TrainerSetupError

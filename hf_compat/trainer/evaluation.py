@@ -27,9 +27,9 @@ from hf_compat.overriding import call_as_defined
 from hf_compat.plan.data_limits import share_of
 from hf_compat.run.past import fresh_past
 from hf_compat.run.preparing import place_model
-from hf_compat.trainer.announcing import announce_evaluation
 from hf_compat.trainer.current_run import current_run, prepare_strategy
 from hf_compat.trainer.loss import store_past
+from hf_compat.trainer.setup_log import announce_evaluation
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer

@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader
 
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.engine.data_module import HFDataModule
+from hf_compat.engine.given_trainer import one_loader
 from hf_compat.engine.internals.evaluating import evaluation_loader, given_data
 from hf_compat.engine.internals.loops import given_loader, is_fitting
-from hf_compat.engine.joining import one_loader
 from hf_compat.engine.module import HFModule
 
 if TYPE_CHECKING:

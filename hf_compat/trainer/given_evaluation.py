@@ -74,7 +74,7 @@ def evaluating(
     run, runtime, data, call = current_run(host), host._lightning_runtime, data_of(trainer), _call_of(trainer)
     if runtime.trainer is not trainer:
         runtime.strategy.close()
-        runtime.use(trainer)
+        runtime.adopt(trainer)
     runtime.module = module.connect(run, group)
     if data is not None:
         data.connect(run)

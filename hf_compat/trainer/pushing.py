@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat import hub
 from hf_compat.arguments import HubStrategy
+from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.checkpoint import publish, training_args
 from hf_compat.checkpoint.model_files import copy_model_files, model_files
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.errors import HubError
-from hf_compat.files import read_json_object, write_text
 from hf_compat.model_card import TrainingSummary
 from hf_compat.model_card.summary import as_list
 

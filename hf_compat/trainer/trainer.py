@@ -29,8 +29,8 @@ from hf_compat.counterparts import CountsCounterparts
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
 from hf_compat.engine.moving import move_model
+from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.runtime import Runtime
-from hf_compat.engine.settings import effective_settings
 from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
@@ -55,16 +55,16 @@ from hf_compat.trainer import (
     loaders,
     loss,
     mixed_callbacks,
-    model_files,
-    older,
+    model_saving,
     optimizers,
     searching,
+    transformers_4,
     validation,
 )
-from hf_compat.trainer.announcing import announce_setup
 from hf_compat.trainer.current_run import current_run, new_run
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
+from hf_compat.trainer.setup_log import announce_setup
 from hf_compat.trainer.views import View, counts_of, keep_views
 
 if TYPE_CHECKING:
@@ -283,11 +283,11 @@ class Trainer(metaclass=CountsCounterparts):
     @property
     def tokenizer(self) -> Any:
         """The processing class, by its name before transformers 4.46."""
-        return older.by_old_name(self.processing_class)
+        return transformers_4.by_old_name(self.processing_class)
 
     @tokenizer.setter
     def tokenizer(self, value: Any) -> None:
-        self.processing_class = older.by_old_name(value)
+        self.processing_class = transformers_4.by_old_name(value)
 
     def is_local_process_zero(self) -> bool:
         """Return whether this is local rank 0."""
@@ -552,7 +552,7 @@ class Trainer(metaclass=CountsCounterparts):
             DataError: If there is no training dataset.
             ModelError: If the model returns no loss.
         """
-        resume_from_checkpoint = older.resume_argument(kwargs, resume_from_checkpoint)
+        resume_from_checkpoint = transformers_4.resume_argument(kwargs, resume_from_checkpoint)
         start = self._lightning_runtime.placement.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
@@ -795,13 +795,13 @@ class Trainer(metaclass=CountsCounterparts):
 
         The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless by an internal call.
         """
-        model_files.save_model(self, output_dir, is_checkpoint=_internal_call)
+        model_saving.save_model(self, output_dir, is_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save model, processing class and arguments to ``output_dir``."""
-        model_files.save_weights(self, output_dir, state_dict)
+        model_saving.save_weights(self, output_dir, state_dict)
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save ``checkpoint-<update step>``, which appears only when it is complete; then rotate checkpoints.
@@ -813,11 +813,11 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save ``optimizer.pt`` and ``scheduler.pt``."""
-        model_files.save_optimizer_and_scheduler(self, output_dir)
+        model_saving.save_optimizer_and_scheduler(self, output_dir)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
-        model_files.save_scaler(self, output_dir)
+        model_saving.save_scaler(self, output_dir)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch."""
@@ -825,7 +825,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
-        model_files.rotate_checkpoints(self, output_dir)
+        model_saving.rotate_checkpoints(self, output_dir)
 
     def _get_output_dir(self, trial: Trial | None = None) -> str:
         """Return the folder of this run's checkpoints; each trial has its own."""
@@ -837,29 +837,29 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
-        best_model.load_best_model(self.state, functools.partial(model_files.load_weights, self, trains_on=False))
+        best_model.load_best_model(self.state, functools.partial(model_saving.load_weights, self, trains_on=False))
 
     # ---- resuming ----
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights of a checkpoint into ``model``, the Trainer's by default."""
-        model_files.load_weights(self, resume_from_checkpoint, model)
+        model_saving.load_weights(self, resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn about ``missing_keys`` and ``unexpected_keys`` of ``load_state_dict``'s result."""
-        model_files.warn_of_missing_weights(load_result)
+        model_saving.warn_of_missing_weights(load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule if ``checkpoint`` has both."""
-        model_files.load_optimizer_and_scheduler(self, checkpoint)
+        model_saving.load_optimizer_and_scheduler(self, checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state if ``checkpoint`` has one."""
-        model_files.load_scaler(self, checkpoint)
+        model_saving.load_scaler(self, checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random states if ``checkpoint`` has them."""
-        model_files.load_rng_state(self, checkpoint)
+        model_saving.load_rng_state(self, checkpoint)
 
     def _load_callback_state(self) -> None:
         """Replace the exportable callbacks by new ones with their saved states, if the arguments say so."""
@@ -990,9 +990,9 @@ class Trainer(metaclass=CountsCounterparts):
     @staticmethod
     def num_tokens(train_dl: Iterable[Mapping[str, Any]], max_steps: int | None = None) -> int:
         """Return the number of tokens in one pass over ``train_dl``, or in ``max_steps`` times its first batch."""
-        return older.count_tokens(train_dl, max_steps)
+        return transformers_4.count_tokens(train_dl, max_steps)
 
-    _save_tpu = older.save_on_tpu
+    _save_tpu = transformers_4.save_on_tpu
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Return ``tensors`` gathered over all ranks; None for None."""
@@ -1007,4 +1007,4 @@ class Trainer(metaclass=CountsCounterparts):
         """Return the checkpoint folders in ``output_dir``, oldest first, the best one next to last."""
         folder = self.args.output_dir if output_dir is None else output_dir
         best = self.state.best_model_checkpoint
-        return older.sorted_checkpoints(folder, best, checkpoint_prefix=checkpoint_prefix, use_mtime=use_mtime)
+        return transformers_4.sorted_checkpoints(folder, best, checkpoint_prefix=checkpoint_prefix, use_mtime=use_mtime)

@@ -19,7 +19,7 @@ from hf_compat.checkpoint.background import (
     Deferred,
     Writes,
 )
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
@@ -300,7 +300,7 @@ def test_private_tensors_are_not_copied():
     """What nobody else uses is written as it is, under any name; what is made of it is copied, outside all is."""
     writes, state = Writes(), {"one": torch.arange(4.0), "text": "kept"}
     given = {"other name": state["one"], "part": state["one"][2:], "made": state["one"].double()}
-    with writes.private(state):
+    with writes.already_copied(state):
         assert writes.snapshot(given) is given
         with writes.deferred(Deferred()):
             twin = writes.snapshot(given)
@@ -323,10 +323,10 @@ def test_writes_and_saver():
         made.append((value, group))
 
     writes(made.append, 1)
-    writes.together(together, 2)
+    writes.collectively(together, 2)
     with writes.deferred(later):
         writes(made.append, 3)
-        writes.together(together, 4)
+        writes.collectively(together, 4)
     writes(made.append, 5)
     assert made == [1, (2, None), 5]
     saver = BackgroundTasks()
@@ -342,11 +342,11 @@ def test_writes_and_saver():
 def test_what_parts_of_a_checkpoint_share_is_written_once():
     """The first of them is told to, for each checkpoint anew; outside one everybody is."""
     writes = Writes()
-    assert [writes.once("a"), writes.once("a")] == [True, True]
+    assert [writes.is_first("a"), writes.is_first("a")] == [True, True]
     for _ in range(2):
         with writes.checkpoint():
-            assert [writes.once("a"), writes.once("b"), writes.once("a")] == [True, True, False]
-    assert writes.once("a")
+            assert [writes.is_first("a"), writes.is_first("b"), writes.is_first("a")] == [True, True, False]
+    assert writes.is_first("a")
 
 
 def test_shell_of_a_model():

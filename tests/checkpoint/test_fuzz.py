@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hf_compat
 from hf_compat.checkpoint.completeness import incomplete_reason, write_marker
-from hf_compat.checkpoint.layout import get_last_checkpoint
+from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.checkpoint.weights import load_weights
 from hf_compat.errors import CheckpointError

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hf_compat import TrainerCallback
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, clones_on_host, to_host
-from hf_compat.checkpoint.layout import list_checkpoints
 from tests.checkpoint.test_background import files, run
 from tests.support.held_copies import HeldCopies
 

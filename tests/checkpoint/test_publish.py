@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import trainer_utils as upstream
 
-from hf_compat.checkpoint import layout, publish
+from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint
@@ -68,7 +68,7 @@ def test_staged_folder_becomes_the_checkpoint(tmp_path):
         (folder / "sub").mkdir()
         (folder / "sub" / "weights.bin").write_bytes(b"12345")
         assert upstream.get_last_checkpoint(str(final.parent)) is None
-        assert list(final.parent.glob("checkpoint-*")) == layout.list_checkpoints(final.parent) == []
+        assert list(final.parent.glob("checkpoint-*")) == finding.list_checkpoints(final.parent) == []
     assert names_in(final.parent) == ["checkpoint-3"]
     assert is_complete(final)
     marker = read_marker(final)
@@ -213,7 +213,7 @@ def test_kill_at_every_file_operation(tmp_path, same_name):
         assert done.returncode == -signal.SIGKILL
         publish.clean_orphans(folder)
         assert set(names_in(folder)) <= {"checkpoint-1", "checkpoint-2"}
-        outcomes.append(state_of(Path(layout.get_last_checkpoint(folder))))
+        outcomes.append(state_of(Path(finding.get_last_checkpoint(folder))))
     else:
         pytest.fail("the writer never finished")
     # First the former one survives, then the new one; never again the former.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-import hf_compat.checkpoint.layout
+import hf_compat.checkpoint.finding
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.reader import ResumePoint
@@ -51,7 +51,7 @@ def opens(monkeypatch):
         noted.folder = folder
         return reason
 
-    monkeypatch.setattr(hf_compat.checkpoint.layout, "incomplete_reason", unseen)
+    monkeypatch.setattr(hf_compat.checkpoint.finding, "incomplete_reason", unseen)
     for module in (builtins, io):  # torch opens files by the one, pathlib by the other
         monkeypatch.setattr(module, "open", noted.open)
     return noted

@@ -19,8 +19,8 @@ from transformers import trainer_utils as upstream
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import write_marker
-from hf_compat.checkpoint.layout import list_checkpoints
-from hf_compat.checkpoint.rotation import Ledger, by_age, keep_best_alone, rotate, victims
+from hf_compat.checkpoint.finding import list_checkpoints
+from hf_compat.checkpoint.rotation import Ledger, beyond_limit, by_age, delete_all_but_best, rotate
 from tests.support.checkpoints import small_checkpoint
 
 # The default resolution, by the installed transformers.
@@ -90,7 +90,7 @@ def test_victims(protects_newest, limit, best, expected):
     """Of checkpoints 1 to 4, oldest first, these go."""
     checkpoints = [Path(f"run/checkpoint-{step}") for step in (1, 2, 3, 4)]
     chosen = None if best is None else f"run/checkpoint-{best}"
-    found = victims(checkpoints, limit, chosen, protects_newest=protects_newest)
+    found = beyond_limit(checkpoints, limit, chosen, protects_newest=protects_newest)
     assert [path.name for path in found] == [f"checkpoint-{step}" for step in expected]
 
 
@@ -133,15 +133,15 @@ class TestFinishedRun:
     def test_the_best_alone(self, best, left, tmp_path):
         """Also the newest checkpoint goes."""
         make(tmp_path, (1, 2, 3))
-        keep_best_alone(tmp_path, best=tmp_path / f"checkpoint-{best}")
+        delete_all_but_best(tmp_path, best=tmp_path / f"checkpoint-{best}")
         assert steps_in(tmp_path) == left
 
     def test_nothing_goes_for_a_best_that_is_lost(self, tmp_path):
         """Without its state, or gone, the best checkpoint cannot take the newest one's place."""
         make(tmp_path, (1, 2))
         (tmp_path / "checkpoint-1" / "trainer_state.json").unlink()
-        assert keep_best_alone(tmp_path, best=tmp_path / "checkpoint-1") == []
-        assert keep_best_alone(tmp_path, best=tmp_path / "checkpoint-7") == []
+        assert delete_all_but_best(tmp_path, best=tmp_path / "checkpoint-1") == []
+        assert delete_all_but_best(tmp_path, best=tmp_path / "checkpoint-7") == []
         assert steps_in(tmp_path) == [1, 2]
 
     def test_other_runs_checkpoints_stay(self, tmp_path):
@@ -150,7 +150,7 @@ class TestFinishedRun:
         make(tmp_path / "now", (1, 2), run_id="another")
         make(tmp_path / "now", (3, 4), run_id=ledger.run_id)
         make(tmp_path / "before", (2,), run_id=ledger.run_id)
-        keep_best_alone(tmp_path / "now", best=tmp_path / "before" / "checkpoint-2", ledger=ledger)
+        delete_all_but_best(tmp_path / "now", best=tmp_path / "before" / "checkpoint-2", ledger=ledger)
         assert steps_in(tmp_path / "now") == [1, 2]
         assert steps_in(tmp_path / "before") == [2]
 

@@ -63,7 +63,7 @@ class Beside:
 
     def __init__(self, writer, *, deferrable=True, error=None):
         self.go, self._writer, self._error = threading.Event(), writer, error
-        self.part = Part(lambda folder: writer.writes.beside(self._write, folder), deferrable=deferrable)
+        self.part = Part(lambda folder: writer.writes.concurrently(self._write, folder), deferrable=deferrable)
 
     def _write(self, folder):
         assert self.go.wait(PATIENCE)
@@ -93,7 +93,7 @@ def test_what_an_override_writes_is_there_when_it_returns(alone, tmp_path):
     beside = Beside(writer, deferrable=False)
     beside.go.set()
     if alone:
-        writer.writes.beside(beside._write, tmp_path)
+        writer.writes.concurrently(beside._write, tmp_path)
     else:
         with writer.writes.checkpoint():
             writer.write_alone(tmp_path / "checkpoint-1", [beside.part], step=1)

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.data.preparing import prepare_dataloader
+from hf_compat.data.prepare_loader import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from tests.support.helpers import ListDataset, vector_rows
 

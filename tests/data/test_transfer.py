@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from transformers import BatchEncoding
 
 from hf_compat.data import transfer
-from hf_compat.data.preparing import prepare_dataloader
+from hf_compat.data.prepare_loader import prepare_dataloader
 from hf_compat.data.transfer import move_batch, move_to_device
 from tests.support.helpers import ListDataset, vector_rows
 

@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 from packaging.version import Version
 
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.data.samplers import SeedableRandomSampler
 from tests.scripts.distributed_scenarios import BODIES, numbered, one_global_batch
 from tests.support.checkpoints import assert_same_checkpoints
@@ -346,7 +346,7 @@ def test_slurm_variables(tmp_path):
     check_launch(started(tmp_path, launch_by_hand(tmp_path, "SLURM", HF_COMPAT_LOG_DIR=str(tmp_path / "logs"))))
     logs = [path.read_text() for path in sorted((tmp_path / "logs").iterdir())]
     lines = ["INFO hf_compat.script: trained, in detail", "ERROR hf_compat.script: nothing went wrong", "mind this"]
-    lines += ["INFO hf_compat.run.announcing: ***** Running training *****"]
+    lines += ["INFO hf_compat.run.start_log: ***** Running training *****"]
     assert [[line in log for line in lines] for log in logs] == [[True] * 4, [False, True, False, False]]
     assert logs[0].count("Running training") == 1
 

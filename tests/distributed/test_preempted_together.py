@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hf_compat.checkpoint.layout import get_last_checkpoint
+from hf_compat.checkpoint.finding import get_last_checkpoint
 from tests.support.interrupted import assert_ranks_saved_and_left, assert_same_states, fake_scontrol
 from tests.support.paths import SCRIPTS
 from tests.support.processes import TORCHRUN, finish, start, torchrun

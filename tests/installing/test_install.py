@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import hf_compat
-from hf_compat.installing.names import BASES, LEFT
+from hf_compat.installing.names import BASES, NOT_REPLACED
 from tests.support import processes
 from tests.support.paths import SCRIPTS
 
@@ -89,5 +89,5 @@ def test_one_line_says_so(ended):
 
 def test_what_stays_transformers_is_there():
     """Each name of the table of those that are left is one of ours, with a reason."""
-    assert set(LEFT) <= set(hf_compat.__all__)
-    assert all(LEFT.values())
+    assert set(NOT_REPLACED) <= set(hf_compat.__all__)
+    assert all(NOT_REPLACED.values())

@@ -13,7 +13,7 @@ import torch
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.checkpoint.completeness import is_complete
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
 

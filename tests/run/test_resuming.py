@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from safetensors.torch import load_file
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.data.stream_states import StreamStates
 from hf_compat.errors import CheckpointError
 from tests.support.helpers import WIDTH, ListDataset, PlainModel, Reading, Stream, vector_rows

@@ -12,7 +12,7 @@ from transformers.trainer_utils import get_last_checkpoint as upstreams_get_last
 
 import hf_compat
 from hf_compat.checkpoint.completeness import is_complete, read_marker
-from hf_compat.checkpoint.layout import get_last_checkpoint
+from hf_compat.checkpoint.finding import get_last_checkpoint
 from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")

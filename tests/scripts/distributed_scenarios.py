@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.distributed import votes
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.sharded_common import UnwatchedWriter, held

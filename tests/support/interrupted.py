@@ -13,7 +13,7 @@ import threading
 import time
 from contextlib import suppress
 
-from hf_compat.checkpoint.layout import get_last_checkpoint
+from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.tools.checkpoints import describe_checkpoints
 from tests.scripts.crash_script import STEPS
 from tests.support.paths import ROOT, SCRIPTS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_compat.arguments import FIELD_RULES
-from hf_compat.arguments.fields.accounts import ACCOUNTS
+from hf_compat.arguments.fields.effects import EFFECTS
 from hf_compat.cli import main
 from hf_compat.tools.explain import as_markdown, explain_all, explain_fields
 from tests.support.paths import ROOT
@@ -64,9 +64,9 @@ def test_every_field_is_accounted_for():
     assert sum(counts.values()) == len(FIELD_RULES) == len({row.field for row in rows}) == 158
     assert counts["trainer"] + counts["plan"] > counts["unsupported"] + counts["script"] + counts["alias"]
     for row in rows:
-        assert re.fullmatch(r"\S.{9,}\.", row.account), row
-        assert "|" not in row.account
-    assert ACCOUNTS.keys() <= {rule.field for rule in FIELD_RULES}
+        assert re.fullmatch(r"\S.{9,}\.", row.effect), row
+        assert "|" not in row.effect
+    assert EFFECTS.keys() <= {rule.field for rule in FIELD_RULES}
 
 
 def test_a_command_line(script, capsys):
@@ -86,8 +86,8 @@ def test_a_command_line(script, capsys):
         "flag": ("", "unknown", "the script"),
         "max_length": ("128", "unknown", "the script"),
     }
-    assert "Did you mean `learning_rate`?" in rows["learning_rat"]["account"]
-    assert "Did you mean" not in rows["flag"]["account"]
+    assert "Did you mean `learning_rate`?" in rows["learning_rat"]["effect"]
+    assert "Did you mean" not in rows["flag"]["effect"]
 
 
 def test_a_command_line_without_arguments(script, capsys):
@@ -123,7 +123,7 @@ def test_every_reader_is_told(script, capsys):
             "hf_compat/trainer/loaders.py",
             "hf_compat/trainer/trainer.py",
         ],
-        "eval_on_start": ["hf_compat/run/evaluation.py"],
+        "eval_on_start": ["hf_compat/run/training_evaluation.py"],
         "run_name": [
             "hf_compat/engine/loggers/comet.py",
             "hf_compat/engine/loggers/mlflow.py",

@@ -17,11 +17,11 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments, cli
 from hf_compat.errors import ReportError
 from hf_compat.tools.verify.command import split_words, without_secrets
 from hf_compat.tools.verify.comparing import compare, relative_difference
+from hf_compat.tools.verify.comparing_weights import tensor_difference
 from hf_compat.tools.verify.record import Record, Weights, read_record
 from hf_compat.tools.verify.recorder import Recorder, callback_class
 from hf_compat.tools.verify.redirecting import refuse_writes
 from hf_compat.tools.verify.report import Report, as_json, as_page, as_table, summary
-from hf_compat.tools.verify.weights import tensor_difference
 from hf_compat.tools.verify.working_copy import copy_working_directory
 from tests.support import helpers
 from tests.support.paths import ROOT, SCRIPTS

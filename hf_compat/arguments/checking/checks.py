@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.deepspeed.asked import deepspeed_problems
+from hf_compat.arguments.deepspeed.requested import deepspeed_problems
 from hf_compat.arguments.fields.choices import HALF_PRECISION_BACKENDS, LOG_LEVELS, SAMPLING_STRATEGIES
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.rules import unsupported_problems

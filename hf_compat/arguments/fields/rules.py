@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.fields.accounts import ACCOUNTS
 from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments.fields.effects import EFFECTS
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -40,9 +40,9 @@ class FieldRule:
         return tuple(sorted({*main, *self.also_in}))
 
     @property
-    def account(self) -> str:
+    def effect(self) -> str:
         """One sentence on the effect of the field, or why it is not supported and what to do."""
-        return f"{self.target[0].upper()}{self.target[1:]}." if self.fate == "unsupported" else ACCOUNTS[self.field]
+        return f"{self.target[0].upper()}{self.target[1:]}." if self.fate == "unsupported" else EFFECTS[self.field]
 
 
 _APEX = "apex is not supported; remove it, torch's automatic mixed precision is used"
@@ -55,35 +55,25 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer",
         "default_root_dir",
         also_in=(
-            "engine/loggers/comet.py",
-            "engine/loggers/mlflow.py",
-            "engine/loggers/tensorboard.py",
-            "engine/loggers/wandb.py",
-            "engine/runtime.py",
-            "lightning/cli.py",
-            "metrics.py",
-            "model_card/summary.py",
-            "run/run.py",
-            "trainer/announcing.py",
-            "trainer/model_files.py",
-            "trainer/pushing.py",
-            "trainer/searching.py",
-            "trainer/trainer.py",
+            *("engine/loggers/comet.py", "engine/loggers/mlflow.py", "engine/loggers/tensorboard.py"),
+            *("engine/loggers/wandb.py", "engine/runtime.py", "lightning/cli.py", "metrics.py"),
+            *("model_card/summary.py", "run/run.py", "trainer/model_saving.py", "trainer/pushing.py"),
+            *("trainer/searching.py", "trainer/setup_log.py", "trainer/trainer.py"),
         ),
     ),
     FieldRule(
         "per_device_train_batch_size",
         "plan",
         "arguments/training_arguments.py",
-        also_in=("run/announcing.py", "run/resume.py", "trainer/trainer.py"),
+        also_in=("run/resume.py", "run/start_log.py", "trainer/trainer.py"),
     ),
     FieldRule(
         "num_train_epochs",
         "trainer",
         "max_epochs",
         also_in=(
-            *("engine/settings.py", "model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py"),
-            *("run/tokens.py", "trainer/announcing.py"),
+            *("engine/run_settings.py", "model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py"),
+            *("run/tokens.py", "trainer/setup_log.py"),
         ),
     ),
     FieldRule(
@@ -91,8 +81,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer",
         "max_steps",
         also_in=(
-            *("engine/settings.py", "model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py"),
-            *("run/tokens.py", "trainer/announcing.py", "trainer/trainer.py"),
+            *("engine/run_settings.py", "model_card/eval_results.py", "plan/plan.py", "run/resume.py", "run/run.py"),
+            *("run/tokens.py", "trainer/setup_log.py", "trainer/trainer.py"),
             "trainer/validation.py",
         ),
     ),
@@ -114,10 +104,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "optim/optimizers.py",
         also_in=(
-            "engine/strategies/deepspeed/limits.py",
-            "model_card/eval_results.py",
-            "optim/in_backward.py",
-            "trainer/loss.py",
+            *("engine/strategies/deepspeed/limits.py", "model_card/eval_results.py"),
+            *("optim/in_backward.py", "trainer/loss.py"),
         ),
     ),
     FieldRule(
@@ -133,29 +121,22 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "plan/plan.py",
         also_in=(
-            "callbacks/figures.py",
-            "model_card/eval_results.py",
-            "optim/in_backward.py",
-            "optim/low_rank.py",
-            "run/preparing.py",
-            "run/resume.py",
-            "run/run.py",
-            "run/tokens.py",
-            "trainer/loaders.py",
-            "trainer/loss.py",
-            "trainer/trainer.py",
-            "trainer/validation.py",
+            *("callbacks/figures.py", "model_card/eval_results.py", "optim/in_backward.py", "optim/low_rank.py"),
+            *("run/preparing.py", "run/resume.py", "run/run.py", "run/tokens.py", "trainer/loaders.py"),
+            *("trainer/loss.py", "trainer/trainer.py", "trainer/validation.py"),
         ),
     ),
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),
     FieldRule("max_grad_norm", "plan", "run/clipping.py", also_in=("optim/in_backward.py", "trainer/trainer.py")),
     FieldRule("label_smoothing_factor", "plan", "trainer/construction.py", also_in=("model_card/eval_results.py",)),
-    FieldRule("bf16", "trainer", "plugins", also_in=("engine/settings.py", "trainer/announcing.py", "trainer/loss.py")),
+    FieldRule(
+        "bf16", "trainer", "plugins", also_in=("engine/run_settings.py", "trainer/loss.py", "trainer/setup_log.py")
+    ),
     FieldRule(
         "fp16",
         "trainer",
         "plugins",
-        also_in=("engine/settings.py", "model_card/eval_results.py", "trainer/announcing.py", "trainer/loss.py"),
+        also_in=("engine/run_settings.py", "model_card/eval_results.py", "trainer/loss.py", "trainer/setup_log.py"),
     ),
     FieldRule(
         "bf16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
@@ -189,7 +170,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "run/run.py",
         also_in=(
             "engine/strategies/deepspeed/limits.py",
-            "run/evaluation.py",
+            "run/training_evaluation.py",
             "trainer/loaders.py",
             "trainer/validation.py",
         ),
@@ -202,8 +183,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("include_num_input_tokens_seen", "plan", "run/tokens.py", also_in=("run/assembly.py",)),
     FieldRule("log_level", "plan", "trainer/construction.py"),
     FieldRule("log_level_replica", "plan", "trainer/construction.py"),
-    FieldRule("disable_tqdm", "plan", "trainer/construction.py", also_in=("engine/settings.py",)),
-    FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers/reporters.py", "engine/settings.py")),
+    FieldRule("disable_tqdm", "plan", "trainer/construction.py", also_in=("engine/run_settings.py",)),
+    FieldRule("report_to", "trainer", "logger", also_in=("engine/loggers/reporters.py", "engine/run_settings.py")),
     FieldRule(
         "run_name", "plan", "engine/loggers/wandb.py", also_in=("engine/loggers/comet.py", "engine/loggers/mlflow.py")
     ),
@@ -217,14 +198,16 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "callbacks/default_flow.py",
         also_in=(
             *("callbacks/early_stopping.py", "callbacks/notebook.py", "engine/lightning_callbacks.py"),
-            *("engine/settings.py", "run/resume.py", "trainer/validation.py", "tuning/ray_tune.py"),
+            *("engine/run_settings.py", "run/resume.py", "trainer/validation.py", "tuning/ray_tune.py"),
         ),
     ),
     FieldRule("eval_steps", "plan", "state.py", also_in=("run/resume.py",)),
-    FieldRule("eval_delay", "plan", "callbacks/default_flow.py", also_in=("engine/settings.py",)),
-    FieldRule("per_device_eval_batch_size", "plan", "arguments/training_arguments.py", also_in=("run/evaluation.py",)),
+    FieldRule("eval_delay", "plan", "callbacks/default_flow.py", also_in=("engine/run_settings.py",)),
+    FieldRule(
+        "per_device_eval_batch_size", "plan", "arguments/training_arguments.py", also_in=("run/training_evaluation.py",)
+    ),
     FieldRule("prediction_loss_only", "plan", "trainer/evaluation.py", also_in=("trainer/seq2seq_trainer.py",)),
-    FieldRule("eval_on_start", "plan", "run/evaluation.py"),
+    FieldRule("eval_on_start", "plan", "run/training_evaluation.py"),
     FieldRule("eval_do_concat_batches", "plan", "evaluation/session.py"),
     FieldRule("eval_use_gather_object", "plan", "trainer/trainer.py"),
     FieldRule("eval_accumulation_steps", "plan", "evaluation/session.py"),
@@ -236,15 +219,15 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "callbacks/default_flow.py",
         also_in=(
-            *("engine/lightning_callbacks.py", "engine/settings.py", "run/best_model.py", "run/flow.py", "run/run.py"),
-            *("trainer/pushing.py", "trainer/validation.py"),
+            *("engine/lightning_callbacks.py", "engine/run_settings.py", "run/best_model.py", "run/flow.py"),
+            *("run/run.py", "trainer/pushing.py", "trainer/validation.py"),
         ),
     ),
     FieldRule("save_steps", "plan", "state.py", also_in=("run/resume.py",)),
     FieldRule(
         "save_on_each_node", "plan", "arguments/training_arguments.py", also_in=("engine/strategies/fsdp/limits.py",)
     ),
-    FieldRule("save_total_limit", "plan", "trainer/model_files.py", also_in=("run/saving.py",)),
+    FieldRule("save_total_limit", "plan", "trainer/model_saving.py", also_in=("run/saving.py",)),
     FieldRule("enable_jit_checkpoint", "plan", "run/run.py"),
     FieldRule("push_to_hub", "plan", "trainer/trainer.py", also_in=("run/run.py", "run/saving.py")),
     FieldRule("hub_token", "plan", "trainer/pushing.py"),
@@ -258,7 +241,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan",
         "run/finishing.py",
         also_in=(
-            *("callbacks/early_stopping.py", "engine/loggers/wandb.py", "engine/settings.py"),
+            *("callbacks/early_stopping.py", "engine/loggers/wandb.py", "engine/run_settings.py"),
             *("engine/strategies/deepspeed/limits.py", "trainer/validation.py"),
         ),
     ),
@@ -269,7 +252,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         also_in=("callbacks/early_stopping.py", "engine/loggers/wandb.py", "trainer/validation.py"),
     ),
     FieldRule("greater_is_better", "plan", "run/best_model.py", also_in=("callbacks/early_stopping.py",)),
-    FieldRule("ignore_data_skip", "plan", "run/resume.py", also_in=("run/announcing.py",)),
+    FieldRule("ignore_data_skip", "plan", "run/resume.py", also_in=("run/start_log.py",)),
     FieldRule("restore_callback_states_from_checkpoint", "plan", "trainer/trainer.py"),
     FieldRule("full_determinism", "plan", "trainer/trainer.py", also_in=("run/preparing.py",)),
     FieldRule(
@@ -287,7 +270,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         also_in=(
             "engine/strategies/fsdp/limits.py",
             "engine/strategies/kinds.py",
-            "trainer/announcing.py",
+            "trainer/setup_log.py",
             "trainer/validation.py",
         ),
     ),
@@ -299,7 +282,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     ),
     FieldRule("dataloader_drop_last", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_num_workers", "plan", "trainer/loaders.py"),
-    FieldRule("dataloader_pin_memory", "plan", "trainer/loaders.py", also_in=("trainer/announcing.py",)),
+    FieldRule("dataloader_pin_memory", "plan", "trainer/loaders.py", also_in=("trainer/setup_log.py",)),
     FieldRule("dataloader_persistent_workers", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_prefetch_factor", "plan", "trainer/loaders.py"),
     FieldRule("dataloader_multiprocessing_context", "plan", "trainer/loaders.py"),
@@ -310,7 +293,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "train_sampling_strategy",
         "plan",
         "trainer/loaders.py",
-        also_in=("trainer/announcing.py", "trainer/validation.py"),
+        also_in=("trainer/setup_log.py", "trainer/validation.py"),
     ),
     FieldRule("length_column_name", "plan", "trainer/loaders.py"),
     FieldRule(
@@ -326,11 +309,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("ddp_timeout", "plan", "arguments/training_arguments.py"),
     FieldRule("fsdp", "plan", "arguments/fsdp/settings.py"),
     FieldRule("fsdp_config", "plan", "arguments/fsdp/settings.py"),
-    FieldRule("deepspeed", "plan", "arguments/deepspeed/asked.py"),
+    FieldRule("deepspeed", "plan", "arguments/deepspeed/requested.py"),
     FieldRule("debug", "plan", "run/assembly.py"),
     FieldRule("skip_memory_metrics", "plan", "trainer/trainer.py"),
     FieldRule("do_train", "script", "the script", also_in=("trainer/construction.py",)),
-    FieldRule("do_eval", "script", "the script", also_in=("engine/settings.py", "tuning/ray_tune.py")),
+    FieldRule("do_eval", "script", "the script", also_in=("engine/run_settings.py", "tuning/ray_tune.py")),
     FieldRule("do_predict", "script", "the script"),
     FieldRule("resume_from_checkpoint", "script", "the script", also_in=("lightning/cli.py",)),
     FieldRule("local_rank", "script", "launchers"),
@@ -340,13 +323,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("per_gpu_eval_batch_size", "alias", "per_device_eval_batch_size"),
     FieldRule("warmup_ratio", "alias", "warmup_steps", also_in=("model_card/eval_results.py",)),
     FieldRule("logging_dir", "plan", "engine/loggers/tensorboard.py"),
-    FieldRule("save_safetensors", "plan", "trainer/model_files.py"),
+    FieldRule("save_safetensors", "plan", "trainer/model_saving.py"),
     FieldRule("no_cuda", "alias", "use_cpu"),
     FieldRule("use_mps_device", "plan", "arguments/checking/checks.py"),
     FieldRule("jit_mode_eval", "plan", "trainer/evaluation.py"),
     FieldRule("use_ipex", "unsupported", "IPEX is not supported; remove it, or set `bf16=True`"),
     FieldRule("fp16_opt_level", "unsupported", _APEX),
-    FieldRule("half_precision_backend", "plan", "trainer/loss.py", also_in=("trainer/announcing.py",)),
+    FieldRule("half_precision_backend", "plan", "trainer/loss.py", also_in=("trainer/setup_log.py",)),
     FieldRule("tpu_num_cores", "unsupported", _TPU),
     FieldRule("tpu_metrics_debug", "unsupported", _TPU),
     FieldRule("past_index", "plan", "trainer/loss.py"),
@@ -376,7 +359,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "semantics",
         "plan",
         "trainer/trainer.py",
-        also_in=("callbacks/default_flow.py", "callbacks/log_lines.py", "engine/settings.py"),
+        also_in=("callbacks/default_flow.py", "callbacks/log_lines.py", "engine/run_settings.py"),
     ),
     FieldRule("save_async", "plan", "checkpoint/background.py", also_in=("engine/strategies/deepspeed/limits.py",)),
     FieldRule("on_save_error", "plan", "run/saving.py"),

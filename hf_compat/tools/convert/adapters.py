@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.unpickle import Unread
 from hf_compat.errors import CheckpointError, require_package
-from hf_compat.files import read_json_object
 from hf_compat.tools.convert.lightning_checkpoints import is_plain
 
 __all__ = [
@@ -33,7 +33,7 @@ Adapters = Mapping[str, Mapping[str, Any]]
 """Name → configuration, as in ``adapter_config.json``."""
 _DEFAULT = "default"
 """The adapter whose files are in the folder itself; those of the others are in folders of their names."""
-_BEGINNINGS: Mapping[str, Any] = {"init_lora_weights": False, "prompt_tuning_init": "RANDOM"}
+_INIT_FIELDS: Mapping[str, Any] = {"init_lora_weights": False, "prompt_tuning_init": "RANDOM"}
 """Fields by which an adapter may begin with something computed or loaded → the value for one that does not."""
 _PARTS = (".lora_", "base_model.model.", "prompt_encoder.")
 """What is in the names of weights of a peft model alone."""
@@ -137,7 +137,7 @@ def model_with_adapters(base: nn.Module, adapters: Adapters) -> nn.Module:
             config = _config(peft, content)
             kept = {"base_model_name_or_path": config.base_model_name_or_path}
             config.base_model_name_or_path, config.inference_mode = None, False
-            for field, plain in _BEGINNINGS.items():
+            for field, plain in _INIT_FIELDS.items():
                 if isinstance(getattr(config, field, None), str):
                     kept[field] = getattr(config, field)
                     setattr(config, field, plain)

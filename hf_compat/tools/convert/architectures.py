@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
-from hf_compat.files import read_json_object
 from hf_compat.model_facts import unwrap_peft
 from hf_compat.optim.groups import decay_parameter_names
 from hf_compat.tools.convert.adapters import (

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.reader import ResumePoint
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
@@ -29,8 +29,8 @@ from hf_compat.tools.convert.architectures import (
     generation_in,
     named_architecture,
 )
-from hf_compat.tools.convert.carried import OWN_KEY, Carried
 from hf_compat.tools.convert.deepspeed_folders import EngineStates, engine_folder, read_engine
+from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
 from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters, trained_of

@@ -26,7 +26,7 @@ from hf_compat.tools.convert.architectures import (
     find_place,
     generation_in,
 )
-from hf_compat.tools.convert.carried import OWN_KEY, Carried
+from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, is_plain
 from hf_compat.tools.convert.optimizer_names import Candidates, name_parameters, trained_of

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from hf_compat.checkpoint.layout import checkpoint_at, list_checkpoints
+from hf_compat.atomic_files import read_json_object
+from hf_compat.checkpoint.finding import checkpoint_at, list_checkpoints
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError
-from hf_compat.files import read_json_object
 from hf_compat.tools.plot.panels import is_evaluation, measures_speed
 from hf_compat.tools.plot.resumed import resumed_steps
 

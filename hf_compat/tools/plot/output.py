@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hf_compat.atomic_files import write_bytes
 from hf_compat.errors import ReportError
-from hf_compat.files import write_bytes
 
 __all__ = ["MADE_BY", "check_targets", "write_files"]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_compat.atomic_files import write_bytes
 from hf_compat.errors import ReportError, require_package
-from hf_compat.files import write_bytes
 from hf_compat.tools.explain import Explanation, as_table, explain_call, explain_command_line
 
 __all__ = ["Port", "port_script"]

@@ -12,7 +12,7 @@ from libcst.metadata.scope_provider import Access, ImportAssignment
 
 from hf_compat.installing.names import is_watched
 from hf_compat.tools.port.imports import split
-from hf_compat.tools.port.names import DEFAULTS, is_moved, moved_names
+from hf_compat.tools.port.ported_names import DEFAULTS, is_moved, moved_names
 
 __all__ = ["Changes", "absolute_module", "dotted", "find_changes", "rewritten"]
 

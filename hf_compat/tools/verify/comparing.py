@@ -9,8 +9,8 @@ from itertools import zip_longest
 from typing import Literal
 
 from hf_compat.tools.plot.panels import measures_speed
+from hf_compat.tools.verify.comparing_weights import MOST_NAMED, WeightsDifference, compare_weights
 from hf_compat.tools.verify.record import Moment, Record
-from hf_compat.tools.verify.weights import MOST_NAMED, WeightsDifference, compare_weights
 
 __all__ = ["TOLERANCES", "Comparison", "Row", "compare", "relative_difference"]
 

@@ -72,7 +72,7 @@ class Recorder:
         watched.training_step = training_step
         watched.add_callback(callback(self))
 
-    def happened(self, event: str, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
+    def record_event(self, event: str, args: Any, state: Any, control: Any, given: dict[str, Any]) -> None:
         """Record an event, and stop the run after its number of update steps."""
         if event == "on_train_begin":
             self._trains += 1
@@ -173,7 +173,7 @@ def callback_class(base: Any) -> type[Any]:
 
     def method_of(event: str) -> Any:
         def method(self: Any, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.recorder.happened(event, args, state, control, given)
+            self.recorder.record_event(event, args, state, control, given)
 
         return method
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
 from tests.support.scenarios.common import classifier, language_model, plain

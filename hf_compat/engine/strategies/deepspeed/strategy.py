@@ -27,8 +27,8 @@ from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.host import Host, Optimization
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.deepspeed.checkpoint_files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
-from hf_compat.engine.strategies.deepspeed.files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
 from hf_compat.errors import ArgumentsError, CheckpointError, HFCompatWarning
 from hf_compat.model_facts import is_peft_model
@@ -272,7 +272,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self._save_engine(folder, writes)
 
     def _save_engine(self, folder: str, writes: Writes) -> None:
-        if not writes.once(folder):
+        if not writes.is_first(folder):
             return  # sharded weights are in the same files as the optimizer's state
         with writing_through(self.engine, writes):
             self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))

@@ -14,7 +14,7 @@ import transformers.utils as upstream_utils
 from accelerate.utils import constants as accelerate_constants
 from transformers import trainer_utils as upstream
 
-from hf_compat.checkpoint import completeness, layout, names
+from hf_compat.checkpoint import completeness, finding, names
 from hf_compat.errors import CheckpointError
 from tests.support.checkpoints import small_checkpoint, train_upstream
 from tests.support.helpers import gpt2
@@ -75,21 +75,21 @@ def test_list_checkpoints_by_step(tmp_path):
     for name in ("checkpoint-10", "checkpoint-9", "checkpoint-9-copy", "checkpoint-", "my-checkpoint-3", "runs"):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-11").write_text("a file")
-    assert layout.list_checkpoints(tmp_path) == [
-        layout.Checkpoint(9, tmp_path / "checkpoint-9"),
-        layout.Checkpoint(10, tmp_path / "checkpoint-10"),
+    assert finding.list_checkpoints(tmp_path) == [
+        finding.Checkpoint(9, tmp_path / "checkpoint-9"),
+        finding.Checkpoint(10, tmp_path / "checkpoint-10"),
     ]
 
 
 def test_last_checkpoint_is_upstreams(trained):
     """Among complete checkpoints the newest is the one that transformers finds, as the same path."""
-    assert layout.get_last_checkpoint(str(trained)) == upstream.get_last_checkpoint(str(trained))
+    assert finding.get_last_checkpoint(str(trained)) == upstream.get_last_checkpoint(str(trained))
 
 
 def test_no_last_checkpoint(tmp_path):
     """An empty folder has none; a folder that is not there is an error, as in transformers."""
-    assert layout.get_last_checkpoint(tmp_path) is None
-    for get_last_checkpoint in (layout.get_last_checkpoint, upstream.get_last_checkpoint):
+    assert finding.get_last_checkpoint(tmp_path) is None
+    for get_last_checkpoint in (finding.get_last_checkpoint, upstream.get_last_checkpoint):
         with pytest.raises(FileNotFoundError):
             get_last_checkpoint(str(tmp_path / "nowhere"))
 
@@ -99,7 +99,7 @@ def test_last_checkpoint_passes_over_incomplete_ones(tmp_path, caplog):
     small_checkpoint(tmp_path / "checkpoint-5")
     cut(small_checkpoint(tmp_path / "checkpoint-10") / "model.safetensors")
     with caplog.at_level(logging.WARNING):
-        assert layout.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
+        assert finding.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-5")
     assert "checkpoint-10" in caplog.text
     assert "`model.safetensors` is damaged" in caplog.text
 
@@ -243,11 +243,11 @@ def test_read_marker_names_the_file(marked):
 def test_best_checkpoint_of_a_run_that_moved(tmp_path):
     """It is looked for beside the resumed one; where it is still in its old place, or nowhere, the path stays."""
     resumed, best = (small_checkpoint(tmp_path / "new" / f"checkpoint-{step}") for step in (4, 2))
-    assert layout.relocated(str(tmp_path / "old" / "checkpoint-2"), resumed) == str(best)
-    assert layout.relocated(r"C:\runs\old\checkpoint-2", resumed) == str(best)
-    assert layout.relocated("old/checkpoint-3", resumed) == "old/checkpoint-3"
+    assert finding.relocated(str(tmp_path / "old" / "checkpoint-2"), resumed) == str(best)
+    assert finding.relocated(r"C:\runs\old\checkpoint-2", resumed) == str(best)
+    assert finding.relocated("old/checkpoint-3", resumed) == "old/checkpoint-3"
     kept = small_checkpoint(tmp_path / "old" / "checkpoint-2")
-    assert layout.relocated(str(kept), resumed) == str(kept)
+    assert finding.relocated(str(kept), resumed) == str(kept)
 
 
 @pytest.mark.parametrize("path", ["..", "../../elsewhere", "/etc/passwd", "old/checkpoint-2/..", "checkpoint-x", ""])
@@ -255,4 +255,4 @@ def test_best_checkpoint_that_is_none(path, tmp_path):
     """A state that names anything but a checkpoint folder is refused, with the name of the resumed checkpoint."""
     resumed = small_checkpoint(tmp_path / "checkpoint-4")
     with pytest.raises(CheckpointError, match=r"checkpoint-4.*do not trust"):
-        layout.relocated(path, resumed)
+        finding.relocated(path, resumed)

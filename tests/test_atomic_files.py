@@ -2,8 +2,8 @@
 
 import pytest
 
+from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.errors import CheckpointError
-from hf_compat.files import read_json_object, write_text
 
 
 def test_a_text_replaces_the_one_before(tmp_path):

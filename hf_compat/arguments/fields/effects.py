@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ACCOUNTS"]
+__all__ = ["EFFECTS"]
 
 _TRACKIO = "Used by transformers' callback for Trackio: `report_to='trackio'`."
 _MIXED = "A Lightning precision plugin: autocast in {} around the model's forward pass"
@@ -11,7 +11,7 @@ _LIGER = "Liger kernels are applied to the model"
 _FULL = "The whole model is cast to {} for evaluation and prediction."
 _SCRIPT = "Only read by scripts; the Trainer does not use it."
 
-ACCOUNTS: dict[str, str] = {
+EFFECTS: dict[str, str] = {
     "output_dir": "Lightning's root folder; checkpoints are saved in it as `checkpoint-<update step>`.",
     "per_device_train_batch_size": "Batch size of the training data loader, per device.",
     "num_train_epochs": "Number of epochs; with a fraction, training stops within the last epoch.",

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
-from hf_compat.files import read_json_object
 from hf_compat.trainer.current_run import prepare_strategy
 from hf_compat.trainer.optimizers import optimizer_of, scheduler_of
 
@@ -64,7 +64,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
     elif strategy.gathers_weights:
         state_dict = _full_state_dict(trainer)
         if args.should_save:
-            with trainer._checkpoint_writer.writes.private(state_dict if strategy.copies_weights else {}):
+            with trainer._checkpoint_writer.writes.already_copied(state_dict if strategy.copies_weights else {}):
                 trainer._save(folder, state_dict=state_dict)
     elif args.should_save:
         made = runtime.checkpoint_entries(trainer._checkpoint_writer.writes) if is_checkpoint else {}
@@ -91,13 +91,13 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     logger.info("Saving model checkpoint to %s", folder)
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
     args = for_run(trainer.args)
-    # Beside the optimizer's state, unless memory was taken for the weights: more would be taken for the state.
-    write = writes.beside if state_dict is None else writes
+    # Together with the optimizer's state, unless memory was taken for the weights: more would be taken for the state.
+    write = writes.concurrently if state_dict is None else writes
     write(
         weights.save_weights,
         model if state_dict is None else writes.shell_of(model),
         folder,
-        state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict, at_once=True),
+        state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict, copy_now=True),
         safe_serialization=args.save_safetensors,
     )
     _save_beside_weights(trainer, folder)

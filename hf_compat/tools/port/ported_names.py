@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import hf_compat
-from hf_compat.installing.names import LEFT, is_watched
+from hf_compat.installing.names import NOT_REPLACED, is_watched
 
 __all__ = ["DEFAULTS", "is_moved", "is_trainer_module", "moved_names"]
 
@@ -18,7 +18,7 @@ _TRAINER_MODULES = ("trainer", "trainer_callback", "trainer_seq2seq", "training_
 def moved_names() -> frozenset[str]:
     """Return the names that move: classes and functions, but not constants, which are equal in both libraries."""
     functional = {name for name in hf_compat.__all__ if not (name.isupper() or name.startswith("__"))}
-    return frozenset(functional - LEFT.keys() | DEFAULTS)
+    return frozenset(functional - NOT_REPLACED.keys() | DEFAULTS)
 
 
 def is_moved(module: str, name: str) -> bool:

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint
 
 from hf_compat.checkpoint import names, publish
-from hf_compat.checkpoint.rotation import victims
+from hf_compat.checkpoint.rotation import beyond_limit
 from hf_compat.engine.checkpoint_io import HFCheckpointIO
 from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.errors import TrainerSetupError
@@ -132,7 +132,7 @@ class HFCheckpoints(Checkpoint):
         if self.save_total_limit is None:
             return set()
         every = [Path(one) for one in self.saved]
-        found = victims(every, self.save_total_limit, self.best_model_path or None, protects_newest=True)
+        found = beyond_limit(every, self.save_total_limit, self.best_model_path or None, protects_newest=True)
         return {str(path) for path in found}
 
     def state_dict(self) -> dict[str, Any]:

@@ -256,4 +256,4 @@ def test_without_transformers_it_logs_as_any_package(tmp_path):
     """The facts are on hf_compat's own loggers, which the handlers of the root logger hear."""
     run = [sys.executable, "-c", HIDE + ALONE, str(tmp_path)]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert "hf_compat.run.announcing|***** Running training *****" in done.stdout
+    assert "hf_compat.run.start_log|***** Running training *****" in done.stdout

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_compat.checkpoint.layout import list_checkpoints
+from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
 from hf_compat.errors import CheckpointError, NotSupportedError, UnknownArgumentError

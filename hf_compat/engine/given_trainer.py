@@ -84,7 +84,7 @@ def join(runtime: Runtime, trainer: pl.Trainer, args: TrainingArguments) -> None
     for name, value in {**_FREE, **runtime.monitored_at(args)}.items():
         setattr(trainer, name, value)
     renew_loops(trainer)
-    runtime.use(trainer)
+    runtime.adopt(trainer)
 
 
 def one_loader(loader: Any) -> Any:
