@@ -14,7 +14,8 @@
     │   └── DataCollatorError (TypeError)      a collator that cannot be called
     ├── ModelError (ValueError)                a model that cannot be trained
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
-    ├── CallbackError (ValueError)             a callback that the Trainer does not have
+    ├── CallbackError (ValueError)             what is no callback, or one that the Trainer does not have
+    ├── MetricsError (TypeError)               a `compute_metrics` that returns no dict
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
     │   └── CheckpointWriteError               one that the file system fails to write
@@ -56,6 +57,7 @@ __all__ = [
     "HubError",
     "LaunchError",
     "MetricNameError",
+    "MetricsError",
     "MissingPackageError",
     "MissingWeightsError",
     "ModelError",
@@ -150,7 +152,11 @@ class ModelOutputError(ModelError, IndexError, KeyError):
 
 
 class CallbackError(HFCompatError, ValueError):
-    """A callback to remove that is not one of the Trainer's."""
+    """What is no callback, or a callback to remove that is not one of the Trainer's."""
+
+
+class MetricsError(HFCompatError, TypeError):
+    """A ``compute_metrics`` that returns no dict."""
 
 
 class MetricNameError(HFCompatError, KeyError):

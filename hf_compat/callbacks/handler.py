@@ -28,6 +28,9 @@ logger = logging.getLogger("transformers.trainer_callback")
 _BASE_MODULES = (TrainerCallback.__module__, "transformers.trainer_callback")
 
 
+_EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+
+
 class _EventMethod(NamedTuple):
     """A callback's method for one event."""
 
@@ -93,7 +96,13 @@ class CallbackHandler(TrainerCallback):
             logger.warning(text)
 
     def add_callback(self, callback: object) -> None:
-        """Append ``callback``, an instance or a class, of which an instance is created."""
+        """Append ``callback``, an instance or a class, of which an instance is created.
+
+        Raises:
+            CallbackError: If it has no method for any event.
+        """
+        if not any(callable(getattr(callback, event, None)) for event in _EVENTS):
+            raise CallbackError(f"{callback!r} is not a callback: pass an instance or a subclass of TrainerCallback.")
         kind = callback if isinstance(callback, type) else type(callback)
         if any(type(present) is kind for present in self.callbacks):
             text = (

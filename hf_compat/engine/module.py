@@ -129,6 +129,11 @@ class HFModule(pl.LightningModule):
         """
         self._host.get()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Zero the gradients, but not before an evaluation, as Lightning does: they may be of a script's own loop."""
+        if self._trainer is None or not self._trainer.evaluating:
+            super().zero_grad(set_to_none)
+
     def configure_optimizers(self) -> Any:
         """Return the run's optimizer and its schedule, which Lightning callbacks can read."""
         optimizer, scheduler = self.host.optimization.create_both()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.callbacks.firing import fire
+from hf_compat.errors import MetricsError
 from hf_compat.evaluation.accumulate import PAD_INDEX, EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
 from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
@@ -319,6 +320,8 @@ class EvaluationSession:
             metrics = self._stream.compute()
         elif host.compute_metrics is not None and has_pairs and not self._per_batch:
             metrics = host.compute_metrics(self._prediction(predictions, labels, inputs, losses))
+            if metrics is None:
+                raise MetricsError("`compute_metrics` returned None. Return a dict of metric names and values.")
         metrics = dict(denumpify_detensorize(metrics if metrics is not None else {}))
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, resolve_semantics
-from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError
+from hf_compat.errors import ArgumentsError, ArgumentTypesError, HFCompatWarning, UnknownArgumentError
 from hf_compat.optim import curves
 from hf_compat.optim.classes import greedy_class
 from hf_compat.optim.greedy import GreedyLR
@@ -165,7 +165,7 @@ def _warmup_stable_decay(
 ) -> LambdaLR:
     if num_decay_steps is None:
         problem = "`lr_scheduler_type='warmup_stable_decay'` needs num_decay_steps: add it to `lr_scheduler_kwargs`."
-        raise ArgumentsError([problem])
+        raise ArgumentTypesError([problem])
     problems = [
         f"`lr_scheduler_kwargs` has {name}={shape!r}: use one of {', '.join(curves.RAMPS)}."
         for name, shape in (("warmup_type", warmup_type), ("decay_type", decay_type))

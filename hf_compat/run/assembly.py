@@ -17,6 +17,7 @@ from hf_compat.model_facts import unwrap_model
 from hf_compat.overriding import is_ours
 from hf_compat.plan import RunPlan
 from hf_compat.run.clipping import GradientClipping, clip_gradients
+from hf_compat.run.current_optimizer import CurrentOptimizer
 from hf_compat.run.evaluation_timing import EvaluationTiming
 from hf_compat.run.events import Events
 from hf_compat.run.flow import Flow
@@ -54,6 +55,7 @@ class Members:
     overflow: OverflowDebug | None
     early_mode: EarlyTrainMode | None
     resume: Resume
+    optimizer: CurrentOptimizer
     sanity: SanityCheck | None
     reloading: Reloading | None
     past: PastState
@@ -115,6 +117,7 @@ def build_members(run: TrainingRun) -> Members:
         overflow=OverflowDebug() if debugs else None,
         early_mode=None if host.semantics.leaves_mode_to_training_step else EarlyTrainMode(host),
         resume=Resume(host, run.point),
+        optimizer=CurrentOptimizer(host),
         sanity=SanityCheck(run.runtime.sanity_check, partial(evaluation.measure, run.ignore_keys)) if checks else None,
         reloading=Reloading(loop.reload_every, run.reload) if loop.reload_every else None,
         past=PastState(host),

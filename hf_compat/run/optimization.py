@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
+from hf_compat.errors import TrainerSetupError
+from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
@@ -42,8 +44,13 @@ class RunOptimization:
         return self._host.lr_scheduler  # type: ignore[no-any-return]
 
     def create_both(self) -> tuple[Any, Any]:
-        """Create and return optimizer and schedule, with the methods that the emulated release calls."""
+        """Create and return optimizer and schedule, with the methods that the emulated release calls.
+
+        Raises:
+            TrainerSetupError: If there is an optimizer, of another model.
+        """
         host = self._host
+        _check_parameters(host)
         if host.semantics.creates_scheduler_apart:
             host.create_optimizer()
             host.create_scheduler(num_training_steps=self.num_training_steps)
@@ -51,6 +58,20 @@ class RunOptimization:
             host.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
         _show_inner(host.optimizer)
         return host.optimizer, host.lr_scheduler
+
+
+def _check_parameters(host: RunHost) -> None:
+    """Raise if the optimizer that there is updates none of the model's parameters, so that training had no effect."""
+    optimizer = host.optimizer
+    if not isinstance(optimizer, Optimizer) or updates_in_backward(optimizer):
+        return
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if updated.isdisjoint(map(id, host.model.parameters())):
+        raise TrainerSetupError(
+            f"`trainer.optimizer` ({type(optimizer).__name__}) updates no parameter of `trainer.model`. If you "
+            "replaced the model, set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
+            "creates new ones; if you passed `optimizers`, create them from the parameters of this model."
+        )
 
 
 def _show_inner(optimizer: Any) -> None:

@@ -31,7 +31,6 @@ from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from lightning.pytorch.strategies import Strategy
 
     from hf_compat.arguments import TrainingArguments
     from hf_compat.data.loader import PreparedDataLoader
@@ -95,8 +94,6 @@ class Resume(RunCallback):
         if folder is not None or not host.semantics.loads_state_if_resumed:
             host._load_optimizer_and_scheduler(folder)
             host._load_scaler(folder)
-        if strategy.engine is None:
-            _hand_over(trainer.strategy, host)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Free the cached content of the checkpoint."""
@@ -215,14 +212,6 @@ class Resume(RunCallback):
                 f"The stream's state in `{self.folder}` does not fit `train_dataset`: {error}. Resume with the same "
                 "dataset, or set `ignore_data_skip=True`."
             ) from error
-
-
-def _hand_over(strategy: Strategy, host: RunHost) -> None:
-    """Have Lightning step the optimizer that ``host`` has now: an override that loads states may have replaced it."""
-    if [host.optimizer] != strategy.optimizers:
-        strategy.optimizers = [host.optimizer]
-    for config in strategy.lr_scheduler_configs:
-        config.scheduler = host.lr_scheduler
 
 
 def init_training_state(

@@ -30,6 +30,7 @@ from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.plan.data_limits import limited
 from hf_compat.plan.upstream import from_values
+from hf_compat.run.accumulation import warn_of_changed_accumulation
 from hf_compat.run.assembly import GivenPieces, Pieces, assemble, assemble_given, build_members
 from hf_compat.run.batch_size import with_smaller_batches
 from hf_compat.run.host import RunHost
@@ -301,12 +302,8 @@ class TrainingRun:
         host, args = self.host, self.host.args
         by_batches = host.semantics.plans_by_batches
         samples = None if by_batches else host.get_total_train_batch_size(args)
-        values = call_as_defined(
-            host.set_initial_training_values,
-            ("args", args),
-            ("dataloader", loader),
-            *(() if by_batches else (("total_train_batch_size", samples),)),
-        )
+        older = () if by_batches else (("total_train_batch_size", samples),)
+        values = call_as_defined(host.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
         plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
         return limited(
             plan, self.runtime.limits, num_train_epochs=args.num_train_epochs if args.max_steps < 0 else None
@@ -381,6 +378,7 @@ class TrainingRun:
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the batches of the next window, and its number of items."""
+        warn_of_changed_accumulation(self.host, self._warn_once)
         return self.host.get_batch_samples(batches, count, self.host.args.device)
 
     def restore_rng(self) -> None:

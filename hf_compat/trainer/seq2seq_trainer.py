@@ -188,7 +188,8 @@ class Seq2SeqTrainer(Trainer):
     def _generation_config(self) -> Any:
         """Return the model's generation configuration with its defaults."""
         config = self.model.generation_config
-        config._from_model_config = False  # else each ``generate`` would create it again
+        if config._from_model_config:
+            config._from_model_config = False  # else each ``generate`` would create it again
         if hasattr(config, "_get_default_generation_params"):
             config.update(**config._get_default_generation_params(), defaults_only=True)
         return config

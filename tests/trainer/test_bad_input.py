@@ -4,14 +4,18 @@ import pytest
 import torch
 from torch import nn
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import (
     ArgumentsError,
+    ArgumentTypesError,
+    CallbackError,
     CheckpointError,
     DataCollatorError,
     DataError,
     HFCompatError,
+    HFCompatWarning,
     MetricNameError,
+    MetricsError,
     ModelError,
     ModelInitError,
     TrainerSetupError,
@@ -111,6 +115,75 @@ def test_metric_that_no_evaluation_returns(tmp_path):
     with pytest.raises(MetricNameError, match=r"^`metric_for_best_model='f1'`.*only eval_loss") as caught:
         Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows).train()
     assert isinstance(caught.value, KeyError)
+
+
+def test_metrics_that_are_none(tmp_path):
+    """A function that returns nothing is an error of upstream's type that names it."""
+    args = TrainingArguments(str(tmp_path), **QUIET)
+    trainer = Trainer(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)), compute_metrics=lambda _: None)
+    with pytest.raises(MetricsError, match="`compute_metrics` returned None") as caught:
+        trainer.evaluate()
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("callback", [3, "tensorboard", {}, object()])
+def test_what_is_no_callback(callback, tmp_path):
+    """It is refused when it is given, with what to pass instead."""
+    args = TrainingArguments(str(tmp_path), **QUIET)
+    with pytest.raises(CallbackError, match="is not a callback: pass an instance or a subclass of TrainerCallback"):
+        Trainer(PlainModel(), args, callbacks=[callback])
+    with pytest.raises(CallbackError, match="is not a callback"):
+        Trainer(PlainModel(), args).add_callback(callback)
+
+
+@pytest.mark.parametrize("fields", [{"logging_steps": "3"}, {"learning_rate": "1e-3"}, {"seed": None}])
+def test_numbers_of_another_type(fields, tmp_path):
+    """They are of upstream's type too."""
+    with pytest.raises(ArgumentTypesError, match="must be a number") as caught:
+        TrainingArguments(str(tmp_path), **{**QUIET, **fields})
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_an_optimizer_of_another_model(tmp_path):
+    """A model that was replaced between two runs is not trained in vain."""
+    trainer = trainer_of(tmp_path, max_steps=1)
+    trainer.train()
+    trainer.model = PlainModel()
+    with pytest.raises(TrainerSetupError, match=r"updates no parameter of `trainer.model`.*lr_scheduler = None"):
+        trainer.train()
+    trainer.optimizer = trainer.lr_scheduler = None
+    before = [value.clone() for value in trainer.model.parameters()]
+    trainer.train()
+    assert not all(torch.equal(*pair) for pair in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_an_optimizer_that_is_taken_away(tmp_path):
+    """A run that is left without one ends with what to do."""
+
+    class Takes(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            trainer.optimizer = None
+
+    trainer = trainer_of(tmp_path, max_steps=3)
+    trainer.add_callback(Takes())
+    with pytest.raises(TrainerSetupError, match=r"`trainer.optimizer` was set to None.*create_optimizer\(\)"):
+        trainer.train()
+
+
+def test_accumulation_that_changes_during_training(tmp_path):
+    """The planned number stays, and a warning says so once."""
+
+    class Changes(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            args.gradient_accumulation_steps = 1
+
+    trainer = trainer_of(tmp_path, max_steps=4, gradient_accumulation_steps=2, per_device_train_batch_size=1)
+    trainer.add_callback(Changes())
+    with pytest.warns(HFCompatWarning, match="was changed from 2 to 1 during training. This run keeps 2") as told:
+        trainer.train()
+    assert len(told) == 1
+    assert trainer.state.global_step == 4
 
 
 class SizedStream(Stream):

@@ -95,7 +95,8 @@ def _numbers(args: TrainingArguments) -> Problems:
     for name in NUMBERS:
         value = getattr(args, name)
         if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
-            yield Problem(name, value, "must be a number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4).")
+            text = "must be a number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4)."
+            yield Problem(name, value, text, wrong_type=True)
 
 
 def _bounds(args: TrainingArguments, semantics: Semantics) -> Problems:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
+from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnsupportedArgumentsError
 
 __all__ = ["Problem", "raise_all"]
 
@@ -21,6 +21,8 @@ class Problem:
     """The reason and the remedy, printed after the value."""
     unsupported: bool = False
     """Whether the value is valid but not supported."""
+    wrong_type: bool = False
+    """Whether the value is of a type that cannot be used."""
 
     def __str__(self) -> str:
         value = self.value.value if isinstance(self.value, Enum) else self.value
@@ -34,9 +36,15 @@ def raise_all(problems: Iterable[Problem]) -> None:
 
     Raises:
         UnsupportedArgumentsError: If every problem is a value that is not supported.
+        ArgumentTypesError: If a value is of a wrong type.
         ArgumentsError: If there is any other.
     """
     found = tuple(problems)
     if found:
-        kind = UnsupportedArgumentsError if all(problem.unsupported for problem in found) else ArgumentsError
-        raise kind([str(problem) for problem in found], fields=[problem.field for problem in found])
+        raise _kind_of(found)([str(problem) for problem in found], fields=[problem.field for problem in found])
+
+
+def _kind_of(found: Sequence[Problem]) -> type[ArgumentsError]:
+    if all(problem.unsupported for problem in found):
+        return UnsupportedArgumentsError
+    return ArgumentTypesError if any(problem.wrong_type for problem in found) else ArgumentsError

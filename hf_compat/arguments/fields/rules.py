@@ -122,8 +122,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "plan/plan.py",
         also_in=(
             *("callbacks/figures.py", "model_card/eval_results.py", "optim/in_backward.py", "optim/low_rank.py"),
-            *("run/preparing.py", "run/resume.py", "run/run.py", "run/tokens.py", "trainer/loaders.py"),
-            *("trainer/loss.py", "trainer/trainer.py", "trainer/validation.py"),
+            *("run/accumulation.py", "run/preparing.py", "run/resume.py", "run/run.py", "run/tokens.py"),
+            *("trainer/loaders.py", "trainer/loss.py", "trainer/trainer.py", "trainer/validation.py"),
         ),
     ),
     FieldRule("average_tokens_across_devices", "plan", "trainer/loss.py"),

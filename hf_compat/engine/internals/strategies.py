@@ -11,6 +11,7 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 __all__ = [
     "calling_strategy",
@@ -20,6 +21,7 @@ __all__ = [
     "parts_of_strategy",
     "plain_class",
     "register_communication_hooks",
+    "replace_optimizer",
     "replace_strategy",
     "starts_no_processes",
 ]
@@ -39,6 +41,19 @@ def starts_no_processes(cls: _StrategyClass) -> _StrategyClass:
 
     cls._configure_launcher = configure_launcher  # type: ignore[method-assign]
     return cls
+
+
+def replace_optimizer(strategy: Strategy, optimizer: Optimizer) -> None:
+    """Have ``strategy`` step ``optimizer`` from now on, also in the middle of an update step.
+
+    Contract: ``_lightning_optimizers`` has the wrappers that ``LightningModule.optimizers`` returns, made anew when
+    ``optimizers`` is set. Manual optimization counts update steps by ``_on_before_step`` and ``_on_after_step``, which
+    it sets on them before each batch.
+    """
+    former = strategy._lightning_optimizers
+    strategy.optimizers = [optimizer]
+    for before, now in zip(former, strategy._lightning_optimizers, strict=False):
+        now._on_before_step, now._on_after_step = before._on_before_step, before._on_after_step
 
 
 def calling_strategy() -> Strategy | None:

@@ -83,6 +83,19 @@ def ragged_predictions_are_padded(kit: Kit) -> None:
 
 
 @scenario()
+def gradients_outlive_an_evaluation(kit: Kit) -> None:
+    """A loop of the script's own evaluates between the batches of an update step."""
+    trainer = plain(kit)
+    trainer.current_gradient_accumulation_steps = 1
+    batch = next(iter(trainer.get_train_dataloader()))
+    for _ in range(2):
+        trainer.training_step(trainer.model, dict(batch))
+        kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+    kit.keep("gradients", {name: parameter.grad for name, parameter in trainer.model.named_parameters()})
+
+
+@scenario()
 def outputs_that_evaluations_leave_out(kit: Kit) -> None:
     """Since 5.24 ``cache`` is left out of the predictions, before ``past_key_values``; the other one is kept."""
 

@@ -55,6 +55,20 @@ def generation_config_of_the_arguments(kit: Kit) -> None:
 
 
 @scenario()
+def generation_config_is_saved_as_it_was(kit: Kit) -> None:
+    """Generating leaves no trace in the file."""
+    from transformers import GenerationConfig
+
+    model = kit.model(helpers.t5)
+    model.generation_config = GenerationConfig(
+        max_new_tokens=4, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1
+    )
+    trainer = translator(kit, model=model)
+    kit.evaluate(trainer)
+    trainer.save_model()
+
+
+@scenario()
 def losses_without_generation(kit: Kit) -> None:
     """Without ``predict_with_generate`` the class evaluates as the plain Trainer, but weighs the last batch whole."""
     trainer = translator(kit, fields={"predict_with_generate": False})

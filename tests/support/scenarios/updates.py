@@ -155,6 +155,44 @@ def optimizer_class_of_the_user(kit: Kit) -> None:
     train(kit, language_model(kit, fields={"weight_decay": 0.1}, optimizer_cls_and_kwargs=choice))
 
 
+def _replacing(kit: Kit, event: str, replace: Any) -> Any:
+    """Return a Trainer, and a callback that calls ``replace`` with it in ``event`` of update step 3."""
+    trainers: list[Any] = []
+
+    def act(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            replace(trainers[0])
+
+    callback = type("Replaces", (kit.TrainerCallback,), {event: act})()
+    trainers.append(language_model(kit, fields={**ACCUMULATION, "num_train_epochs": 2}, callbacks=[callback]))
+    return trainers[0]
+
+
+@scenario()
+def optimizer_replaced_after_an_update_step(kit: Kit) -> None:
+    def replace(trainer: Any) -> None:
+        trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.05, momentum=0.9)
+
+    train(kit, _replacing(kit, "on_step_end", replace))
+
+
+@scenario()
+def optimizer_and_schedule_created_again(kit: Kit) -> None:
+    def replace(trainer: Any) -> None:
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer.create_optimizer_and_scheduler(6)
+
+    train(kit, _replacing(kit, "on_step_begin", replace))
+
+
+@scenario()
+def optimizer_replaced_within_an_update_step(kit: Kit) -> None:
+    def replace(trainer: Any) -> None:
+        trainer.optimizer = trainer.accelerator.prepare(torch.optim.SGD(trainer.model.parameters(), lr=0.05))
+
+    train(kit, _replacing(kit, "on_substep_end", replace))
+
+
 @scenario()
 def rate_falls_on_a_plateau(kit: Kit) -> None:
     fields = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5}}
