@@ -54,7 +54,8 @@ def _evaluates_alone_with_patience(case: Case) -> bool:
 ALLOWED = (
     Allowed(
         "transformers counts the batches to skip from the stream's first beginning and so begins a new pass.",
-        "A stream without length that is resumed beyond its first pass continues in the pass that it was in",
+        "When an iterable dataset without a length is resumed after its first pass, training continues in the pass it "
+        "was in",
         _resumes_stream_in_a_later_pass,
     ),
     Allowed(
