@@ -18,15 +18,15 @@ This page is generated from `hf_compat/engine/strategy_table.py`.
 """
 OF_INSTANCES = """\
 Plugins passed to a strategy (`checkpoint_io`, `precision_plugin`, `cluster_environment`) are treated as those in
-`lightning={"plugins": [...]}`. A name that you have registered in Lightning's `StrategyRegistry` stands for an instance.
+`lightning={"plugins": [...]}`. A name registered in Lightning's `StrategyRegistry` stands for an instance.
 
 A subclass of yours works if it only overrides the constructor. hf_compat uses its own strategy classes, so other
 overrides would never be called and are refused by name.
 """
 OF_ENVIRONMENTS = """\
 Rank and world size are read from the launcher's environment variables as soon as the training arguments need them:
-`args.process_index`, `args.device`, `args.main_process_first()`. Passing an environment is not necessary then; if you do
-pass one, it must agree with the variables. An environment that provides more information, or one of your own, must be
+`args.process_index`, `args.device`, `args.main_process_first()`. You need not pass an environment then; one that you do
+pass must agree with the variables. An environment that provides more information, or one of your own, must be
 registered first:
 
 <!-- first

@@ -99,16 +99,16 @@ GB for parameters, gradients and AdamW's state with `bf16=True`, by the formulas
 AFTER_MEMORY = """
 ## Checkpoints
 
-A checkpoint has {state} bytes per parameter. With a full state dict rank 0 gathers and writes it all; with a sharded one
-(`fsdp_config={{"state_dict_type": "SHARDED_STATE_DICT"}}`, or DeepSpeed) every rank writes its part. Seconds that
+A checkpoint has {state} bytes per parameter. With a full state dict rank 0 gathers and writes all of it; with a sharded
+one (`fsdp_config={{"state_dict_type": "SHARDED_STATE_DICT"}}`, or DeepSpeed) every rank writes its part. Seconds that
 training is blocked, if a node writes {write:.0f} GB/s, the file system takes {shared:.0f} GB/s from all nodes together,
 and GPU memory is copied to the host at {host:.0f} GB/s:
 
 """
 AFTER_CHECKPOINTS = """
 How often? If a GPU fails once in 50,000 hours, a run on `n` GPUs fails every `50,000 / n` hours: on 1024 GPUs once in
-two days. Saving every `sqrt(2 * c * m)` seconds loses the least, where a save costs `c` seconds and failures occur every
-`m` seconds on average. The table shows this interval, and the share of time lost to saving and to repeated steps:
+two days. Saving every `sqrt(2 * c * m)` seconds loses the least, where a save costs `c` seconds and failures occur
+every `m` seconds on average. The table shows this interval, and the share of time lost to saving and repeated steps:
 
 """
 END = """
