@@ -37,7 +37,7 @@ def install(*, announce: bool = True) -> None:
 
     Raises:
         MissingPackageError: If transformers is not installed.
-        TrainerSetupError: If a class derives from transformers' Trainer or arguments already: it would stay on those.
+        TrainerSetupError: If a class already derives from transformers' Trainer or arguments: it would keep using them.
     """
     global _in_place
     if _in_place is not None:

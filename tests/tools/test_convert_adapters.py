@@ -103,7 +103,7 @@ def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, base, parts):
     module = Adapted(base, parts=parts)
     whole = lightning_run(tmp_path / "run", module)
     made = convert(tmp_path / "run" / "3.ckpt", tmp_path / "checkpoint-3")
-    (note,) = told(made, "weights of the base model")
+    (note,) = told(made, "the base model's weights")
     assert note.endswith(f"loaded from `{base}`.")
     assert not (tmp_path / "checkpoint-3" / names.SAFE_WEIGHTS_NAME).exists()
     resumed = trainer_run(tmp_path / "ours", resume=tmp_path / "checkpoint-3", model=adapted(base))
