@@ -61,14 +61,14 @@ def _parser() -> argparse.ArgumentParser:
 def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     convert = commands.add_parser("convert", help="convert from and to Lightning's checkpoints", description=_CONVERT)
     convert.add_argument("source", metavar="SOURCE", help="a checkpoint of Lightning, or a Hugging Face folder")
-    convert.add_argument("target", metavar="TARGET", help="a new folder, or a new file; nothing is replaced")
-    convert.add_argument("--weights-only", action="store_true", help="leave the training state out")
+    convert.add_argument("target", metavar="TARGET", help="a new folder, or a new file; nothing is overwritten")
+    convert.add_argument("--weights-only", action="store_true", help="convert the model without the training state")
     convert.add_argument("--model", "--config", metavar="PATH", help="the model's folder, or its config.json")
     convert.add_argument("--adapter", metavar="PATH", help="the adapters' folder, or its adapter_config.json")
-    convert.add_argument("--prefix", help="what the weights' names begin with in the LightningModule, such as model.")
+    convert.add_argument("--prefix", help="what weight names start with in the LightningModule, such as model.")
     convert.add_argument("--architecture", metavar="CLASS", help="the model's class in transformers")
     convert.add_argument("--groups", choices=("decay", "one", "keep"), help=_CONVERT_GROUPS)
-    convert.add_argument("--parameters", metavar="FILE", help="a JSON list of names in the order of the optimizer")
+    convert.add_argument("--parameters", metavar="FILE", help="a JSON list of parameter names in the optimizer's order")
     convert.add_argument("--batch-size", type=int, metavar="N", help="samples per device in a batch of the run")
     numbers = ("LOGS", "EVALUATIONS", "SAVES")
     convert.add_argument("--steps-between", nargs=3, type=int, metavar=numbers, help=_CONVERT_STEPS)
@@ -81,14 +81,16 @@ def _add_plot(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plot.add_argument("places", nargs="+", metavar="DIR", help="a run's folder, a checkpoint, or a trainer_state.json")
     plot.add_argument("-o", "--output", default="curves.png", metavar="FILE", help=_PLOT_OUTPUT)
     plot.add_argument("--smooth", type=float, metavar="WEIGHT", help=_PLOT_SMOOTH)
-    plot.add_argument("--force", action="store_true", help="replace FILE even if it was not made by hf-compat")
+    plot.add_argument("--force", action="store_true", help="overwrite FILE even if it was not written by hf-compat")
     plot.set_defaults(run=_plot)
 
 
 def _add_port(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     port = commands.add_parser("port", help="change a script's imports to hf_compat's", description=_PORT)
-    port.add_argument("--write", action="store_true", help="change the script; else only the difference is printed")
-    port.add_argument("script", metavar="SCRIPT.py", help="a script, written for transformers' Trainer")
+    port.add_argument(
+        "--write", action="store_true", help="rewrite the script in place; by default only a diff is printed"
+    )
+    port.add_argument("script", metavar="SCRIPT.py", help="a script written for transformers' Trainer")
     port.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=_PORT_WORDS)
     port.set_defaults(run=_port)
 
@@ -98,7 +100,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     kind = run.add_mutually_exclusive_group()
     kind.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as in python -m")
     kind.add_argument("--cli", action="store_true", help="PROGRAM is a command that a package installs, such as trl")
-    run.add_argument("program", metavar="PROGRAM", help="a script, written for transformers' Trainer")
+    run.add_argument("program", metavar="PROGRAM", help="a script written for transformers' Trainer")
     run.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     run.set_defaults(run=_run)
 
@@ -106,7 +108,7 @@ def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     verify = commands.add_parser("verify", help="compare a script under both Trainers", description=_VERIFY)
     _add_verify_options(verify)
-    verify.add_argument("script", metavar="SCRIPT.py", help="a script, written for transformers' Trainer")
+    verify.add_argument("script", metavar="SCRIPT.py", help="a script written for transformers' Trainer")
     verify.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help=_VERIFY_WORDS)
     verify.set_defaults(run=_verify)
 
@@ -119,11 +121,13 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--tolerance", type=float, default=argparse.SUPPRESS, metavar="X", help=_VERIFY_TOLERANCE)
     options.add_argument("--output", type=Path, default=argparse.SUPPRESS, metavar="DIR", help=_VERIFY_OUTPUT)
     options.add_argument("--no-copy", dest="copies", action="store_false", default=argparse.SUPPRESS, help=_VERIFY_COPY)
-    options.add_argument("--force", action="store_true", default=argparse.SUPPRESS, help="replace files of others")
+    options.add_argument(
+        "--force", action="store_true", default=argparse.SUPPRESS, help="overwrite files not written by hf-compat"
+    )
 
 
 _CHECKPOINTS = (
-    "List checkpoints with update step, epoch, metric (the best value so far of metric_for_best_model, else the last "
+    "List checkpoints with update step, epoch, metric (the best value so far of metric_for_best_model, or the last "
     "eval_loss), size, and whether they are complete. `best` is the best checkpoint of the run, `newest` the one that "
     "resume_from_checkpoint=True resumes from."
 )
@@ -136,59 +140,58 @@ _CONSOLIDATE = (
 
 
 _CONVERT = (
-    "Convert the checkpoint of a Lightning run, a .ckpt file or a folder of FSDP or ModelParallelStrategy, into "
-    "a Hugging Face folder that from_pretrained reads and a Trainer resumes from; or such a folder into a .ckpt "
-    "file. What is not carried over is printed, a line each. No code in a file is run."
+    "Convert the checkpoint of a Lightning run, a .ckpt file or a folder of FSDP or ModelParallelStrategy, into a "
+    "Hugging Face folder that from_pretrained reads and a Trainer resumes from; or such a folder into a .ckpt file. "
+    "Anything that cannot be converted is listed, one line each. No code from a file is executed."
 )
 _CONVERT_GROUPS = (
-    "the optimizer's groups: decay, with weight decay and without, as a Trainer makes them (default for a folder); "
-    "one; keep, as they are (default for a file)"
+    "the optimizer's groups: decay (with and without weight decay, as in a Trainer; default for a folder), one, or "
+    "keep (unchanged; default for a file)"
 )
 _CONVERT_STEPS = "update steps between logs, evaluations and saves of the Trainer that resumes"
 
 
 _PORT = (
-    "Print how a script's imports change so that it runs on hf_compat, as a diff for `patch -p1`. Comments and layout "
-    "are kept. On stderr: what still comes from transformers, what will not work and why, and the effect of its "
-    "training arguments. The status is 1 if something will not work."
+    "Print the import changes that make a script run on hf_compat, as a diff for `patch -p1`. Comments and layout are "
+    "kept. On stderr: what still comes from transformers, what will not work and why, and the effect of its training "
+    "arguments. The exit status is 1 if anything will not work."
 )
-_PORT_WORDS = "its own arguments, to explain them too; --write may stand among them"
+_PORT_WORDS = "the script's own arguments, to explain them too; --write may also be among them"
 
 
 _EXPLAIN = (
     "Explain the effect of each given training argument in Lightning or in hf_compat; exit with 1 if a value is "
-    "invalid or not supported. The script is not run: options that are not fields of TrainingArguments are taken as "
-    "its own."
+    "invalid or not supported. The script is not run: options that are not fields of TrainingArguments are treated as "
+    "the script's own."
 )
 _EXPLAIN_ARGUMENTS = "a script and its arguments, or a .json, .yaml or .yml file of fields"
 
 _PLOT = (
-    "Draw loss, evaluation metrics, learning rate and gradient norm from the logs in trainer_state.json, of one run or "
-    "of several over each other; those of transformers' Trainer too. The best step is marked, and resumed ones as far "
-    "as the logs tell."
+    "Draw loss, evaluation metrics, learning rate and gradient norm from the logs in trainer_state.json, of one run, "
+    "or of several overlaid, including runs of transformers' own Trainer. Marks the best step and, as far as it can "
+    "be inferred from the logs, where a run was resumed."
 )
-_PLOT_OUTPUT = "a .png, .svg or .html file, the last a page of its own; default: curves.png"
+_PLOT_OUTPUT = "a .png, .svg or .html file; .html is a self-contained page; default: curves.png"
 _PLOT_SMOOTH = "weight of the past in smoothed curves, from 0 to below 1; default: more for longer curves"
 
 _VERIFY = (
     "Run a script in fresh processes, with transformers' Trainer and with hf_compat's, and compare losses, gradient "
     "norms, learning rates, metrics, events, weights, files, time and memory. Writes verify.json, verify.png and "
-    "verify.html. Exits with 0 if nothing differs by more than the tolerance, with 1 if something does, with 2 if "
-    "the script fails. Your folders stay as they are: each run works in a copy of the working directory, and its "
-    "output_dir is elsewhere."
+    "verify.html. The exit status is 0 if nothing differs by more than the tolerance, 1 if something does, 2 if the "
+    "script fails. Your folders are not changed: each run works in a copy of the working directory, and its "
+    "output_dir is redirected."
 )
-_VERIFY_WORDS = "its own arguments; options of verify may also stand behind them, unless they begin with --"
-_VERIFY_STEPS = "update steps after which each `train` call is stopped, its schedule unchanged; default: 20"
-_VERIFY_NOISE = "run transformers' Trainer twice, and say how much these two differ"
+_VERIFY_WORDS = "the script's own arguments; options of verify may also follow them, unless they begin with --"
+_VERIFY_STEPS = "stop each `train` call after N update steps; the schedule is unchanged; default: 20"
+_VERIFY_NOISE = "run transformers' Trainer twice, and report how much these two runs differ"
 _VERIFY_TOLERANCE = "largest relative difference that counts as equal; default: by precision"
 _VERIFY_OUTPUT = "folder of the three files; default: the working directory"
 _VERIFY_COPY = "run in the working directory itself, without writing there"
 
 
 _RUN = (
-    "Run a program that is written for transformers' Trainer, as it is: hf_compat's classes stand in for those of "
-    "transformers, in the program and in the Python processes that it starts. HF_COMPAT_INSTALL=0 leaves those "
-    "processes as they are."
+    "Run a program written for transformers' Trainer unchanged: hf_compat's classes replace those of transformers, in "
+    "the program and in the Python processes that it starts. HF_COMPAT_INSTALL=0 leaves those processes alone."
 )
 
 
@@ -207,7 +210,7 @@ def _consolidate(options: argparse.Namespace) -> int:
     from hf_compat.tools.consolidate import consolidate, has_full_weights
 
     if options.output is None and has_full_weights(options.folder):
-        print(f"`{options.folder}` has full weights already.")
+        print(f"`{options.folder}` already has full weights.")
         return 0
     print(*consolidate(options.folder, options.output), sep="\n")
     return 0
@@ -220,7 +223,7 @@ def _convert(options: argparse.Namespace) -> int:
     made = convert(options.source, options.target, options_of(options))
     print(made.target)
     if made.notes:
-        print("Not carried over:", *(f"- {note}" for note in made.notes), sep="\n")
+        print("Not converted:", *(f"- {note}" for note in made.notes), sep="\n")
     return 0
 
 
@@ -234,7 +237,7 @@ def _explain(options: argparse.Namespace) -> int:
     print(show(explained))
     if not explained:
         print(
-            "No training argument is given here. `hf-compat port` explains those in the script's own code.",
+            "No training arguments were given. `hf-compat port` explains those in the script's own code.",
             file=sys.stderr,
         )
     return int(any(item.problems for item in explained))
@@ -266,7 +269,7 @@ def _port(options: argparse.Namespace) -> int:
     sys.stdout.flush()
     told = [*port.remarks]
     if not port.diff:
-        told.insert(0, "Nothing to change: it takes nothing of the Trainer from transformers.")
+        told.insert(0, "Nothing to change: the script imports nothing Trainer-related from transformers.")
     elif writes:
         port.write()
         told.append(f"Wrote `{options.script}`.")

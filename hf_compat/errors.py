@@ -216,10 +216,6 @@ class NotSupportedError(HFCompatError, NotImplementedError):
     """A method or feature that is not supported; says what to use instead."""
 
 
-NotCarriedOutError = NotSupportedError
-"""The old name, before 0.2."""
-
-
 class MissingPackageError(HFCompatError, ImportError, ValueError):
     """A missing optional package: what needs it and how to install it; upstream raises either of the two."""
 

@@ -139,6 +139,6 @@ def hand_on(name: str) -> Any:
         raise AttributeError(f"Neither hf_compat nor the installed transformers has {name!r}.")
     if name in HANDED_ON or name.startswith("Auto"):
         raise MissingPackageError(
-            f'`{name}` is a part of transformers, which is not installed. Run: pip install "hf-compat[transformers]"'
+            f'`{name}` comes from transformers, which is not installed. Run: pip install "hf-compat[transformers]"'
         )
-    raise AttributeError(f"hf_compat has no {name!r}; names of transformers need it to be installed.")
+    raise AttributeError(f"hf_compat has no {name!r}. If it comes from transformers, install that first.")

@@ -410,7 +410,7 @@ class Accelerator(ProcessState):
     ) -> PreparedDataLoader:
         """Return a loader of this rank's batches, shuffled by seed and epoch, as ``dataloader_config`` says."""
         if slice_fn_for_dispatch is not None:
-            raise NotSupportedError("`slice_fn_for_dispatch` is not supported: give batches of tensors, or remove it.")
+            raise NotSupportedError("`slice_fn_for_dispatch` is not supported: yield batches of tensors, or remove it.")
         config = self.dataloader_config
         layout = DataParallelLayout(
             size=self.data_parallel_size,

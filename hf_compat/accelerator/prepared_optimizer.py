@@ -90,12 +90,12 @@ class PreparedOptimizer(Optimizer):
             _, self.step_was_skipped = scaled_step(scaler, self.optimizer, *given)
 
     def train(self) -> None:
-        """Switch an optimizer without a schedule to training."""
+        """Put a schedule-free optimizer in training mode."""
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()  # type: ignore[attr-defined]
 
     def eval(self) -> None:
-        """Switch an optimizer without a schedule to evaluation."""
+        """Put a schedule-free optimizer in evaluation mode."""
         if callable(getattr(self.optimizer, "eval", None)):
             self.optimizer.eval()  # type: ignore[attr-defined]
 

@@ -10,9 +10,9 @@ from hf_compat.errors import NotSupportedError
 __all__ = ["FIXED", "REFUSED", "FixedSetting", "RefusedMemberError", "refused_member"]
 
 _CHECKPOINTS = "the Trainer saves and resumes: `save_strategy` and `train(resume_from_checkpoint=...)`"
-_STATES = "give a callback a state that checkpoints hold: derive it from `ExportableState`"
+_STATES = "put the state into a callback that derives from `ExportableState`, which checkpoints save"
 _TRACKERS = "report by `report_to`, or pass `lightning={'logger': ...}` to the Trainer"
-_UNEVEN = "give every rank as many batches: leave `accelerator_config={'even_batches': True}`"
+_UNEVEN = "give every rank the same number of batches: keep `accelerator_config={'even_batches': True}`"
 _PARALLEL = "this parallelism is not supported; see the table in docs/distributed.md"
 
 REFUSED: dict[str, str] = {
@@ -44,7 +44,7 @@ FIXED: dict[str, tuple[Any, str]] = {
     "init_handler": (None, "set the fields `ddp_backend` and `ddp_timeout`"),
     "log_with": ([], _TRACKERS),
     "msamp_recipe_handler": (None, _FP8),
-    "rng_types": (["generator"], "the ranks share the order of samples alone; seed other generators on each rank"),
+    "rng_types": (["generator"], "the ranks only share the order of samples; seed other generators on each rank"),
     "scaler_handler": (None, "pass a precision plugin with a scaler: `lightning={'plugins': [MixedPrecision(...)]}`"),
     "step_scheduler_with_optimizer": (True, "do not prepare a schedule that steps by itself"),
     "te_recipe_handler": (None, _FP8),

@@ -25,8 +25,8 @@ _SIZES = {
 """Supported sizes of accelerate's ``ParallelismConfig``, and their meaning."""
 _UNSUPPORTED = {
     "dp_replicate_size": "replicas of a tensor-parallel model are not supported yet; set `dp_shard_size` instead.",
-    "cp_size": "context parallelism is not supported yet, as testing it needs a GPU; remove it.",
-    "sp_size": "sequence parallelism is not supported yet, as testing it needs a GPU; remove it.",
+    "cp_size": "context parallelism is not supported yet; remove it.",
+    "sp_size": "sequence parallelism is not supported yet; remove it.",
     "ep_size": "expert parallelism is not supported yet; remove it.",
 }
 """Sizes that must be 1: the reason and the remedy."""

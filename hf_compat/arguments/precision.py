@@ -39,6 +39,6 @@ def allow_tf32(args: TrainingArguments) -> None:
         if not gpu_lacks_tf32():
             set_tf32(args.tf32)
     elif args.torch_compile and gpu_lacks_tf32():
-        logger.warning("The speedups for torchdynamo mostly come with GPU Ampere or higher, and there is none here.")
+        logger.warning("The speedups for torchdynamo mostly come with GPU Ampere or higher, and this machine has none.")
     elif args.torch_compile and (args.bf16 or not args.fp16):
         set_tf32(True)

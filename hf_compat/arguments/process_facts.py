@@ -94,7 +94,7 @@ def _check_configured_state(args: TrainingArguments) -> None:
         return  # checked when the arguments were built; emptied since, so that the Trainer sets it up
     if args.deepspeed_plugin is not None and state.distributed_type != "DEEPSPEED":
         raise TrainerSetupError(
-            "Tried to use an already configured `Accelerator` or `PartialState`, as `use_configured_state=True` says: "
+            "Tried to use an already configured `Accelerator` or `PartialState`, because `use_configured_state=True`: "
             f"it is set up for {state.distributed_type}, but `deepspeed` is set. Pass the DeepSpeed plugin to "
             "`Accelerator`, or do not set `use_configured_state`."
         )

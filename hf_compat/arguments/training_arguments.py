@@ -190,7 +190,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     load_best_model_at_end: bool = option(False, "Load the best checkpoint when training ends.")
     metric_for_best_model: str | None = option(None, "Metric that determines the best checkpoint. Default: the loss.")
     greater_is_better: bool | None = option(
-        None, "Whether a larger metric is better. Default: False for a loss, else True."
+        None, "Whether a larger metric is better. Default: False for a loss, otherwise True."
     )
     ignore_data_skip: bool = option(False, "Resume at the first batch of the epoch instead of where it stopped.")
     restore_callback_states_from_checkpoint: bool = option(False, "Restore the callbacks' states from the checkpoint.")
@@ -223,7 +223,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     ddp_broadcast_buffers: bool | None = option(None, "broadcast_buffers of DDP.")
     ddp_static_graph: bool | None = option(None, "static_graph of DDP.")
     ddp_backend: str | None = option(
-        None, "Backend of the process group. Default: nccl on GPUs, else gloo.", choices=list(DDP_BACKENDS)
+        None, "Backend of the process group. Default: nccl on GPUs, otherwise gloo.", choices=list(DDP_BACKENDS)
     )
     ddp_timeout: int = option(1800, "Timeout of collective operations, in seconds.")
     fsdp: Fsdp = option(None, "Shard the model with FSDP.", nargs="?", const=True)

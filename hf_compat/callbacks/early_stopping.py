@@ -69,8 +69,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             raise EarlyStoppingError(problems)
         if not args.load_best_model_at_end:
             logger.warning(
-                "Using EarlyStoppingCallback without load_best_model_at_end=True: the run ends with its last weights, "
-                "not with its best."
+                "Using EarlyStoppingCallback without load_best_model_at_end=True: the run keeps its last weights, not "
+                "the best ones."
             )
 
     def on_evaluate(  # type: ignore[override]

@@ -40,7 +40,7 @@ class _HasBars(Protocol):
 
 
 def close_progress_bars(host: EventHost, *, evaluation_only: bool = False) -> None:
-    """Close the bars that the callbacks of ``host`` have left open, so that an error is told below them.
+    """Close the bars that the callbacks of ``host`` have left open, so that the traceback starts on a new line.
 
     Args:
         host: The Trainer.

@@ -112,7 +112,7 @@ class RichProgressCallback(TrainerCallback):
         self.close_progress_bars()
 
     def close_progress_bars(self, *, evaluation_only: bool = False) -> None:
-        """Close the bars that an error has left open, so that it is told below them.
+        """Close the bars that an error has left open, so that the traceback starts on a new line.
 
         Args:
             evaluation_only: Leave the bar of the training.

@@ -48,7 +48,7 @@ class Published:
             if self.folder.is_dir():
                 self._accept()
         except OSError as error:
-            logger.warning("The changes to %s since it was saved cannot be noted: %s", self.folder, error)
+            logger.warning("Changes to %s after it was saved could not be recorded: %s", self.folder, error)
 
     def _accept(self) -> None:
         files = {name: size for name, size in file_sizes(self.folder).items() if self._is_own(name)}

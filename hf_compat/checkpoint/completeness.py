@@ -128,4 +128,4 @@ def differences(folder: Path, marker: Marker) -> Iterator[str]:
         elif not path.is_file():
             yield f"`{name}` is missing."
         elif (path.suffix in _BINARY_SUFFIXES or path.name == SHARDED_METADATA_NAME) and path.stat().st_size != size:
-            yield f"`{name}` has {path.stat().st_size} bytes, {size} were written."
+            yield f"`{name}` has {path.stat().st_size} bytes, expected {size}."

@@ -1,4 +1,4 @@
-"""Having a folder's files written to the disk while the rest is being written, so that little is left to flush."""
+"""Starts writing a folder's files to disk while later files are still being written."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def find_checkpoint(
         path: str | None = collectives.broadcast_object(newest)
         if path is None and resume_from_checkpoint is True:
             raise CheckpointError(
-                f"No valid checkpoint found in output directory ({output_dir}) for `resume_from_checkpoint=True`. Pass "
-                "a checkpoint's path, or leave the argument out to start from the beginning."
+                f"No valid checkpoint found in output directory ({output_dir}) for `resume_from_checkpoint=True`. "
+                "Pass the path of a checkpoint, or omit the argument to start from the beginning."
             )
     else:
         path = str(resume_from_checkpoint)
@@ -102,7 +102,9 @@ def find_checkpoint(
         )
     reason = incomplete_reason(path)
     if reason is not None:  # a file may have been deleted on purpose; damaged files are refused when they are read
-        logger.warning("`resume_from_checkpoint=%s`: the checkpoint was modified since it was saved: %s", path, reason)
+        logger.warning(
+            "`resume_from_checkpoint=%s`: the checkpoint is incomplete or was modified after saving: %s", path, reason
+        )
     return path
 
 

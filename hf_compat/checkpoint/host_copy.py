@@ -135,9 +135,9 @@ class LateCopies:
             if any(tensor._version != version for tensor, version in self._versions):
                 self._only_updates_change = False
                 logger.warning(
-                    "While `save_async` copied a checkpoint, its tensors changed in place, but not by an update. The "
-                    "checkpoint holds them as they are before the next update; from now on each one is copied before "
-                    "training continues."
+                    "Tensors were modified in place, and not by the optimizer, while `save_async` was copying a "
+                    "checkpoint. The checkpoint is copied again before the next update; from now on checkpoints are "
+                    "copied before training continues."
                 )
                 while not self._is_update_due.wait(1) and threading.main_thread().is_alive():
                     pass
@@ -157,7 +157,10 @@ class LateCopies:
         if self._to_verify:
             self._only_updates_change = all(one.is_still_true() for one in self._to_verify)
             if not self._only_updates_change:
-                logger.info("Weights change between updates too, so a checkpoint is copied before training continues.")
+                logger.info(
+                    "Weights also change between optimizer updates, so checkpoints are copied before training "
+                    "continues."
+                )
             self._to_verify.clear()
         if not self._are_made.is_set():
             self.release()

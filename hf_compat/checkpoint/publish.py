@@ -142,7 +142,7 @@ def _name_new_file(draft: Path, target: Path) -> None:
         os.link(draft, target)
         return
     if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, "a file of that name is there", str(target))
+        raise FileExistsError(errno.EEXIST, "a file with that name already exists", str(target))
     draft.rename(target)
 
 
@@ -160,13 +160,13 @@ def _creating(target: Path) -> Iterator[Path]:
     except (OSError, RuntimeError, SafetensorError) as error:
         if not is_write_failure(error):
             raise
-        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
+        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. Nothing was written.") from error
 
 
 def _free_space(folder: Path) -> str:
     """Return the free space for the error message, since torch's errors do not mention a full disk."""
     try:
-        return f" ({shutil.disk_usage(folder).free} bytes were free)"
+        return f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB free)"
     except OSError:
         return ""
 
@@ -200,7 +200,7 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) 
     flush_file(staged / LIGHTNING_MARKER_NAME)
     flush_file(staged)
     if final.is_file():
-        raise FileExistsError(errno.EEXIST, "a file of that name is there", str(final))
+        raise FileExistsError(errno.EEXIST, "a file with that name already exists", str(final))
     if os.path.lexists(final):
         former = hidden_sibling(final, "replaced")
         final.rename(former)
@@ -280,9 +280,11 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
         if not os.path.lexists(final) and (kind == "replaced" or (kind == "partial" and _is_marked(path))):
             path.rename(final)
             if kind == "replaced":
-                logger.warning("Restored %s: a killed process was replacing it.", final)
+                logger.warning("Restored %s: the process that was replacing it was killed.", final)
             else:
-                logger.warning("Recovered %s: a killed process had written it, but not renamed it yet.", final)
+                logger.warning(
+                    "Recovered %s: it was completely written, but not yet renamed, when the process was killed.", final
+                )
         else:
             _remove(path)
             logger.info("Deleted a hidden folder of %s, left behind by a killed process.", final)

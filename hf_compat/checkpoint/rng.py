@@ -68,7 +68,9 @@ def _set_cuda_state(saved: object) -> None:
     elif isinstance(saved, list) and len(saved) == torch.cuda.device_count():
         torch.cuda.random.set_rng_state_all(saved)
     else:
-        logger.warning("The checkpoint has no random states for these GPUs: dropout will differ.")
+        logger.warning(
+            "The checkpoint has no CUDA random states for these GPUs; dropout will differ from the original run."
+        )
 
 
 def save_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:

@@ -84,7 +84,7 @@ def by_age(checkpoints: Sequence[Checkpoint]) -> list[Path]:
 def _warn_of_file_times(folder: Path) -> None:
     """Warn once of the checkpoints in ``folder``."""
     logger.warning(
-        "mtime may not be reliable on this filesystem: the checkpoints in %s are told apart by their update steps.",
+        "mtime may not be reliable on this filesystem: checkpoints in %s are ordered by update step.",
         folder,
     )
 

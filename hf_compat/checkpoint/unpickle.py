@@ -62,7 +62,7 @@ def load_trusted(
 
 
 class Unread:
-    """Stands for an object in a file whose class is not allowed: neither the class nor code in the file is used."""
+    """Placeholder for an object whose class may not be unpickled."""
 
     arguments: tuple[object, ...] = ()
 

@@ -239,7 +239,7 @@ def _load_renamed(model: Any, file: Path) -> tuple[list[str], list[str]]:
 
     transformers 5 fuses a mixture's experts in memory, but not in files; only its ``from_pretrained`` fuses them.
     """
-    logger.info("%s: the weights have other names than in %s: converting them.", file.parent, type(model).__name__)
+    logger.info("%s: weight names differ from those of %s; converting them.", file.parent, type(model).__name__)
     # The random numbers that initialise the new model must not change those of the run.
     with torch.random.fork_rng(devices=[]), _naming(file, model):
         source, report = type(model).from_pretrained(

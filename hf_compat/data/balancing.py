@@ -1,4 +1,4 @@
-"""Batches of which each costs a rank about the same: few long samples, or many short ones."""
+"""Batches of roughly equal cost per rank: few long samples or many short ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hf_compat.errors import DataError
 __all__ = ["BatchRebalanceSampler", "balanced_sampler", "is_balanced"]
 
 _ATTENTION_WEIGHT = 0.001
-"""Cost of a squared token, of attention, in those of a token."""
+"""Cost of attention per squared token, relative to the cost of one token."""
 _MOVES_PER_GROUP = 30
 
 

@@ -14,7 +14,7 @@ __all__ = ["FirstBatches"]
 
 
 class FirstBatches:
-    """The first batches of a loader, in a pass that ends after them; in all else the loader.
+    """A data loader cut off after its first ``batches`` batches; everything else is the wrapped loader's.
 
     Args:
         loader: The loader.
@@ -40,7 +40,7 @@ class FirstBatches:
 
     @property
     def dataset(self) -> Any:
-        """As many samples as there are in the batches, if that is known; only their number is that of the batches."""
+        """The dataset cut to the number of samples in those batches, if known; which samples they are is not."""
         dataset: Any = self._loader.dataset
         own = getattr(self._loader, "batch_size", None)
         size: int | None = getattr(self._loader, "total_batch_size", own and own * self._ranks)

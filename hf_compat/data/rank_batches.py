@@ -238,7 +238,7 @@ def check_even(loader: object) -> None:
     sampler = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, BatchShard) and not sampler.is_even:
         raise DataError(
-            f"`accelerator_config`: even_batches=False leaves some of {sampler.num_processes} processes with one "
-            f"of {sampler.total_length} batches less, for whose gradients the others would wait forever. Set "
-            "`dataloader_drop_last=True`, or leave batches even for training."
+            f"`accelerator_config`: with even_batches=False, {sampler.total_length} batches leave some of the "
+            f"{sampler.num_processes} processes with one batch fewer, and the others would wait forever for their "
+            "gradients. Set `dataloader_drop_last=True`, or keep `even_batches=True`."
         )

@@ -125,7 +125,8 @@ class WindowLoader:
         if len(set(lengths)) > 1:
             raise DataError(
                 f"`reload_dataloaders_every_n_epochs`: the new train loader has {lengths[1]} batches, the first had "
-                f"{lengths[0]}, for which update steps and learning rates are planned. Return loaders of one length."
+                f"{lengths[0]}, for which update steps and learning rates are planned. Return a loader of the same "
+                "length."
             )
         self._loader = loader
 

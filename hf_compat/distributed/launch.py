@@ -121,8 +121,8 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         )
     if rank % local_world_size != local_rank:
         raise TrainerSetupError(
-            f"{_shown(given, names)}: with {local_world_size} processes per node, those of a node have to have "
-            "consecutive ranks. Start them so: `srun --distribution=block`, `mpirun --map-by slot`, or `torchrun`."
+            f"{_shown(given, names)}: with {local_world_size} processes per node, the ranks on a node must be "
+            "consecutive. Use `srun --distribution=block`, `mpirun --map-by slot`, or `torchrun`."
         )
     address = given.get("MASTER_ADDR") or _first_host(given, names)
     if address is None and local_world_size < world_size:
@@ -168,7 +168,7 @@ def _number(given: Mapping[str, str], name: str, default: str | int | None = Non
         problem = f"is {value!r}" if name in given else "is not set"
     sizes = ", ".join(f"{row.world_size}={given[row.world_size]}" for row in LAUNCHERS if row.world_size in given)
     raise TrainerSetupError(
-        f"{sizes} means several processes, but {name} {problem}: each would train a copy of its own. Start the "
+        f"{sizes} means several processes, but {name} {problem}: each process would train its own copy. Start the "
         f"script with `torchrun`, or set {name} in every process."
     )
 
@@ -209,8 +209,8 @@ def _refuse_rank_without_world_size(given: Mapping[str, str]) -> None:
     if alone:
         shown = ", ".join(f"{name}={value}" for name, value in alone.items())
         raise TrainerSetupError(
-            f"{shown} means several processes, but WORLD_SIZE is not set: each would train a copy "
-            "of its own. Start the script with `torchrun`, or set RANK, LOCAL_RANK and WORLD_SIZE."
+            f"{shown} means several processes, but WORLD_SIZE is not set: each process would train its own copy. "
+            "Start the script with `torchrun`, or set RANK, LOCAL_RANK and WORLD_SIZE."
         )
 
 

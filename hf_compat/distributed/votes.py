@@ -1,9 +1,9 @@
 """Votes of the ranks: a number that all of them learn, and attempts that all of them give up together.
 
-A rank that runs out of memory begins again with smaller batches while the others wait for it in a collective operation,
-for ever. So while an attempt is under way every operation begins with a vote, whether a rank has failed; the rank that
-has failed takes part in one vote alone, the next of the others, wherever they are, and all give up there. No operation
-is left half done, so that the process group can be used again, whatever its backend.
+A rank that runs out of memory must not leave the others waiting in a collective. While an attempt is running, every
+collective is preceded by a vote on whether any rank has failed. The failed rank only takes part in the next vote of the
+others, wherever they are, and all ranks give up there. No collective is left half done, so the process group can be
+used again, whatever its backend.
 """
 
 from __future__ import annotations
@@ -162,9 +162,7 @@ class Attempt:
         if not self.is_given_up:
             self.is_given_up = bool(max_over_ranks(int(failed), self._timeout))
         if self.is_given_up:
-            raise GivenUpError(
-                "Another rank ran out of memory; this rank stops too, to begin again with a smaller batch size."
-            )
+            raise GivenUpError("Another rank ran out of memory; restarting with a smaller batch size.")
 
     def ends_by(self, error: BaseException) -> bool:
         """Return whether ``error`` ends the attempt for all ranks; the others learn of it in their next vote."""

@@ -211,7 +211,7 @@ def _strategy() -> Strategy:
     strategy = calling_strategy()
     if strategy is None:
         raise TrainerSetupError(
-            "HFCheckpointIO has to be called by a Lightning strategy. Pass it as it is in "
+            "HFCheckpointIO must be called by a Lightning strategy. Pass it directly in "
             "`lightning.Trainer(plugins=[...])`, not wrapped in another CheckpointIO."
         )
     return strategy

@@ -124,12 +124,12 @@ def _check_kind(environment: ClusterEnvironment, launched: Launch | None) -> Non
         )
     if type(environment) is LightningEnvironment or not environment.creates_processes_externally:
         reason = (
-            f"{launched.launcher} has started {launched.world_size}"
+            f"{launched.launcher} has already started {launched.world_size}"
             if launched is not None
-            else "the Trainer does that, as `devices` says, and reads MASTER_ADDR and MASTER_PORT"
+            else "the Trainer starts them itself, according to `devices`, and reads MASTER_ADDR and MASTER_PORT"
         )
         raise TrainerSetupError(
-            f"{_shown(environment)} has Lightning start processes, but {reason}. Remove it from the plugins."
+            f"{_shown(environment)} would make Lightning start processes, but {reason}. Remove it from the plugins."
         )
 
 
@@ -165,8 +165,8 @@ def _answers(
     ):
         raise TrainerSetupError(
             f"{_shown(environment)} says that rank {given.rank} of {size} is local rank {given.local_rank} of node "
-            f"{node}, which cannot be with {given.local_world_size} processes per node. Pass `num_nodes` too, and "
-            "give consecutive ranks to the processes of a node."
+            f"{node}, which is impossible with {given.local_world_size} processes per node. Pass `num_nodes` too, and "
+            "make the ranks on a node consecutive."
         )
     return given
 

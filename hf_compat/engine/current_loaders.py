@@ -1,4 +1,4 @@
-"""Which loader is under way."""
+"""The train and evaluation loaders currently in use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Loaders:
     def current(self) -> object:
         """The evaluation loader inside an evaluation, else the train loader in a pass over it; None without either.
 
-        As for accelerate, a pass that ends before the loader has no more batches lasts as long as the loader.
+        As in accelerate, a train loader counts as in use until a pass over it is exhausted or it is freed.
         """
         if self.evaluation is not None:
             return self.evaluation

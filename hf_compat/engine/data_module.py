@@ -16,9 +16,9 @@ __all__ = ["HFDataModule"]
 
 
 _MISSING = (
-    "HFDataModule is not in a run of hf_compat's callbacks: the columns that it keeps, and the batches of each rank, "
-    "are known there. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer(callbacks=...)` and call `fit` "
-    "with an `HFModule`."
+    "HFDataModule only works in a run with hf_compat's callbacks, which determine the columns it keeps and the "
+    "batches of each rank. Pass `hf_compat.lightning.callbacks(args)` to `lightning.Trainer(callbacks=...)` and call "
+    "`fit` with an `HFModule`."
 )
 
 

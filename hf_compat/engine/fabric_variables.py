@@ -40,7 +40,7 @@ def with_fabric_variables(keywords: Mapping[str, Any] | None) -> tuple[dict[str,
     for variable, value in _given().items():
         keyword = FABRIC_VARIABLES[variable]
         if keyword == "num_nodes" and not value.isdigit():
-            problems.append(f"`{variable}={value}` is no number of nodes. Set it to one, or remove it.")
+            problems.append(f"`{variable}={value}` is not a valid number of nodes. Set it to an integer, or unset it.")
         elif meant.get(keyword) in (None, "auto"):
             meant[keyword] = int(value) if keyword == "num_nodes" else value
         elif not _is_same(keyword, meant[keyword], value):

@@ -1,4 +1,4 @@
-"""Joining a ``lightning.Trainer`` that a person has built: what it was given, and what a run needs of it."""
+"""Joining a ``lightning.Trainer`` built by the user: what it was given, and what a run needs from it."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def one_loader(loader: Any) -> Any:
         return loader[0]
     if isinstance(loader, list | tuple | dict | CombinedLoader):
         raise TrainerSetupError(
-            "Several loaders were given, but a run trains on one, and evaluates on one. Pass one; to evaluate on "
-            "several datasets, pass `HFDataModule(eval_dataset={name: dataset, ...})`."
+            "Several loaders were given, but a run trains on one loader and evaluates on one. Pass one of each; to "
+            "evaluate on several datasets, pass `HFDataModule(eval_dataset={name: dataset, ...})`."
         )
     return loader
 
@@ -112,8 +112,8 @@ def _strategy_problems(trainer: pl.Trainer, args: TrainingArguments) -> list[str
     if type(strategy) not in (SingleDeviceStrategy, DDPStrategy) or not has_plain_ddp(strategy):
         return [
             f"`strategy`: {name} is not supported, or has settings, in a `lightning.Trainer` with hf_compat's "
-            "callbacks. The training arguments say how the model is distributed, with `fsdp`, `deepspeed` and the "
-            "`ddp_...` fields: pass `strategy='auto'` or, under a launcher, `strategy='ddp'`."
+            "callbacks. The training arguments `fsdp`, `deepspeed` and `ddp_...` decide how the model is distributed: "
+            "pass `strategy='auto'` or, under a launcher, `strategy='ddp'`."
         ]
     if trainer.world_size != args.world_size:
         return [

@@ -29,92 +29,100 @@ _PASSED = "As in Lightning."
 _WITH_BARE = "Not with `barebones`."
 
 KEYWORDS: dict[str, Keyword] = {
-    "accelerator": Keyword("The device, which is that of the arguments.", "Another device."),
+    "accelerator": Keyword("The device, which the training arguments choose.", "A different device."),
     "accumulate_grad_batches": Keyword("`gradient_accumulation_steps`."),
     "barebones": Keyword(
         "No logs, loggers, progress bars, model summary or checkpoints: `logging_strategy='no'`, `save_strategy='no'`, "
         "`report_to='none'`, `disable_tqdm=True`. Evaluations remain; Lightning callbacks do not get their metrics.",
-        "What it switches off, passed along; `ModelCheckpoint` and `EarlyStopping`.",
+        "Anything that it switches off; `ModelCheckpoint` and `EarlyStopping`.",
     ),
     "benchmark": Keyword(_PASSED),
     "callbacks": Keyword("Refused.", "Always: use `Trainer(callbacks=[...])`, which takes Lightning callbacks too."),
     "check_val_every_n_epoch": Keyword(
-        "Evaluates in each n-th epoch alone; None counts the update steps of `val_check_interval` over all epochs."
+        "Evaluates only every n-th epoch; None counts the update steps of `val_check_interval` across epochs."
     ),
     "default_root_dir": Keyword("Where Lightning's loggers, callbacks and profilers write. Default: `output_dir`."),
     "detect_anomaly": Keyword(_PASSED, _WITH_BARE),
     "deterministic": Keyword(_PASSED),
-    "devices": Keyword("Processes that the Trainer starts, with a `strategy`.", "Another number than the launcher's."),
+    "devices": Keyword(
+        "Processes that the Trainer starts, with a `strategy`.", "A number that differs from the launcher's."
+    ),
     "enable_autolog_hparams": Keyword("As in Lightning; the module has no hyperparameters of its own."),
     "enable_checkpointing": Keyword("False is `save_strategy='no'`."),
     "enable_model_summary": Keyword("As in Lightning, but False by default.", _WITH_BARE),
     "enable_progress_bar": Keyword(
         "True adds Lightning's bar to transformers'; False is `disable_tqdm=True`, and no bar of Lightning either.",
-        "False beside a progress bar in `callbacks`.",
+        "False with a progress bar in `callbacks`.",
     ),
     "fast_dev_run": Keyword(
-        "So many update steps of one epoch, and batches of one evaluation at its end; no loggers, checkpoints or early "
-        "stop. It overrules fields and keywords that say otherwise.",
+        "Runs that many update steps of one epoch, then one evaluation of as many batches; no loggers, checkpoints or "
+        "early stopping. Overrides conflicting fields and keywords.",
         _WITH_BARE,
     ),
     "gradient_clip_algorithm": Keyword(
         "`'value'` clips each element of the gradients, after a gradient scaler has unscaled them; `grad_norm` in the "
         "log is the norm before.",
-        "`'value'` without `gradient_clip_val`, and with DeepSpeed, whose engine clips by norm alone.",
+        "`'value'` without `gradient_clip_val`, and with DeepSpeed, whose engine only clips by norm.",
     ),
     "gradient_clip_val": Keyword("`max_grad_norm`, unless gradients are clipped by value."),
     "inference_mode": Keyword(
-        "True: `evaluate` and `predict` outside a fit are under `torch.inference_mode`, where Lightning's are (not "
+        "True: `evaluate` and `predict` outside a fit run under `torch.inference_mode` wherever Lightning's do (not "
         "with gloo or FSDP). False by default, as in transformers; inside a fit always `torch.no_grad`."
     ),
     "limit_predict_batches": Keyword("First " + _LIMIT.format("`predict`") + " Default: `limit_test_batches`."),
     "limit_test_batches": Keyword("First " + _LIMIT.format("`predict`")),
-    "limit_train_batches": Keyword("First update steps of each epoch, a number or a fraction; the schedule knows."),
-    "limit_val_batches": Keyword("First " + _LIMIT.format("evaluation"), "0 beside an `eval_strategy`."),
+    "limit_train_batches": Keyword(
+        "First update steps of each epoch, a number or a fraction; taken into account by the schedule."
+    ),
+    "limit_val_batches": Keyword("First " + _LIMIT.format("evaluation"), "0 with an `eval_strategy`."),
     "log_every_n_steps": Keyword("Update steps between logs of Lightning callbacks; the Trainer has `logging_steps`."),
     "logger": Keyword(
         "Loggers that get the Trainer's logs and those of Lightning callbacks; True is Lightning's default, "
         "TensorBoard or CSV below `default_root_dir`; False is `report_to='none'`.",
         _WITH_BARE,
     ),
-    "max_epochs": Keyword("`num_train_epochs`; with `max_steps` the first of them ends the run.", "-1 without an end."),
+    "max_epochs": Keyword(
+        "`num_train_epochs`; with `max_steps`, whichever is reached first ends the run.", "-1 without an end."
+    ),
     "max_steps": Keyword("`max_steps`."),
     "max_time": Keyword("As in Lightning: a `Timer` ends the run after an update step."),
-    "min_epochs": Keyword(
-        "Callbacks of either library do not end a run before; data without a batch does.", "More than the run has."
-    ),
+    "min_epochs": Keyword("Callbacks cannot end the run earlier; an empty data loader can.", "More than the run has."),
     "min_steps": Keyword(
         "The same in update steps; as in Lightning, with one epoch unless `min_epochs` is given.",
         "More than the run has.",
     ),
     "model_registry": Keyword("As in Lightning, for its callbacks."),
-    "num_nodes": Keyword("Nodes of a run whose processes the Trainer starts.", "Another number than the launcher's."),
+    "num_nodes": Keyword(
+        "Nodes of a run whose processes the Trainer starts.", "A number that differs from the launcher's."
+    ),
     "num_sanity_val_steps": Keyword(
         "Batches of an evaluation before the first update step, -1 for all; 0 by default, as transformers has none. "
-        "Nothing is logged, no `TrainerCallback` told, random states are as before. Not in a resumed run.",
+        "Nothing is logged, no `TrainerCallback` is called, and random states are restored. Not in a resumed run.",
         "A number without an `eval_dataset`; with `barebones`.",
     ),
-    "overfit_batches": Keyword("`train_sampling_strategy='sequential'` on the first batches, and as many to evaluate."),
+    "overfit_batches": Keyword(
+        "`train_sampling_strategy='sequential'` on the first batches, and as many for evaluation."
+    ),
     "plugins": Keyword("Precision, cluster environments and others; a `CheckpointIO` for Lightning's own checkpoints."),
     "precision": Keyword("`bf16` or `fp16`, or the whole model in a dtype, as by Lightning's plugin."),
     "profiler": Keyword("As in Lightning; its training step is an update step.", _WITH_BARE),
     "reload_dataloaders_every_n_epochs": Keyword(
         "Asks `get_train_dataloader` for a new loader at the start of each n-th epoch, and evaluation loaders with "
         "persistent workers are created again.",
-        "A new loader of another length: update steps and learning rates are planned with the first.",
+        "A new loader of a different length: update steps and learning rates are planned with the first one.",
     ),
     "strategy": Keyword("The strategy of several processes; see [several processes](distributed.md)."),
     "sync_batchnorm": Keyword(_PASSED, "With `auto_find_batch_size` on several processes."),
     "use_distributed_sampler": Keyword(
-        "False: each rank reads its own loader as its sampler says, and predictions of all ranks are gathered as they "
-        "are. Otherwise batches are shared out as in transformers, whatever the sampler.",
+        "False: each rank reads its own loader with its own sampler, and predictions are gathered unchanged. "
+        "Otherwise batches are sharded as in transformers, whatever the sampler.",
         "False with `split_batches` or `dispatch_batches` in `accelerator_config`.",
     ),
     "val_check_interval": Keyword(
-        "Evaluates after a fraction of an epoch, so many update steps of it, or a time (`'00:01:30:00'`, a "
+        "Evaluates after a fraction of an epoch, a number of update steps within it, or a time (`'00:01:30:00'`, a "
         "`timedelta`, a dict of its keywords).",
-        "With `load_best_model_at_end`, unless `save_strategy='best'` or at epochs' ends; more update steps than an "
-        "epoch has; a fraction of data without length.",
+        "With `load_best_model_at_end`, unless `save_strategy='best'` or at the end of epochs; more update steps than "
+        "an epoch has; a fraction of data without a length.",
     ),
 }
 """Each keyword of ``lightning.Trainer`` → what becomes of it."""

@@ -201,7 +201,7 @@ def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:
     ]
     if str(keywords.get("gradient_clip_algorithm")).lower() == "value" and keywords.get("gradient_clip_val") is None:
         problems.append(
-            f"`lightning={{'gradient_clip_algorithm': {keywords['gradient_clip_algorithm']!r}}}` does not say what to "
+            f"`lightning={{'gradient_clip_algorithm': {keywords['gradient_clip_algorithm']!r}}}` needs a value to "
             "clip to: set `gradient_clip_val` too."
         )
     problems += [

@@ -61,8 +61,8 @@ SUPPORT: dict[str, Support] = {
         "TrainingArguments(auto_find_batch_size=True)",
     ),
     "Callback": works(
-        "Subclasses get all hooks but those named below. A batch of a training hook is a window: the batches of one "
-        "update step, in `batch.batches`.",
+        "Subclasses receive all hooks except those listed below. A batch of a training hook is a window: the batches "
+        "of one update step, in `batch.batches`.",
     ),
     "Checkpoint": works("The base class of checkpoint callbacks: called after all others."),
     "DeviceStatsMonitor": works("Logs to every Lightning logger, also those of `report_to`. Needs one, and psutil."),
@@ -74,9 +74,10 @@ SUPPORT: dict[str, Support] = {
     "EMAWeightAveraging": works("As `WeightAveraging`.", refuses=_SHARDED),
     "GradientAccumulationScheduler": refused(
         "the update steps of a run are planned before it, with one number of batches for each",
-        "TrainingArguments(gradient_accumulation_steps=...), and a resumed run with another number from that epoch on",
+        "TrainingArguments(gradient_accumulation_steps=...), and a resumed run with a different number from that "
+        "epoch on",
     ),
-    "LambdaCallback": works("Calls its functions, in all hooks but those named below."),
+    "LambdaCallback": works("Calls its functions, in all hooks except those listed below."),
     "LearningRateFinder": refused(
         "it makes update steps inside the fit and then undoes them, but logs, events and schedule would count them",
         "Trainer.hyperparameter_search over `learning_rate`",
@@ -90,13 +91,13 @@ SUPPORT: dict[str, Support] = {
         f"`every_n_train_steps`; {_WITHOUT_EVALUATION}",
     ),
     "ModelPruning": works(
-        "Prunes at the end of epochs. Checkpoints have the pruned weights without masks, as those of Lightning: a "
-        "resumed run prunes again at its next epoch's end.",
+        "Prunes at the end of epochs. Checkpoints contain the pruned weights without masks, as Lightning's do: a "
+        "resumed run prunes again at the end of its next epoch.",
         refuses=f"`make_pruning_permanent=False` when checkpoints are saved, which could not be loaded; {_SHARDED}",
     ),
     "ModelSummary": works("Prints its table at the start of the fit; use `max_depth=2` or more to see the layers."),
     "OnExceptionCheckpoint": works(
-        "Saves a Lightning checkpoint (`.ckpt`) when the run ends with an error; the next run does not begin there."
+        "Saves a Lightning checkpoint (`.ckpt`) when the run ends with an error; runs do not resume from it."
     ),
     "ProgressBar": works("The base class of progress bars: they count update steps."),
     "RichModelSummary": works("As `ModelSummary`. Needs rich."),
@@ -105,18 +106,18 @@ SUPPORT: dict[str, Support] = {
     ),
     "StochasticWeightAveraging": refused(
         "it replaces Lightning's schedule and skips backward passes, which have no effect under manual optimization",
-        "WeightAveraging with a `should_update` of yours, and `lr_scheduler_type`",
+        "WeightAveraging with your own `should_update`, and `lr_scheduler_type`",
     ),
     "SpikeDetection": works("Ends the run with an error on a spike of the loss of an update step."),
     "ThroughputMonitor": works(
         "Measures update steps and evaluations. `batch_size_fn` and `length_fn` get the Trainer's batches, and count "
         "all of an update step. `flops_per_batch` is read from the model.",
     ),
-    "Timer": works("Measures, and stops the run after its `duration`. Resumes with the time elapsed."),
+    "Timer": works("Measures time, and stops the run after its `duration`. Resumes with the elapsed time."),
     "TQDMProgressBar": works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
     "WeightAveraging": works(
-        "Averages the weights: evaluations and checkpoints have the average, and so has the model after the run. "
-        "A resumed run continues with weights and average.",
+        "Averages the weights: evaluations, checkpoints and the model after the run have the average. A resumed run "
+        "continues with both weights and average.",
         refuses=_SHARDED,
     ),
 }
@@ -205,7 +206,7 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
             if not any(_is_of_its_package(one, other) for one in callbacks):
                 yield (
                     f"{name} would add an {other} that monitors `val_loss`, which no run computes. Pass "
-                    f"`{other}(monitor='eval_loss')` beside it."
+                    f"`{other}(monitor='eval_loss')` too."
                 )
 
 
@@ -232,11 +233,11 @@ def _keyword_problems(callback: Callback, keywords: Mapping[str, Any]) -> Iterab
         and hooks <= {*NEVER_CALLED, *OF_SANITY_CHECK}
         and not keywords.get("num_sanity_val_steps")
     ):
-        yield f"{name} would do nothing: there is no sanity check. Set `lightning={{'num_sanity_val_steps': 2}}`."
+        yield f"{name} has no effect: the run has no sanity check. Set `lightning={{'num_sanity_val_steps': 2}}`."
     if isinstance(callback, ProgressBar) and keywords.get("enable_progress_bar") is False:
         yield f"{name} is a progress bar, but `lightning={{'enable_progress_bar': False}}`. Remove one of them."
     if isinstance(callback, ModelCheckpoint | EarlyStopping) and keywords.get("barebones"):
-        yield f"{name} cannot do its work with `lightning={{'barebones': True}}`. Remove one of them."
+        yield f"{name} does not work with `lightning={{'barebones': True}}`. Remove one of them."
 
 
 def _hooks_of(callback: Callback) -> set[str]:
@@ -248,7 +249,7 @@ def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_mod
     hooks = _hooks_of(callback)
     if hooks and hooks <= set(NEVER_CALLED):
         called = ", ".join(sorted(hooks))
-        yield f"{name} would do nothing: no run calls {called}. `predict` calls the hooks `on_test_*`."
+        yield f"{name} has no effect: no run calls {called}. `predict` calls the hooks `on_test_*`."
     monitor = getattr(callback, "monitor", None)
     watches = isinstance(callback, EarlyStopping | ModelCheckpoint) and str(monitor).startswith("eval_")
     if watches and args.eval_strategy == "no":
@@ -260,7 +261,7 @@ def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_mod
         )
     if keeps_masks(callback) and args.save_strategy != "no":
         yield (
-            f"{name} has `make_pruning_permanent=False`: its masks would be in checkpoints, which could not be loaded. "
+            f"{name} has `make_pruning_permanent=False`: checkpoints would contain its masks and could not be loaded. "
             "Remove it, or set `save_strategy='no'`."
         )
     if shards_model and isinstance(callback, WeightAveraging | ModelPruning):

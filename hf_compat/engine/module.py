@@ -30,8 +30,8 @@ _PROBED_PREFIXES, _PROBED_SUFFIXES = ("_", "on_", "configure_"), ("_dataloader",
 
 
 _MISSING = (
-    "HFModule is not in a run of hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
-    "`lightning.Trainer(callbacks=...)`, whose `fit`, `validate`, `test` and `predict` take it."
+    "HFModule only works in a run with hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
+    "`lightning.Trainer(callbacks=...)`; its `fit`, `validate`, `test` and `predict` then accept it."
 )
 
 

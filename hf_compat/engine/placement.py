@@ -208,8 +208,9 @@ def _environment_problems(args: TrainingArguments, keywords: Mapping[str, Any]) 
     accelerator, kinds = keywords.get("accelerator", "auto"), {"auto": args.device.type, "gpu": "cuda"}
     if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != args.device.type:
         problems.append(
-            f"`lightning={{'accelerator': {accelerator!r}}}`: the run is on {args.device.type}, by `use_cpu="
-            f"{args.use_cpu}` and the devices of this machine. Do not pass it, or set `use_cpu`."
+            f"`lightning={{'accelerator': {accelerator!r}}}`: conflicts with the device of this run "
+            f"({args.device.type}, chosen from `use_cpu={args.use_cpu}` and the available devices). Remove it, or set "
+            "`use_cpu`."
         )
     return problems
 

@@ -132,8 +132,7 @@ class _Meaning:
         if changed and args.hf_deepspeed_config is not None:
             names = ", ".join(f"`{name}`" for name in changed)
             self.problems.append(
-                f"`lightning={dict(given)}`: with `deepspeed` the training arguments have to say that. Set {names} "
-                "there."
+                f"`lightning={dict(given)}`: with `deepspeed`, set {names} in `TrainingArguments` instead."
             )
 
     @property
@@ -164,7 +163,7 @@ class _Meaning:
                 self._set(shown, FIELD_KEYWORDS[name](keywords[name]))
         if keywords.get("max_epochs") == -1 and max(args.max_steps, keywords.get("max_steps", -1)) < 0:
             self.problems.append(
-                "`lightning={'max_epochs': -1}`: without an end there is no learning-rate schedule. Set `max_steps`."
+                "`lightning={'max_epochs': -1}`: an open-ended run has no learning-rate schedule. Set `max_steps`."
             )
 
     def _read_clipping(self) -> None:
@@ -172,7 +171,7 @@ class _Meaning:
         shown = as_given(self._given, ("gradient_clip_val", "gradient_clip_algorithm"))
         if self._clip_value is not None and self._args.hf_deepspeed_config is not None:
             raise TrainerSetupError(
-                f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine clips by norm alone: set "
+                f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine only clips by norm: set "
                 "`max_grad_norm` instead."
             )
         self._set(shown, fields)
@@ -186,9 +185,9 @@ class _Meaning:
             self.fields["eval_delay"] = _NEVER
             if args.load_best_model_at_end and args.save_strategy != "best" and not self._times.at_epoch_end:
                 self.problems.append(
-                    f"`lightning={{{shown}}}` beside `load_best_model_at_end=True`: `save_strategy="
-                    f"'{SaveStrategy(args.save_strategy).value}'` does not save where these evaluations are. Set "
-                    "`save_strategy='best'`."
+                    f"`lightning={{{shown}}}` with `load_best_model_at_end=True`: "
+                    f"`save_strategy='{SaveStrategy(args.save_strategy).value}'` does not save at these evaluations. "
+                    "Set `save_strategy='best'`."
                 )
         if given.get("limit_val_batches") == 0 and args.eval_strategy != "no":
             keyword = f"'limit_val_batches': {given['limit_val_batches']!r}"
@@ -211,8 +210,8 @@ class _Meaning:
         batches = self.keywords.get("num_sanity_val_steps")
         if batches and not has_eval_data:
             self.problems.append(
-                f"`lightning={{'num_sanity_val_steps': {batches!r}}}`: `eval_dataset=None`, so that there is nothing "
-                "to check. Pass one, or remove the keyword."
+                f"`lightning={{'num_sanity_val_steps': {batches!r}}}`: `eval_dataset=None`, so there is nothing to "
+                "check. Pass a dataset, or remove the keyword."
             )
 
 

@@ -351,7 +351,7 @@ class Runtime:
 
     @contextmanager
     def sanity_check(self) -> Iterator[None]:
-        """Context in which evaluations inside the fit are its sanity check: of a few batches, told to nobody."""
+        """Context of the fit's sanity check: evaluations of a few batches, for which no callback is called."""
         assert self.trainer is not None, "there is a fit"
         self.sanity_batches = math.inf if self.loop.sanity_batches < 0 else self.loop.sanity_batches
         try:

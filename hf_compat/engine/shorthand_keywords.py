@@ -71,8 +71,8 @@ def barebones_problems(given: Mapping[str, Any]) -> list[str]:
     if not given.get("barebones"):
         return []
     return [
-        f"`lightning={{'barebones': True, {name!r}: {given[name]!r}}}` contradict each other: it is switched off. "
-        "Remove one of them."
+        f"`lightning={{'barebones': True, {name!r}: {given[name]!r}}}` contradict each other: `barebones` switches it "
+        "off. Remove one of them."
         for name in _NOT_BARE
         if given.get(name)
     ]

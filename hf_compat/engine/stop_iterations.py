@@ -1,4 +1,4 @@
-"""A ``StopIteration`` that a step or a hook raises leaves the training or the evaluation, as any other error.
+"""Lets a ``StopIteration`` raised by a step or hook propagate like any other error.
 
 Lightning's loops take it for the end of the data: the training would end as if it were done. So it goes through them as
 another error. What a loader raises itself is not touched, and ends the epoch.

@@ -9,7 +9,7 @@ from hf_compat.engine.support import Support, refused, works
 
 __all__ = ["ABSTRACT", "CLASSES", "ENVIRONMENTS", "NAMES", "refused_strategy"]
 
-_WITH_DEEPSPEED = "the DeepSpeed config has to be known before the model is made"
+_WITH_DEEPSPEED = "the DeepSpeed config must be known before the model is created"
 _ON_TPU = refused("TPUs are not supported", "a machine with GPUs")
 ABSTRACT = "it is an abstract class"
 """Why the classes are refused from which a user's own may inherit directly."""
@@ -30,9 +30,9 @@ CLASSES: dict[str, Support] = {
     "DeepSpeedStrategy": _deepspeed(stage=2),
     "FSDPStrategy": works(
         "FSDP version 1 with its wrapping, sharding and offloading, on several processes.",
-        "what `fsdp` and `fsdp_config` say otherwise; `accelerator`, `checkpoint_io`, `device_mesh`, "
-        "`mixed_precision`, `parallel_devices`, `precision_plugin`; `process_group_backend`: `ddp_backend`; `timeout`: "
-        "`ddp_timeout`; policies that no field can say",
+        "settings that conflict with `fsdp` or `fsdp_config`; `accelerator`, `checkpoint_io`, `device_mesh`, "
+        "`mixed_precision`, `parallel_devices`, `precision_plugin`; `process_group_backend`: `ddp_backend`; "
+        "`timeout`: `ddp_timeout`; policies that no field can express",
     ),
     "ModelParallelStrategy": works(
         "Tensor parallelism of its sizes, by the model's own plan; with `fsdp` FSDP version 2 across the data-parallel "
@@ -41,7 +41,7 @@ CLASSES: dict[str, Support] = {
     ),
     "ParallelStrategy": refused(ABSTRACT, "`DDPStrategy`, or `FSDPStrategy`"),
     "SingleDeviceStrategy": works(
-        "One process on one device, without a wrapper.", "another device than the arguments'; several processes"
+        "One process on one device, without a wrapper.", "a device other than that of the arguments; several processes"
     ),
     "SingleDeviceXLAStrategy": _ON_TPU,
     "SingleTPUStrategy": _ON_TPU,
@@ -52,7 +52,7 @@ CLASSES: dict[str, Support] = {
 
 _STARTS = {
     "ddp": "DDP; without a launcher the Trainer runs the script again for the other `devices`",
-    "ddp_spawn": "DDP; `train()` starts `devices` processes that inherit nothing",
+    "ddp_spawn": "DDP; `train()` spawns `devices` fresh processes",
     "ddp_fork": "DDP; `train()` forks `devices` processes",
     "ddp_notebook": "As `ddp_fork`, also inside a notebook",
 }
@@ -64,7 +64,7 @@ _UNUSED = {
 
 NAMES: dict[str, Support] = {
     "auto": works(
-        "What the training arguments say: `deepspeed`, `fsdp`, `parallelism_config`; else DDP or one device."
+        "Chosen by the training arguments: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP or a single device."
     ),
     **{f"{name}{end}": works(note + more) for name, note in _STARTS.items() for end, more in _UNUSED.items()},
     "deepspeed": _deepspeed(stage=2),
@@ -76,7 +76,7 @@ NAMES: dict[str, Support] = {
     "deepspeed_stage_3_offload_nvme": _deepspeed(stage=3, offload_optimizer="nvme", offload_param="nvme"),
     "fsdp": works("FSDP version 1, as `fsdp` and `fsdp_config` say; on several processes."),
     "fsdp_cpu_offload": works("The same with the parameters offloaded to the CPU; on GPUs."),
-    "single_device": works("As `SingleDeviceStrategy`, on the device of the arguments.", "several processes"),
+    "single_device": works("As `SingleDeviceStrategy`, on the device that the arguments choose.", "several processes"),
     "single_tpu": _ON_TPU,
     "single_xla": _ON_TPU,
     "xla": _ON_TPU,
@@ -86,24 +86,24 @@ NAMES: dict[str, Support] = {
 
 ENVIRONMENTS: dict[str, Support] = {
     "ClusterEnvironment": works(
-        "A subclass of yours says which process this is: from `use_cluster_environment` on, or from the Trainer on to "
-        "which it is passed.",
+        "Your subclass determines rank and world size: from `use_cluster_environment` on, or from the creation of the "
+        "Trainer that it is passed to.",
         "answers that contradict a launcher's variables; one that starts processes itself",
     ),
     "KubeflowEnvironment": works("RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; each pod is a node of one process."),
     "LightningEnvironment": works(
         "Lightning's default: the Trainer starts processes as Lightning does. Also where LOCAL_RANK is set, as "
         "`torchrun` does.",
-        "a launcher that does not set LOCAL_RANK: each of its processes would start others",
+        "a launcher that does not set LOCAL_RANK: each of its processes would start more",
     ),
     "LSFEnvironment": works("The variables of `jsrun`, JSM_NAMESPACE_*, and the hosts in LSB_DJOB_RANKFILE."),
     "MPIEnvironment": works(
-        "The variables of `mpirun` (Open MPI, MPICH, Intel MPI, MVAPICH). Passed, it also chooses address and port of "
-        "the rendezvous, which else are MASTER_ADDR and MASTER_PORT."
+        "The variables of `mpirun` (Open MPI, MPICH, Intel MPI, MVAPICH). If passed, it also chooses address and port "
+        "of the rendezvous, which are otherwise MASTER_ADDR and MASTER_PORT."
     ),
     "SLURMEnvironment": works(
-        "The variables of `srun`, SLURM_*; `auto_requeue` and `requeue_signal` of one that is passed. Jobs that are "
-        "named `bash` or `interactive` have one process, unless a launcher is used in them."
+        "The variables of `srun`, SLURM_*; if passed, also its `auto_requeue` and `requeue_signal`. Jobs named `bash` "
+        "or `interactive` have one process, unless a launcher is used in them."
     ),
     "TorchElasticEnvironment": works("The variables of `torchrun`, `fabric run` and `accelerate launch`."),
     "XLAEnvironment": _ON_TPU,

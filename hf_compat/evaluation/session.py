@@ -285,15 +285,15 @@ class EvaluationSession:
         remainder = getattr(self._counted, "remainder", -1) if self._is_last_batch else -1
         if self.gathers_for_metrics and 0 < remainder < samples:
             self._warn_once(
-                f"The evaluation loader was not prepared with `trainer.accelerator.prepare`, so transformers cuts each "
-                f"of its batches to {remainder} samples, as many as are in the train loader's last batch, and so does "
-                f"this run: losses, predictions and metrics leave the other samples out. {_REMEDY}"
+                "The evaluation loader was not prepared with `trainer.accelerator.prepare`. Like transformers, this "
+                f"run therefore truncates each batch to {remainder} samples (the size of the train loader's last "
+                f"batch); losses, predictions and metrics omit the rest. {_REMEDY}"
             )
         if self._per_batch:
             self._warn_once(
-                "`batch_eval_metrics=True`: the evaluation loader was not prepared with `trainer.accelerator.prepare`, "
-                "so transformers does not know its last batch, and neither does this run: `compute_metrics` gets "
-                f"`compute_result={self._is_last_batch}` for each batch. {_REMEDY}"
+                "`batch_eval_metrics=True`: the evaluation loader was not prepared with "
+                "`trainer.accelerator.prepare`. Like transformers, this run therefore cannot detect its last batch: "
+                f"`compute_metrics` gets `compute_result={self._is_last_batch}` for each batch. {_REMEDY}"
             )
 
     def _prediction(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:

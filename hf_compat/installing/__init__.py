@@ -37,14 +37,15 @@ def install(*, announce: bool = True) -> None:
 
     Raises:
         MissingPackageError: If transformers is not installed.
-        TrainerSetupError: If a class derives from transformers' Trainer or arguments already: it would stay on those.
+        TrainerSetupError: If a class already derives from transformers' Trainer or arguments: it would keep using them.
     """
     global _in_place
     if _in_place is not None:
         return
     if not is_installed("transformers"):
         raise MissingPackageError(
-            'hf_compat.install() stands in for classes of transformers. Run: pip install "hf-compat[transformers]"'
+            "hf_compat.install() replaces classes of transformers, which is not installed. Run: pip install "
+            '"hf-compat[transformers]"'
         )
     modules = modules_of_transformers()
     theirs = [place for module in modules for place in places_in(module)]
@@ -86,10 +87,10 @@ def _refuse_if_too_late(places: list[NameInModule]) -> None:
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     libraries = sorted({name.partition(".")[0] for name in found})
     raise TrainerSetupError(
-        f"hf_compat.install() comes too late for {', '.join(found[:_MOST_NAMED])}{more}: derived from classes of "
-        f"transformers before, they would train with its Trainer. Call it ahead of what defines them "
-        f"({', '.join(libraries)}), as the first lines of the script: `import hf_compat; hf_compat.install()`. Or "
-        "leave the script as it is and run it with `hf-compat run`."
+        f"hf_compat.install() was called too late: {', '.join(found[:_MOST_NAMED])}{more} already derive from "
+        f"transformers' classes and would keep using its Trainer. Call it before importing {', '.join(libraries)}, at "
+        "the top of the script: `import hf_compat; hf_compat.install()`, or run the unchanged script with `hf-compat "
+        "run`."
     )
 
 
@@ -109,6 +110,6 @@ def _announcement() -> str:
     from importlib.metadata import version
 
     return (
-        f"hf_compat {__version__} is in place of the Trainer of transformers {version('transformers')}: "
-        f"{', '.join(BASES)}, the callbacks, and what belongs to them.\n"
+        f"hf_compat {__version__} replaces the Trainer of transformers {version('transformers')}: {', '.join(BASES)}, "
+        "the callbacks and related names.\n"
     )

@@ -26,7 +26,7 @@ _MODULE = "sitecustomize"
 
 
 def is_asked_for() -> bool:
-    """Return whether processes that this one starts are to install hf_compat; they do unless a user says no."""
+    """Return whether child processes should install hf_compat (the default)."""
     return VARIABLE not in os.environ or is_switched_on(VARIABLE)
 
 
@@ -39,7 +39,7 @@ def pass_on() -> None:
 
 
 def start_child() -> None:
-    """Do what ``startup/sitecustomize.py`` is there for; what goes wrong is one line, and the child goes on."""
+    """Entry point of ``startup/sitecustomize.py``. An error is printed as one line; the process continues."""
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != _STARTUP]
     _run_the_other()
     if not is_switched_on(VARIABLE) or importlib.util.find_spec("transformers") is None:

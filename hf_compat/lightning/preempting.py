@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 class PreemptionSaving(pl.Callback):
     """Saves a checkpoint and exits when a signal asks the process to; for any module.
 
-    Lightning exits with status 0 on SIGTERM and saves nothing, and under SLURM saves in the signal handler. Here the
-    handler only notes the signal, and the status is 128 + signal, 143 for SIGTERM. After SLURM's signal (SIGUSR1) the
-    job is requeued. One process saves after the update step under way. Several save together, whichever got the signal:
-    they ask each other about twice a second, at least after every 16th step.
+    Lightning exits with status 0 on SIGTERM without saving, and under SLURM saves inside the signal handler. Here the
+    handler only records the signal; the run saves after the current update step and exits with 128 + signal (143 for
+    SIGTERM). SLURM's signal (SIGUSR1) also requeues the job. With several processes, ranks check about twice a second,
+    and at least every 16 steps, whether any of them received one.
 
     Args:
         checkpoints: What saves; a callback of the same trainer.

@@ -1,4 +1,4 @@
-"""``ResumableLoader``: a train loader that a resumed run enters at the batch where the last one was left."""
+"""``ResumableLoader``: a train loader that resumes in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["ResumableLoader"]
 class ResumableLoader:
     """Yields the batches of a loader; its state is the position in the epoch, with the random states there.
 
-    Lightning saves and loads the state with a checkpoint. A resumed run shuffles as the epoch began, skips the batches
-    that were trained on, and continues with the random states of the checkpoint, as a run that is not interrupted. The
-    skipped batches are loaded, so that random numbers drawn for them are drawn again.
+    Lightning saves its state with a checkpoint. On resume it restores the random states from the start of the epoch,
+    skips the batches already trained on, then restores the random states of the checkpoint. Skipped batches are loaded,
+    so that random numbers drawn for them are drawn again.
 
     Args:
         loader: A loader with a length, whose order follows from the random generators of torch, numpy and python.

@@ -92,8 +92,8 @@ def share_of(share: Share, whole: int | None, keyword: str) -> int | None:
         return whole
     if whole is None:
         raise DataError(
-            f"`lightning={{'{keyword}': {share!r}}}`: the data loader has no length, so that no fraction of it is "
-            "known. Set a number, or 1.0."
+            f"`lightning={{'{keyword}': {share!r}}}`: the data loader has no length, so a fraction of it is "
+            "undefined. Set a number, or 1.0."
         )
     if share > 0.0 and int(whole * share) == 0:
         raise DataError(

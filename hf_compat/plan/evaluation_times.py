@@ -53,7 +53,7 @@ def steps_between(times: EvaluationTimes, plan: RunPlan, *, has_length: bool) ->
         return max(1, int(steps * times.every))
     if has_length and times.every > steps:
         raise DataError(
-            f"`lightning={{'val_check_interval': {times.every}}}`: an epoch has {steps} update steps, so that it would "
+            f"`lightning={{'val_check_interval': {times.every}}}`: an epoch has {steps} update steps, so it would "
             "never be evaluated. Set at most as many, or `'check_val_every_n_epoch': None` to count over all epochs."
         )
     return times.every

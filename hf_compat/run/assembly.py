@@ -91,7 +91,7 @@ class Pieces:
 
 
 class GivenPieces(NamedTuple):
-    """What a person calls ``fit`` with."""
+    """What the user calls ``fit`` with."""
 
     trainer: pl.Trainer
     module: HFModule

@@ -44,8 +44,8 @@ def batch_size_problems(placement: Placement, model: nn.Module | None, *, syncs_
     size = "Set a `per_device_train_batch_size` that fits"
     if placement.facts.shards_model and not placement.facts.has_engine:
         problems.append(
-            f"{field} with FSDP or tensor parallelism on several ranks: they wait for each other in every layer, also "
-            f"for one that has run out of memory. {size}."
+            f"{field} with FSDP or tensor parallelism on several ranks: ranks synchronise in every layer, so a rank "
+            f"that runs out of memory would hang the others. {size}."
         )
     if placement.hooks.get("ddp_comm_hook") is not None or placement.hooks.get("ddp_comm_state") is not None:
         problems.append(
@@ -56,8 +56,8 @@ def batch_size_problems(placement: Placement, model: nn.Module | None, *, syncs_
     if syncs_norms or has_norms:
         named = "sync_batchnorm=True" if syncs_norms else "SyncBatchNorm"
         problems.append(
-            f"{field} with `{named}` on several ranks: they wait for each other in it, also for one that has run "
-            f"out of memory. {size}."
+            f"{field} with `{named}` on several ranks: ranks synchronise in these layers, so a rank that runs out of "
+            f"memory would hang the others. {size}."
         )
     return problems
 

@@ -74,14 +74,16 @@ def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:
         load: Loads the weights in a folder into the model.
     """
     if state.best_model_checkpoint is None:
-        logger.warning("There is no best checkpoint: the model keeps its weights.")
+        logger.warning("No best checkpoint was recorded; keeping the current weights.")
         return
     best = state.best_model_checkpoint
     if not Path(best).is_dir():  # not an error, which would lose the result of the training
-        logger.warning("Could not locate the best model at %s any more: the model keeps its last weights.", best)
+        logger.warning(
+            "Could not locate the best model at %s: the checkpoint no longer exists. Keeping the last weights.", best
+        )
         return
     logger.info("Loading best model from %s (score: %s).", best, state.best_metric)
     try:
         load(best)
     except MissingWeightsError as error:
-        logger.warning("Could not locate the best model at %s: the model keeps its last weights. %s", best, error)
+        logger.warning("Could not locate the best model at %s; keeping the last weights. %s", best, error)

@@ -52,8 +52,8 @@ def _latest_states(name: str, saved: Any, count: int) -> list[Any]:
     states = saved if isinstance(saved, list) else [saved]
     if count and (len(states) % count or (count == 1 and len(states) > 1)):
         logger.warning(
-            "The checkpoint has %s states of %s, the Trainer has %s such callbacks: the last %s states go to the first "
-            "%s of them, the others keep their initial state.",
+            "The checkpoint has %s states of %s, but the Trainer has %s such callbacks. The last %s states are "
+            "restored into the first %s of them; the others keep their initial state.",
             *(len(states), name, count),
             *[min(len(states), count)] * 2,
         )

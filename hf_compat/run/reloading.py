@@ -14,7 +14,7 @@ __all__ = ["Reloading"]
 
 
 class Reloading(RunCallback):
-    """Reloads at the start of an epoch, when so many epochs have passed since the last time.
+    """Asks for a new train loader every ``epochs`` epochs.
 
     Hooks: ``on_train_epoch_start``.
 

@@ -131,9 +131,9 @@ class Resume(RunCallback):
                 exact = (saved.epoch, batches) if batches < plan.batches_per_epoch else (saved.epoch + 1, 0)
                 return plan, self._start_at(plan, loader, exact, saved), Shift()
             warn_once(
-                f"The checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
-                "train loader of another length. transformers takes the position in the data from the number of update "
-                "steps alone, so that samples are left out or seen again, and so does this run. Set "
+                f"Checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
+                "train loader of a different length. Like transformers, this run computes the position in the data "
+                "from the number of update steps alone, so some samples may be skipped or repeated. Set "
                 "`TrainingArguments(semantics='corrected')` to continue where that run stopped."
             )
             return plan, self._start_at(plan, loader, done, None), Shift()
@@ -144,9 +144,9 @@ class Resume(RunCallback):
         if rest is not None:
             return self._start_with_different_windows(plan, saved, rest, loader)
         logger.warning(
-            "The checkpoint %s was written with %s x %s samples per update step (gradient accumulation x batch "
-            "size), this run has %s x %s. The order of the samples depends on the batch size, so the same number "
-            "of update steps is skipped: some samples of this epoch are seen twice, or not at all.",
+            "Checkpoint %s was written with %s x %s samples per update step (accumulation x batch size); this run "
+            "uses %s x %s. The order of the samples depends on the batch size, so the run skips the same number of "
+            "update steps; some samples of this epoch may be repeated or skipped.",
             self.folder,
             saved.accumulate,
             saved.samples_per_batch,
@@ -280,8 +280,8 @@ def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once
     if host.semantics.corrected:
         return replace(plan, num_train_epochs=epochs_done)
     warn_once(
-        f"All of `max_steps={plan.max_steps}` update steps are made, but transformers makes one more, and so does this "
-        "run. Set `TrainingArguments(semantics='corrected')` to make none."
+        f"All `max_steps={plan.max_steps}` update steps are already done; like transformers, this run makes one extra "
+        "step. Set `TrainingArguments(semantics='corrected')` to avoid it."
     )
     return plan
 

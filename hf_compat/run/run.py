@@ -389,8 +389,8 @@ class TrainingRun:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""
         state = self.host.state
         logger.warning(
-            "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` gave "
-            "no batch in epoch %s; `max_steps=%s` asks for more.",
+            "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` "
+            "yielded no batches in epoch %s, but `max_steps=%s` is not reached.",
             *(state.global_step, state.epoch, state.max_steps),
         )
         self.host.control.should_training_stop = True

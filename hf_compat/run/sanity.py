@@ -15,7 +15,7 @@ __all__ = ["SanityCheck"]
 
 
 class SanityCheck(RunCallback):
-    """Evaluates once the optimizer is there; what it finds is not logged, and the run goes on as without it.
+    """Runs the sanity check once the optimizer exists, without logging it or changing the run.
 
     Hooks: ``on_fit_start``.
 

@@ -217,7 +217,7 @@ class CheckpointSaving(RunCallback):
         """Return whether the folder is needed before training continues; log which callbacks need it."""
         if found := self._reading_callbacks():
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
-            logger.info("Training waits for each save in the background, because %s defines `on_save`.", classes)
+            logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
         return self._is_read_after_saving()
 
     def _is_read_after_saving(self) -> bool:

@@ -56,9 +56,9 @@ def consolidate(
     sharded = _sharded_weights(source)
     target = source if output is None else Path(output)
     if output is None and has_full_weights(source):
-        raise CheckpointError(f"`{source}` has full weights already; remove them first, or name an output folder.")
+        raise CheckpointError(f"`{source}` already has full weights. Remove them first, or pass `--output`.")
     if output is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"`{target}` exists and is not empty: name a new folder.")
+        raise CheckpointError(f"`{target}` already exists and is not empty. Choose a new folder.")
     shards = _Shards(sharded)
     entries = _without_aliases(shards, source)
 
@@ -69,7 +69,7 @@ def consolidate(
         with naming_final_folders():
             return _write_in_place(write, source) if output is None else _write_new_folder(write, source, target)
     except OSError as error:
-        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. It was not changed.") from error
+        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. Nothing was written.") from error
 
 
 def _sharded_weights(folder: Path) -> Path:
@@ -81,7 +81,7 @@ def _sharded_weights(folder: Path) -> Path:
         return sharded
     checkpoints = list_checkpoints(folder)
     if has_full_weights(folder):
-        advice = "its weights are full already"
+        advice = "its weights are already full"
     elif (folder / "zero_to_fp32.py").is_file() or any(folder.glob("global_step*/")):
         advice = f"DeepSpeed wrote it: run `python {folder / 'zero_to_fp32.py'} {folder} OUTPUT`"
     elif checkpoints:
@@ -158,9 +158,7 @@ def _write_in_place(write: Callable[[Path], list[Path]], folder: Path) -> list[P
         written = write(staged)
         for path in written:
             if (folder / path.name).exists():
-                raise CheckpointError(
-                    f"`{folder / path.name}` exists already; remove it first, or name an output folder."
-                )
+                raise CheckpointError(f"`{folder / path.name}` already exists. Remove it first, or pass `--output`.")
         # The index comes last: without it the other files are not read.
         return [path.rename(folder / path.name) for path in written]
     finally:

@@ -48,7 +48,7 @@ def script(path: str, words: Sequence[str]) -> Program:
     """
     full = os.path.abspath(path)
     if not os.path.isfile(full):
-        raise ProgramError(f"can't open file '{full}': there is no such script.")
+        raise ProgramError(f"can't open file '{full}': no such script.")
     attributes = {"__file__": full, "__loader__": SourceFileLoader("__main__", full), "__cached__": None}
     folder = os.path.dirname(os.path.realpath(full))
     return Program(lambda: _compile(full), attributes, [path, *words], folder)
@@ -111,7 +111,7 @@ def install_here_and_in_children() -> None:
 
 
 def run_program(program: Program) -> None:
-    """Run ``program`` as ``__main__``; of an error that it ends with, a traceback is shown that begins with itself."""
+    """Run ``program`` as ``__main__``; tracebacks start at the program's own frames."""
     if not sys.flags.safe_path:
         sys.path[0] = program.folder
     sys.argv[:] = program.words

@@ -1,4 +1,4 @@
-"""``Assembly``: the Trainer that a person's ``lightning.Trainer``, module and data make up."""
+"""``Assembly``: the Trainer made from the user's ``lightning.Trainer``, module and data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data that a person's ``lightning.Trainer`` was given, and what stands in for the Trainer's methods then."""
+"""The data that the user's ``lightning.Trainer`` was given, and what then stands in for the Trainer's methods."""
 
 from __future__ import annotations
 

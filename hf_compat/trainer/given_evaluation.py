@@ -1,4 +1,4 @@
-"""``validate``, ``test`` and ``predict`` that a person has called, as ``Trainer.evaluate`` and ``Trainer.predict``."""
+"""``validate``, ``test`` and ``predict`` called by the user, run as ``Trainer.evaluate`` and ``Trainer.predict``."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ def _pickle_trainer(trainer: Trainer, run: Callable[[Any], TrainOutput], path: P
         torch.save({"trainer": trainer, "run": run, "random": host_rng_state()}, path)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise TrainerSetupError(
-            f"The Trainer has to be pickled to start processes, but it cannot be: {error}. Define functions and "
-            "classes at the top of a module, not in a function or as a lambda, or use the strategy 'ddp_fork'."
+            f"The Trainer must be pickled to start processes, but cannot be: {error}. Define functions and classes at "
+            "module level, not in a function or as a lambda, or use the strategy 'ddp_fork'."
         ) from error
 
 

@@ -31,8 +31,8 @@ def _check_quantized(model: nn.Module) -> None:
     quantizer: Any = getattr(model, "hf_quantizer", None)
     if hasattr(model, "_orig_mod"):
         raise ModelError(
-            "`model`: You cannot fine-tune quantized model with `torch.compile()`. Pass the model as it was before it "
-            "was compiled, and set `torch_compile=True`."
+            "`model`: You cannot fine-tune quantized model with `torch.compile()`. Pass the uncompiled model, and set "
+            "`torch_compile=True`."
         )
     if not is_peft_model(model) and not getattr(quantizer, "is_qat_trainable", False):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""A run as three pieces, of which a person calls ``fit``: ``lightning.Trainer``, ``HFModule`` and ``HFDataModule``."""
+"""A run as three pieces on which the user calls ``fit``: ``lightning.Trainer``, ``HFModule`` and ``HFDataModule``."""
 
 from __future__ import annotations
 
@@ -230,12 +230,12 @@ def _first(group: RunGroup) -> FirstCallback:
 def _refuse_several_fits(trainer: Trainer) -> None:
     problems = []
     if current_run(trainer).may_fit_again:
-        problems.append("`auto_find_batch_size=True` begins further fits. Set it to False.")
+        problems.append("`auto_find_batch_size=True` would start further fits. Set it to False.")
     if trainer._lightning_runtime.placement.start is not None:
         problems.append("`lightning={'strategy': ...}` starts processes. Start the script with `torchrun` instead.")
     problems += [
-        f"`{name}` is overridden in {type(trainer).__name__}, and would not be called. Call `train`, or put what it "
-        "does into a callback."
+        f"`{name}` is overridden in {type(trainer).__name__}, but would not be called. Call `train`, or move the code "
+        "into a callback."
         for name in ("train", "_inner_training_loop")
         if not is_ours(getattr(trainer, name))
     ]

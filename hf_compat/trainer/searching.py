@@ -50,8 +50,8 @@ def search(
     chosen = choose_backend(backend)
     if trainer.model_init is None:
         raise SearchError(
-            "`model_init=None`: for a search you need to pass your model through a model_init function, which makes a "
-            "new one for each trial."
+            "`model_init=None`: for a search you need to pass your model through a model_init function, which creates "
+            "a new one for each trial."
         )
     if trainer.args.world_size > 1:
         raise SearchError(

@@ -158,7 +158,7 @@ def _accelerator_config_problems(trainer: Trainer) -> list[str]:
         if args.train_sampling_strategy == "batch_rebalance" and size > 1 and getattr(config, name):
             problems.append(
                 f"`accelerator_config={{{name!r}: True}}` cannot be combined with "
-                "`train_sampling_strategy='batch_rebalance'`, which gives each rank batches of its own. Remove it."
+                "`train_sampling_strategy='batch_rebalance'`, which builds the batches of each rank itself. Remove it."
             )
     return problems
 

@@ -82,7 +82,7 @@ def _first_installed() -> HPSearchBackend:
         if is_installed(backend.package):
             return name
     commands = " or: ".join(_install(backend) for backend in BACKENDS.values())
-    raise SearchError(f"`hyperparameter_search` found no backend installed. Run: {commands}")
+    raise SearchError(f"`hyperparameter_search`: no supported backend is installed. Run: {commands}")
 
 
 def _install(backend: Backend) -> str:

@@ -177,7 +177,7 @@ def test_a_loader_of_ones_own_is_evaluated_whole_when_corrected(per_batch, tmp_p
         warnings.simplefilter("always", HFCompatWarning)
         assert evaluated(**fields) == ([(2, True), (2, True)] if per_batch else [(4, True)])
     messages = [str(item.message) for item in caught if issubclass(item.category, HFCompatWarning)]
-    assert "cuts each of its batches to 2 samples" in messages[0]
+    assert "truncates each batch to 2 samples" in messages[0]
     assert [("compute_result=True" in message) for message in messages[1:]] == [True] * per_batch
 
 
@@ -212,7 +212,7 @@ def test_a_step_too_many_is_left_out_when_corrected(tmp_path, max_steps):
         )
         Trainer(MeanOverBatch(), args, train_dataset=ListDataset(rows)).train()
     assert steps(semantics="corrected") == max_steps
-    with pytest.warns(HFCompatWarning, match="makes one more"):
+    with pytest.warns(HFCompatWarning, match="makes one extra step"):
         assert steps() == max_steps + 1
 
 

@@ -50,7 +50,7 @@ def test_later_damage_is_found(published):
     trim(published.folder)
     published.accept_changes()
     (published.folder / "adapter" / "adapter_model.bin").write_bytes(b"")
-    assert incomplete_reason(published.folder) == "`adapter/adapter_model.bin` has 0 bytes, 7 were written."
+    assert incomplete_reason(published.folder) == "`adapter/adapter_model.bin` has 0 bytes, expected 7."
 
 
 def test_nothing_is_written_without_a_change(published, monkeypatch):
@@ -140,5 +140,5 @@ def test_a_marker_that_cannot_be_written(published, monkeypatch, caplog):
     monkeypatch.setattr(after_save, "flush_file", fail)
     with caplog.at_level(logging.WARNING):
         published.accept_changes()
-    assert "checkpoint-1 since it was saved cannot be noted: the disk failed" in caplog.text
+    assert "checkpoint-1 after it was saved could not be recorded: the disk failed" in caplog.text
     assert read_marker(published.folder) == published.marker

@@ -147,7 +147,7 @@ STATE_FIELDS = sorted(TrainerState.__dataclass_fields__)
     name=st.sampled_from(STATE_FIELDS),
     value=VALUES | st.integers(0) | st.floats(0) | st.fixed_dictionaries({"TrainerControl": VALUES}),
 )
-@pytest.mark.filterwarnings("ignore:All of `max_steps")
+@pytest.mark.filterwarnings("ignore:All `max_steps")
 @pytest.mark.filterwarnings("ignore:.*after an epoch that a callback had ended early")
 def test_a_run_with_any_value_in_its_state(name, value, written):
     """Resuming with any value of any field trains on, or is refused with our own error."""

@@ -136,7 +136,7 @@ def test_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/checkpoint-1` cannot be written: .*File exists"):
         write(tmp_path / "file" / "checkpoint-1", "text")
-    with pytest.raises(CheckpointError, match="a file of that name is there"):
+    with pytest.raises(CheckpointError, match="a file with that name already exists"):
         write(tmp_path / "file", "text")
     assert names_in(tmp_path) == ["file"]
 
@@ -314,7 +314,7 @@ def test_what_appears_meanwhile_is_not_replaced(links, tmp_path, monkeypatch):
     if not links:
         monkeypatch.setattr(os, "link", refuse)
     file, folder = tmp_path / "file", tmp_path / "folder"
-    with pytest.raises(CheckpointWriteError, match="a file of that name is there"):
+    with pytest.raises(CheckpointWriteError, match="a file with that name already exists"):
         create_file(file, lambda: file.write_text("theirs"))
     with pytest.raises(CheckpointWriteError, match="cannot be written"):
         create_folder(folder, lambda: (folder.mkdir(), (folder / "content").write_text("theirs")))

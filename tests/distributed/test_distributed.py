@@ -128,7 +128,7 @@ def test_uneven_training_is_refused(finished):
     """Processes that would make different numbers of update steps are refused, on every process."""
     for rank in (0, 1):
         (kept,) = outcome(finished, "uneven_training_is_refused", "ours", rank).results
-        assert "even_batches=False leaves some of 2 processes with one of 3 batches less" in kept["value"]
+        assert "with even_batches=False, 3 batches leave some of the 2 processes with one batch fewer" in kept["value"]
 
 
 def test_steady_steps(finished):

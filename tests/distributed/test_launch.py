@@ -98,7 +98,7 @@ def test_nodes():
         ),
         pytest.param(TORCHRUN, "set MASTER_ADDR", id="nodes that cannot find each other"),
         pytest.param(
-            SLURM | {"SLURM_PROCID": "2"}, "SLURM_PROCID=2.*consecutive ranks.*--distribution=block", id="dealt out"
+            SLURM | {"SLURM_PROCID": "2"}, "SLURM_PROCID=2.*must be consecutive.*--distribution=block", id="dealt out"
         ),
     ],
 )

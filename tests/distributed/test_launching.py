@@ -105,7 +105,7 @@ def trainer(folder, strategy, **keywords):
 def test_trainer_that_cannot_be_pickled(tmp_path):
     """A function that the processes could not find is named before any is started."""
     unpicklable = trainer(tmp_path, "ddp_spawn", compute_metrics=lambda prediction: {})
-    with pytest.raises(TrainerSetupError, match=r"lambda.*top of a module.*ddp_fork"):
+    with pytest.raises(TrainerSetupError, match=r"lambda.*at module level.*ddp_fork"):
         unpicklable.train()
 
 

@@ -352,9 +352,9 @@ def test_weights_that_do_not_fit(run, tmp_path):
 
 def test_called_by_no_strategy(tmp_path):
     """Inside another CheckpointIO, which writes from a thread, it cannot know the model, and says so."""
-    with pytest.raises(TrainerSetupError, match="as it is"):
+    with pytest.raises(TrainerSetupError, match="Pass it directly"):
         HFCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 1}, tmp_path / "a")
-    with pytest.raises(TrainerSetupError, match="as it is"):
+    with pytest.raises(TrainerSetupError, match="Pass it directly"):
         fit(tmp_path, io=AsyncCheckpointIO(HFCheckpointIO()), epochs=1)
     with pytest.raises(TrainerSetupError, match="storage_options"):
         HFCheckpointIO().save_checkpoint({}, tmp_path / "a", storage_options={"a": 1})

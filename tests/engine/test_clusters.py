@@ -88,14 +88,14 @@ def test_lightnings_own_environment(variables):
     apply_cluster_environment(args, {"plugins": [LightningEnvironment()]})
     assert args.launch == Launch("torchrun", 2, 1, 1, 2, port=1234)
     variables(NODE_RANK="1")
-    with pytest.raises(TrainerSetupError, match=r"LightningEnvironment.*torchrun has started 2"):
+    with pytest.raises(TrainerSetupError, match=r"LightningEnvironment.*torchrun has already started 2"):
         apply_cluster_environment(args, {"plugins": [LightningEnvironment()]})
 
 
 def test_lightnings_own_environment_under_mpirun(variables):
     """A launcher that does not set LOCAL_RANK would have it start processes in each of its own."""
     variables(OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_LOCAL_RANK="1")
-    with pytest.raises(TrainerSetupError, match=r"LightningEnvironment.*Open MPI has started 2"):
+    with pytest.raises(TrainerSetupError, match=r"LightningEnvironment.*Open MPI has already started 2"):
         apply_cluster_environment(arguments(), {"plugins": [LightningEnvironment()]})
 
 

@@ -56,9 +56,11 @@ def test_what_the_command_says_is_done(tmp_path, command):
             {"strategy": "deepspeed"}, {}, {}, r"deepspeed=.*'stage': 2.*`LT_STRATEGY=deepspeed`", id="deepspeed"
         ),
         pytest.param({"strategy": "fsdp"}, {}, {}, "world size is only 1.*`LT_STRATEGY=fsdp`", id="shards for one"),
-        pytest.param({"accelerator": "gpu"}, {}, {}, "on cpu, by `use_cpu=True`.*`LT_ACCELERATOR=gpu`", id="device"),
+        pytest.param(
+            {"accelerator": "gpu"}, {}, {}, r"\(cpu, chosen from `use_cpu=True`.*`LT_ACCELERATOR=gpu`", id="device"
+        ),
         pytest.param({"devices": "0,1"}, {}, {}, "CUDA_VISIBLE_DEVICES.*`LT_DEVICES=0,1`", id="list of devices"),
-        pytest.param({"num_nodes": "two"}, {}, {}, "`LT_NUM_NODES=two` is no number", id="nodes"),
+        pytest.param({"num_nodes": "two"}, {}, {}, "`LT_NUM_NODES=two` is not a valid number", id="nodes"),
         pytest.param({"precision": "64"}, {}, {"bf16": True}, "contradicts `bf16=True`.*`LT_PRECISION=64`", id="field"),
         pytest.param({}, {"devices": 2}, {}, "'devices': 2.*contradicts `LT_DEVICES=1`.*--devices", id="keyword"),
         pytest.param(

@@ -138,7 +138,7 @@ class FromScratch(Strategy):
 @pytest.mark.parametrize(
     ("strategy", "told"),
     [
-        pytest.param(OfTheUser(), "OfTheUser.*would not call `pre_backward` of yours", id="a subclass of DDP"),
+        pytest.param(OfTheUser(), "OfTheUser.*never call your `pre_backward`", id="a subclass of DDP"),
         pytest.param(FromScratch(), "FromScratch.*`all_gather`, `barrier`, `broadcast`", id="a strategy of one's own"),
         pytest.param(FabricsStrategy(), "DDPStrategy.*of `lightning.pytorch.strategies`", id="Fabric's"),
         pytest.param(SingleDeviceStrategy("meta"), "is for meta, but the run is on cpu", id="another device"),

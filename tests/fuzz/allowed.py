@@ -8,6 +8,7 @@ from importlib import metadata
 
 from packaging.version import Version
 
+from hf_compat.errors import EarlyStoppingError
 from tests.fuzz.cases import Case
 
 __all__ = ["ALLOWED", "Allowed", "allowed_differences"]
@@ -23,6 +24,7 @@ class Allowed:
         applies: Whether a case may show it.
         until: The first release of transformers that no longer shows it; None: every release does.
         upstream_raises: Whether transformers may end with an error where our run has none.
+        raises_later: The errors with which the rest of a case may end ours then.
     """
 
     reason: str
@@ -30,6 +32,7 @@ class Allowed:
     applies: Callable[[Case], bool]
     until: str | None = None
     upstream_raises: bool = False
+    raises_later: tuple[type[Exception], ...] = ()
 
 
 def _resumes_stream_in_a_later_pass(case: Case) -> bool:
@@ -51,10 +54,23 @@ def _evaluates_alone_with_patience(case: Case) -> bool:
     return bool(case.patience) and not watches and case.steps[0] == "evaluate"
 
 
+def _warms_up_along_a_polynomial(case: Case) -> bool:
+    """Whether the schedule is a polynomial with a warm-up, which may take the whole run."""
+    warms_up = case.fields.get("warmup_steps") or case.fields.get("warmup_ratio")
+    return bool(warms_up) and case.fields.get("lr_scheduler_type") == "polynomial"
+
+
 ALLOWED = (
     Allowed(
+        "transformers divides by the update steps after the warm-up.",
+        "A polynomial schedule whose warm-up takes the whole run ends at its final rate",
+        _warms_up_along_a_polynomial,
+        upstream_raises=True,
+    ),
+    Allowed(
         "transformers counts the batches to skip from the stream's first beginning and so begins a new pass.",
-        "A stream without length that is resumed beyond its first pass continues in the pass that it was in",
+        "When an iterable dataset without a length is resumed after its first pass, training continues in the pass it "
+        "was in",
         _resumes_stream_in_a_later_pass,
     ),
     Allowed(
@@ -69,6 +85,7 @@ ALLOWED = (
         "`evaluate` with an `EarlyStoppingCallback` but without `metric_for_best_model` returns its metrics",
         _evaluates_alone_with_patience,
         upstream_raises=True,
+        raises_later=(EarlyStoppingError,),
     ),
 )
 """Every difference that a case may show; a case to which none applies may differ in nothing."""

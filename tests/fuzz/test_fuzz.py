@@ -126,3 +126,6 @@ def test_an_error_of_one_alone_is_explained_only_if_it_is_upstreams():
         assert unexplained(error, error, [allowed]) == ""
     assert unexplained(error, outcome, [quiet])
     assert unexplained(error, outcome, [loud]) == ""
+    later = replace(loud, raises_later=(KeyError,))
+    assert unexplained(error, KeyError("x"), [later]) == ""
+    assert unexplained(outcome, KeyError("x"), [later])

@@ -85,5 +85,5 @@ def test_verified(tmp_path):
     pytest.importorskip("matplotlib")
     script = shutil.copy(FOLDER / "task_families.py", tmp_path)
     told = run("-m", "hf_compat", "verify", "--steps", "4", script, "out", *TASKS, folder=tmp_path, timeout=900)
-    assert f"Equal to the last bit over {4 * len(TASKS)} update steps." in told
+    assert f"Bit-identical over {4 * len(TASKS)} update steps." in told
     assert not (tmp_path / "out").exists()

@@ -114,6 +114,6 @@ def test_two_ranks_under_a_launcher(tmp_path, launcher):
         command = [*launcher, *before, FOLDER / "own_trainer.py", "out"]
         ended = processes.finish([processes.start(command, tmp_path / name)], timeout=300)[0]
         assert ended.code == 0, ended.output
-        assert ended.output.count("is in place of the Trainer") == len(before[:1])
+        assert ended.output.count("replaces the Trainer") == len(before[:1])
         left.append(outcome(tmp_path / name / "out"))
     assert left[0] == left[1]

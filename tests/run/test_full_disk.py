@@ -45,7 +45,7 @@ def remount(disk, how):
 
 
 TROUBLES = {
-    "full": (fill, free, r"No space left on device|\(0 bytes were free"),
+    "full": (fill, free, r"No space left on device|\(0\.00 GB free"),
     "read-only": (lambda disk: remount(disk, "ro"), lambda disk: remount(disk, "rw"), "Read-only file system"),
 }
 

@@ -163,7 +163,7 @@ def test_lightning_callback_state_survives_a_resume(tmp_path):
         pytest.param("strategy", DDPStrategy(process_group_backend="gloo"), "ddp_backend", id="a backend of its own"),
         pytest.param("devices", [0, 1], "CUDA_VISIBLE_DEVICES", id="devices one by one"),
         pytest.param("devices", 0, "`lightning=.'devices': 0", id="no device"),
-        pytest.param("accelerator", "gpu", "the run is on cpu.*use_cpu", id="another accelerator"),
+        pytest.param("accelerator", "gpu", r"the device of this run \(cpu.*use_cpu", id="another accelerator"),
     ],
 )
 def test_places_that_cannot_be(tmp_path, keyword, value, advice):

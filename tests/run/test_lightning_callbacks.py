@@ -448,7 +448,7 @@ def test_a_callback_is_refused(name, tmp_path):
             {},
             "`make_pruning_permanent=False`.*`save_strategy='no'`",
         ),
-        (lambda: LambdaCallback(on_predict_start=print), {}, "would do nothing.*on_predict_start.*on_test_"),
+        (lambda: LambdaCallback(on_predict_start=print), {}, "has no effect.*on_predict_start.*on_test_"),
     ],
 )
 def test_a_setting_is_refused(make, settings, message, tmp_path):

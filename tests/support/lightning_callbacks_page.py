@@ -9,13 +9,13 @@ INTRODUCTION = """\
 # Lightning's callbacks
 
 `Trainer(callbacks=[...])` takes callbacks of transformers and of Lightning, mixed; `add_callback`, `pop_callback` and
-`remove_callback` take both too. Each callback of `lightning.pytorch.callbacks` works, or the Trainer refuses it before
-training, with the reason and what to use instead. The same holds for subclasses.
+`remove_callback` take both too. Each callback of `lightning.pytorch.callbacks` either works or is
+refused before training, with the reason and what to use instead. The same holds for subclasses.
 
 One update step is one Lightning batch: hooks, `global_step` and `every_n_train_steps` count update steps. Evaluations
 inside the fit reach callbacks as validations, and their metrics as `eval_*` in `callback_metrics`. The states of
 callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`; weights that
-they put into its `state_dict` are the checkpoint's weights.
+they put into its `state_dict` become the checkpoint's weights.
 
 This page is generated from `hf_compat/engine/lightning_callbacks.py`.
 """
@@ -38,12 +38,12 @@ def page() -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            "## They work\n\n| callback | what it does here | refused with |\n|---|---|---|",
+            "## Supported\n\n| callback | what it does here | refused with |\n|---|---|---|",
             *works,
-            "\n## They are refused\n\n| callback | reason | instead |\n|---|---|---|",
+            "\n## Refused\n\n| callback | reason | instead |\n|---|---|---|",
             *refused,
             f"\n## Hooks that no run calls\n\n{never}. A callback that defines no other hook is refused.",
-            f"\n{checked} are called with `lightning={{'num_sanity_val_steps': n}}` only.\n",
+            f"\n{checked} are only called with `lightning={{'num_sanity_val_steps': n}}`.\n",
         ]
     )
 

@@ -8,9 +8,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "lightning_keywords.md"
 INTRODUCTION = """\
 # Lightning's keywords
 
-`Trainer(lightning={...})` takes the keywords of `lightning.Trainer`. One that says what a field of `TrainingArguments`
-says sets that field, in a copy of the arguments; beside a field that you set to something else it is refused before
-training, and both are named. Under `deepspeed` such fields have to be set in the arguments.
+`Trainer(lightning={...})` takes the keywords of `lightning.Trainer`. A keyword that duplicates a field of
+`TrainingArguments` sets that field in a copy of the arguments, and is refused before training if you set the field to a
+different value; the error names both. With `deepspeed`, set such fields in the arguments instead.
 
 One update step is one Lightning batch: where Lightning counts training batches, update steps are counted.
 

@@ -10,24 +10,24 @@ INTRODUCTION = """\
 # Lightning's strategies and clusters
 
 `Trainer(lightning={"strategy": ..., "plugins": [...]})` takes names and instances of strategies, and cluster
-environments. Each that Lightning has works, or is refused before training, with the reason and what to use instead.
-Without one a run is under the strategy that the training arguments say: `deepspeed`, `fsdp`, `parallelism_config`, else
-DDP, or one device in one process.
+environments. Each of Lightning's either works or is refused before training, with the reason and what to use instead.
+By default the training arguments choose the strategy: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP, or a
+single device.
 
 This page is generated from `hf_compat/engine/strategy_table.py`.
 """
 OF_INSTANCES = """\
-Plugins that are handed to a strategy (`checkpoint_io`, `precision_plugin`, `cluster_environment`) are those of
-`lightning={"plugins": [...]}`.
-A name that you have registered in Lightning's `StrategyRegistry` stands for an instance.
+Plugins passed to a strategy (`checkpoint_io`, `precision_plugin`, `cluster_environment`) are treated as those in
+`lightning={"plugins": [...]}`. A name registered in Lightning's `StrategyRegistry` stands for an instance.
 
-A subclass of yours works if it defines a constructor and nothing else. A run's strategy is one of hf_compat's, which
-would not call other methods of yours: a subclass with others is refused, and they are named.
+A subclass of yours works if it only overrides the constructor. hf_compat uses its own strategy classes, so other
+overrides would never be called and are refused by name.
 """
 OF_ENVIRONMENTS = """\
-Which process this is, of how many, is read from the variables of the launcher, as soon as training arguments are asked:
-`args.process_index`, `args.device`, `args.main_process_first()`. Passing an environment is not needed then; one that is
-passed has to agree with the variables. An environment that knows more than they do, or one of your own, comes first:
+Rank and world size are read from the launcher's environment variables as soon as the training arguments need them:
+`args.process_index`, `args.device`, `args.main_process_first()`. You need not pass an environment then; one that you do
+pass must agree with the variables. An environment that provides more information, or one of your own, must be
+registered first:
 
 <!-- first
 from hf_compat.distributed.launch import Launch
@@ -46,13 +46,13 @@ use_cluster_environment(MyCluster())  # before there are training arguments
 args = TrainingArguments("out")
 ```
 
-Passed to the Trainer alone it works from there on; until then the arguments take the process for the only one.
-Processes of a node have to have consecutive ranks, as launchers give them by default.
+If it is only passed to the Trainer, it takes effect from then on; until then the arguments assume a single process.
+The ranks on a node must be consecutive, which is the default of launchers.
 """
 OF_VARIABLES = """\
 `fabric run --strategy ddp --devices 2 script.py` starts the script with torchrun, and sets variables that
-`lightning.Trainer` does not read. A Trainer takes them for the keywords that they stand for, and refuses what it would
-refuse of these, with name and value of the variable. A keyword of the script's that says something else is refused too.
+`lightning.Trainer` does not read. hf_compat's Trainer treats them as the keywords below, and refuses the same values,
+with the name and value of the variable. If the script sets such a keyword to a different value, that is refused too.
 """
 
 

@@ -49,9 +49,9 @@ INTRODUCTION = """\
 # What scale costs
 
 What a run on 8, 64 or 1024 GPUs spends on communication and on checkpoints, and which settings to use. The formulas
-are counted, not estimated: `tests/distributed/test_scale.py` trains on two processes and compares the bytes that the
-kernel sends, and the memory of all tensors, with them; `python -m tests.benchmarks scaling` counts 1, 2 and 4
-processes. What follows from them for GPUs is computed, with the assumptions that are named, and has not been measured.
+are verified, not estimated: `tests/distributed/test_scale.py` trains on two processes and compares them with the bytes
+that the kernel sends and the memory of all tensors; `python -m tests.benchmarks scaling` counts 1, 2 and 4 processes.
+The GPU figures are computed from them under the stated assumptions and have not been measured.
 
 This page is generated from `tests/support/scale_page.py`.
 
@@ -63,35 +63,33 @@ This page is generated from `tests/support/scale_page.py`.
 |---|---|---|---|---|---|
 """
 AFTER_BYTES = """
-- Under DDP the gradients are float32 with `bf16=True` too, since the parameters are.
+- Under DDP the gradients are float32 even with `bf16=True`, since the parameters are.
 - `gradient_accumulation_steps=k` divides DDP's bytes for a batch by `k`. FSDP gathers the parameters for every batch
   and reduces the gradients once, ZeRO-2 reduces them for every batch and gathers once, ZeRO-3 does both for every
   batch.
 - FSDP's outermost unit, with the embeddings, is not gathered a second time.
-- The memory is that of parameters, gradients and AdamW's state. Activations come on top, and under FSDP and ZeRO-3 the
-  one or two units that are gathered at a time. DeepSpeed keeps a float32 copy of the parameters beside them.
+- The memory is that of parameters, gradients and AdamW's state. Activations are extra, and under FSDP and ZeRO-3 so are
+  the one or two units that are gathered at a time. DeepSpeed additionally keeps a float32 copy of the parameters.
 - gloo, on CPUs, has no reduce-scatter: an all-reduce is counted in its place.
-- What else the ranks tell each other for an update step is some bytes: how many tokens its batches have, the norm of
-  sharded gradients, and about twice a second whether one of them was asked to stop.
+- Other traffic per update step is a few bytes: token counts, the norm of sharded gradients, and, about twice a second,
+  whether a rank was asked to stop.
 
 ## How many tokens hide the communication
 
-A GPU computes `6 * P * tokens` operations for an update step, and sends meanwhile. The communication takes less time
-than the computation if each GPU has at least so many tokens an update step (a batch, but for DDP), whatever the model's
-size:
+A GPU performs `6 * P * tokens` operations per update step and communicates meanwhile. Communication is hidden if each
+GPU processes at least this many tokens per update step (per batch, except with DDP), regardless of model size:
 
 """
 AFTER_TOKENS = """
-With fewer, GPUs wait. Assumed are {compute:.0f} TFLOP/s of computation a GPU, and that rings get
+With fewer tokens, GPUs wait for the network. Assumptions: {compute:.0f} TFLOP/s per GPU; ring bandwidth
 {nvlink:.0f} GB/s within a node, {fast:.0f} GB/s between nodes with eight adapters, {slow:.1f} GB/s with one.
 
 `hybrid_shard` is `fsdp="hybrid_shard"` with `fsdp_config={{"version": 1}}`: parameters are sharded within a node and
-replicated over the nodes, so that only an eighth of the gradients leaves a GPU for another node. It needs an eighth of
-{state} bytes a parameter on each GPU.
+replicated across nodes, so that each GPU sends only an eighth of the gradients to other nodes. It needs an eighth of
+{state} bytes per parameter on each GPU.
 
-Bandwidth is not all: each gather or reduction of a ring takes {hop:.0f} µs a hop, and FSDP has three for every layer.
-On 1024 GPUs that alone is {ring_8b:.2f} s an update step for a model of 8B with 32 layers, and {ring_hybrid:.2f} s with
-`hybrid_shard`.
+Latency matters too: each ring collective takes {hop:.0f} µs per hop, and FSDP issues three per layer. On 1024 GPUs this
+alone takes {ring_8b:.2f} s per update step for an 8B model with 32 layers, and {ring_hybrid:.2f} s with `hybrid_shard`.
 
 ## Memory on each GPU
 
@@ -101,32 +99,32 @@ GB for parameters, gradients and AdamW's state with `bf16=True`, by the formulas
 AFTER_MEMORY = """
 ## Checkpoints
 
-A checkpoint has {state} bytes a parameter. With a full state dict rank 0 gathers and writes it all; with a sharded one
-(`fsdp_config={{"state_dict_type": "SHARDED_STATE_DICT"}}`, or DeepSpeed) every rank writes its part. Seconds that
-training stands still, if a node writes {write:.0f} GB/s, the file system takes {shared:.0f} GB/s from all, and a GPU's
-memory is copied to its host at {host:.0f} GB/s:
+A checkpoint has {state} bytes per parameter. With a full state dict rank 0 gathers and writes all of it; with a sharded
+one (`fsdp_config={{"state_dict_type": "SHARDED_STATE_DICT"}}`, or DeepSpeed) every rank writes its part. Seconds that
+training is blocked, if a node writes {write:.0f} GB/s, the file system takes {shared:.0f} GB/s from all nodes together,
+and GPU memory is copied to the host at {host:.0f} GB/s:
 
 """
 AFTER_CHECKPOINTS = """
-How often? If a GPU fails once in 50,000 hours, a run on `n` of them fails every `50,000 / n` hours: on 1024 once in two
-days. Saving every `sqrt(2 * c * m)` seconds loses least, where a save costs `c` seconds and a failure comes every `m`.
-That is the interval below, and the share of the time that is lost to saving and to steps that are done again:
+How often? If a GPU fails once in 50,000 hours, a run on `n` GPUs fails every `50,000 / n` hours: on 1024 GPUs once in
+two days. Saving every `sqrt(2 * c * m)` seconds loses the least, where a save costs `c` seconds and failures occur
+every `m` seconds on average. The table shows this interval, and the share of time lost to saving and repeated steps:
 
 """
 END = """
 ## Which settings
 
-| GPUs | the model's {state_all} bytes a parameter | settings |
+| GPUs | the model's {state_all} bytes per parameter | settings |
 |---|---|---|
 | one node | fit on one GPU | DDP, which is the default; `gradient_accumulation_steps` if tokens are few |
 | one node | do not | `fsdp="full_shard"` |
 | several, a fast network | fit on the GPUs of a node | `fsdp="hybrid_shard"`, `fsdp_config={{"version": 1}}` |
-| several, a fast network | do not | `fsdp="full_shard"`, and as many tokens a GPU as its memory allows |
+| several, a fast network | do not | `fsdp="full_shard"`, and as many tokens per GPU as its memory allows |
 | several, a slow network | fit on one GPU | DDP with `gradient_accumulation_steps` from the table of tokens |
 | several, a slow network | fit on the GPUs of a node | `fsdp="hybrid_shard"`, `fsdp_config={{"version": 1}}` |
 
 With any of them: `bf16=True`, `save_async=True`, a sharded state dict from 8B on, `save_steps` from the interval above,
-and `resume_from_checkpoint="auto"`, so that a job that is started again resumes.
+and `resume_from_checkpoint="auto"`, so that a restarted job resumes.
 """
 
 

@@ -141,7 +141,7 @@ def spoil_header(path):
 
 
 DAMAGES = {
-    "cut weights": ("model.safetensors", cut, r"`model.safetensors` has [0-9]+ bytes, [0-9]+ were written\.", True),
+    "cut weights": ("model.safetensors", cut, r"`model.safetensors` has [0-9]+ bytes, expected [0-9]+\.", True),
     "missing weights": ("model.safetensors", Path.unlink, r"`model.safetensors` is missing\.", True),
     "spoiled header": ("model.safetensors", spoil_header, "`model.safetensors` is damaged: .*header", False),
     "cut optimizer": ("optimizer.pt", cut, "`optimizer.pt` has", True),

@@ -67,7 +67,7 @@ def test_whole_weights_are_those_of_save_pretrained(checkpoint, tmp_path, capsys
     loaded = AutoModelForCausalLM.from_pretrained(checkpoint)
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
     assert cli.main(["consolidate", str(checkpoint)]) == 0
-    assert "full weights already" in capsys.readouterr().out
+    assert "already has full weights" in capsys.readouterr().out
     assert everything(checkpoint) == after
 
 
@@ -155,7 +155,7 @@ def other_state(folder):
         pytest.param(
             lambda folder: (folder / "model.safetensors").touch(), "new", None, id="both: a new folder is fine"
         ),
-        pytest.param(only_whole, "new", "its weights are full already", id="whole, elsewhere"),
+        pytest.param(only_whole, "new", "its weights are already full", id="whole, elsewhere"),
         pytest.param(deepspeed, None, "zero_to_fp32.py", id="DeepSpeed"),
         pytest.param(lambda folder: shutil.rmtree(folder), None, "does not exist", id="nothing there"),
         pytest.param(lambda folder: None, ".", "not empty", id="output in use"),

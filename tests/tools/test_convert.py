@@ -157,7 +157,7 @@ def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, groups, capsys):
     target = tmp_path / "checkpoint-3"
     assert cli.main(["convert", str(tmp_path / "run" / "3.ckpt"), str(target)]) == 0
     output = capsys.readouterr().out
-    assert f"{target}\nNot carried over:\n- " in output
+    assert f"{target}\nNot converted:\n- " in output
     assert "random states: the checkpoint has none" in output
     assert ("names in the optimizer's state" in output) == (groups != "named")
     state = json.loads((target / names.TRAINER_STATE_NAME).read_text())
@@ -352,7 +352,7 @@ def test_nothing_is_replaced(tmp_path):
     convert(tmp_path / "model", tmp_path / "a.ckpt")
     before = (tmp_path / "a.ckpt").read_bytes()
     for source, target in (("model", "a.ckpt"), ("a.ckpt", "model"), ("a.ckpt", "a.ckpt")):
-        with pytest.raises(CheckpointError, match="exists already"):
+        with pytest.raises(CheckpointError, match="already exists"):
             convert(tmp_path / source, tmp_path / target)
     assert (tmp_path / "a.ckpt").read_bytes() == before
     (tmp_path / "empty").mkdir()
@@ -430,7 +430,7 @@ def test_what_is_no_checkpoint_of_lightning(tmp_path):
     torch.save({"module": {}, "dp_world_size": 1}, tmp_path / "zero" / "checkpoint" / "mp_rank_00_model_states.pt")
     old = saved(tmp_path / "old.ckpt", nn.Linear(2, 2), **{"pytorch-lightning_version": "1.9.0"})
     for source, message in (
-        (tmp_path / "weights.pt", "is not a checkpoint of Lightning"),
+        (tmp_path / "weights.pt", "is not a Lightning checkpoint"),
         (tmp_path / "text.ckpt", "cannot be read"),
         (tmp_path / "folder", "has no weights"),
         (tmp_path / "none.ckpt", "does not exist"),
@@ -460,10 +460,10 @@ def test_which_part_is_the_model(tmp_path):
     source = saved(tmp_path / "two.ckpt", two)
     with pytest.raises(CheckpointError, match=r"`net\.`, `head\.`\. Pass one of them as `--prefix`"):
         convert(source, tmp_path / "out")
-    with pytest.raises(CheckpointError, match=r"`--prefix other`: no weights begin with it"):
+    with pytest.raises(CheckpointError, match=r"`--prefix other`: no weight name starts with it"):
         convert(source, tmp_path / "out", Options(prefix="other"))
     notes = convert(source, tmp_path / "out", Options(prefix="net")).notes
-    assert "weights beside the model, which begins with `net.`: head.weight, head.bias." in notes
+    assert "weights outside the model (prefix `net.`): head.weight, head.bias." in notes
     assert any(note.startswith("config.json: ") for note in notes)
     only = saved(tmp_path / "one.ckpt", nn.ModuleDict({"net": nn.Linear(2, 2)}))
     convert(only, tmp_path / "one", Options(max_shard_size=8))
@@ -486,7 +486,7 @@ def test_the_class_is_found(tmp_path):
     loaded = type(model).from_pretrained(tmp_path / "out")
     assert_equal(dict(loaded.state_dict()), dict(model.state_dict()))
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
-    with pytest.raises(CheckpointError, match=r"no weights of the bert model of its configuration"):
+    with pytest.raises(CheckpointError, match=r"No weights .* match the bert model of its configuration"):
         convert(source, tmp_path / "no", Options(model=tmp_path / "config.json"))
 
 

@@ -103,7 +103,7 @@ def test_a_trainer_goes_on_where_lightning_stopped(tmp_path, base, parts):
     module = Adapted(base, parts=parts)
     whole = lightning_run(tmp_path / "run", module)
     made = convert(tmp_path / "run" / "3.ckpt", tmp_path / "checkpoint-3")
-    (note,) = told(made, "weights of the base model")
+    (note,) = told(made, "the base model's weights")
     assert note.endswith(f"loaded from `{base}`.")
     assert not (tmp_path / "checkpoint-3" / names.SAFE_WEIGHTS_NAME).exists()
     resumed = trainer_run(tmp_path / "ours", resume=tmp_path / "checkpoint-3", model=adapted(base))
@@ -170,9 +170,9 @@ def test_a_configuration_imports_nothing(tmp_path, base):
     file = tmp_path / "evil" / "adapter_config.json"
     config = json.loads(file.read_text())
     file.write_text(json.dumps({**config, "megatron_config": {"a": 1}, "megatron_core": "this"}))
-    with pytest.raises(CheckpointError, match="by which peft imports or loads"):
+    with pytest.raises(CheckpointError, match="with which peft would import or load"):
         convert(source, tmp_path / "out", Options(adapter=file))
-    with pytest.raises(CheckpointError, match="by which peft imports or loads"):
+    with pytest.raises(CheckpointError, match="with which peft would import or load"):
         convert(tmp_path / "evil", tmp_path / "out.ckpt")
     assert "this" not in sys.modules
     file.write_text(json.dumps({**config, "init_lora_weights": "pissa"}))
@@ -193,7 +193,7 @@ def test_configurations_are_needed(tmp_path, base):
         with pytest.raises(CheckpointError, match=message):
             convert(tmp_path / "bare.ckpt", tmp_path / "none", Options(**options))
 
-    refused("adapters of peft, but not their configuration: .* as `--adapter`")
+    refused("PEFT adapters, but not their configuration: .* as `--adapter`")
     refused(r"has the adapters default, second, but .* of default\.", adapter=tmp_path / "adapters/adapter_config.json")
     refused("has no `adapter_config.json`", adapter=base)
     refused("`--max-shard-size` has no effect on adapters", adapter=tmp_path / "adapters", max_shard_size=9)
@@ -201,7 +201,7 @@ def test_configurations_are_needed(tmp_path, base):
     assert_equal(contents(tmp_path / "out"), contents(tmp_path / "adapters"))
     del content["hyper_parameters"]["model_name"]
     torch.save(content, tmp_path / "bare.ckpt")
-    refused("known in a model of the installed transformers alone: .* as `--model`", adapter=tmp_path / "adapters")
+    refused("in a model that the installed transformers knows. .* as `--model`", adapter=tmp_path / "adapters")
     base.rename(tmp_path / "moved")
     with pytest.raises(CheckpointError, match=r"(?s)their base model.*as `--model`"):
         convert(tmp_path / "out", tmp_path / "file.ckpt")

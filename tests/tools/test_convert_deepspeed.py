@@ -127,7 +127,7 @@ def test_what_is_no_whole_save_is_refused(tmp_path, run):
             convert(tmp_path / "zero", tmp_path / "out", Options(weights_only=True))
 
     last.unlink()
-    refused("was written by 2 ranks, but has the optimizer's states of 1")
+    refused("was written by 2 ranks, but contains the optimizer states of 1")
     torch.save({"optimizer_state_dict": Trap(tmp_path / "made")}, last)
     refused(r"rank_1_mp_rank_00_optim_states\.pt` is refused")
     content = torch.load(folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt", weights_only=True)

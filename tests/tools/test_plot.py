@@ -134,8 +134,8 @@ def test_speeds_and_summaries_are_no_curves(tmp_path):
         pytest.param(None, "has no `trainer_state.json`", id="none"),
         pytest.param('{"log_hist', "cannot be read", id="broken"),
         pytest.param("[1]", "not a JSON object", id="a list"),
-        pytest.param("{}", "no list of logs", id="another file"),
-        pytest.param('{"log_history": [3]}', "no list of logs", id="logs of numbers"),
+        pytest.param("{}", "has no `log_history` list", id="another file"),
+        pytest.param('{"log_history": [3]}', "has no `log_history` list", id="logs of numbers"),
         pytest.param('{"log_history": []}', "has no logs to draw", id="empty"),
         pytest.param('{"log_history": [{"epoch": 1.0, "step": 1}]}', "has no logs to draw", id="nothing measured"),
     ],
@@ -252,8 +252,8 @@ def test_what_is_not_its_own_is_not_replaced(tmp_path, capsys, matplotlib):
     target = tmp_path / "out.png"
     target.write_bytes(b"a photograph")
     for words, message in (
-        (["-o", str(target)], "was not made by hf-compat"),
-        (["-o", str(tmp_path / "out.pdf")], "let it end in .png, .svg, .html"),
+        (["-o", str(target)], "was not written by hf-compat"),
+        (["-o", str(tmp_path / "out.pdf")], "Use one of .png, .svg, .html"),
         (["-o", str(tmp_path / "no" / "out.png")], "does not exist"),
         (["--smooth", "1", "-o", str(tmp_path / "new.png")], "below 1"),
     ):

@@ -134,7 +134,7 @@ def test_equal_records(tmp_path):
         "metric eval_loss",
         "weights",
     ]
-    assert summary(Report("s.py", 3, ours, ours, found)) == "Equal to the last bit over 3 update steps."
+    assert summary(Report("s.py", 3, ours, ours, found)) == "Bit-identical over 3 update steps."
 
 
 def test_within_the_tolerance(tmp_path):
@@ -334,7 +334,7 @@ def test_writes_are_refused(tmp_path):
         "        act()\n"
         "        sys.exit('not refused')\n"
         "    except PermissionError as error:\n"
-        "        assert 'would change' in str(error)\n"
+        "        assert 'tried to modify' in str(error)\n"
     )
     assert callable(refuse_writes)
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -393,7 +393,7 @@ def test_a_script_is_equal(tmp_path, matplotlib):
     """A script is equal under both Trainers to the last bit, the user's folders are as before, three files are new."""
     done = verify(tmp_path, "train.py", *WORDS, "--write", "out/mine", "--steps", "6", "--noise")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Equal to the last bit over 6 update steps." in done.stdout
+    assert "Bit-identical over 6 update steps." in done.stdout
     assert "Tolerances by precision: fp64" in done.stdout
     assert "Wrote `verify.html`." in done.stdout
     content = json.loads((tmp_path / "verify.json").read_text())
@@ -406,7 +406,7 @@ def test_a_script_is_equal(tmp_path, matplotlib):
         page = (tmp_path / "verify.html").as_uri()
         dom = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'verify.c'}"]
         shown = subprocess.run([*dom, "--dump-dom", page], capture_output=True, text=True, check=True).stdout
-        assert "Equal to the last bit over 6 update steps." in shown
+        assert "Bit-identical over 6 update steps." in shown
         assert shown.count("<svg") == 1
         subprocess.run([*dom, "--window-size=1100,2000", f"--screenshot={shot}", page], capture_output=True, check=True)
         assert shot.stat().st_size > 50_000
@@ -428,7 +428,7 @@ def test_a_script_differs(tmp_path, matplotlib):
     ("words", "message"),
     [
         pytest.param(["--fail", "true"], "this script fails", id="fails"),
-        pytest.param(["--write", "HERE/out/mine"], "would change", id="writes to the user's folder"),
+        pytest.param(["--write", "HERE/out/mine"], "tried to modify", id="writes to the user's folder"),
     ],
 )
 def test_an_error_of_the_script(tmp_path, words, message, matplotlib):

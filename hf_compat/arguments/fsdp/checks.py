@@ -106,7 +106,7 @@ def contradictions(args: TrainingArguments, config: dict[str, Any], values: dict
         ):
             yield _config(config, row.key, "is only supported by FSDP version 1; remove it, or set 'version': 1.")
     if args.deepspeed:
-        yield Problem("deepspeed", args.deepspeed, "together with `fsdp` is not possible; remove one of them.")
+        yield Problem("deepspeed", args.deepspeed, "cannot be combined with `fsdp`; remove one of them.")
     for variable in _UNSUPPORTED_VARIABLES:
         value = os.environ.get(variable, "")
         if value.lower() not in ("", "0", "false", "none"):

@@ -29,9 +29,9 @@ def parse_fsdp_strategy(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]
     least = policy.keywords.get("min_num_params", 10**8) if by_size else 0
     problems = [f"`{name}` is not supported, do not pass it" for name in (*given, *_unsupported_arguments(strategy))]
     if policy is not None and layers is None and not by_size:
-        problems.append("`auto_wrap_policy` has to be a set of layer classes, or torch's policy by size")
+        problems.append("`auto_wrap_policy` must be a set of layer classes, or torch's size-based policy")
     if checkpointing and (layers is None or _layers_of(checkpointing.get("auto_wrap_policy")) != layers):
-        problems.append("`activation_checkpointing_policy` has to be the layers of `auto_wrap_policy`")
+        problems.append("`activation_checkpointing_policy` must be the layers of `auto_wrap_policy`")
     return FsdpSettings(
         version=1,
         sharding=strategy.sharding_strategy.name.lower().removeprefix("_"),  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def numbers(logs: Mapping[str, object]) -> dict[str, float]:
 def warn_of_dropped(tracker: str, values: Mapping[str, object]) -> None:
     """Warn of the logs ``values``, which ``tracker`` cannot take."""
     for key, value in values.items():
-        logger.warning("%s: %r is not logged, a %s is no number.", tracker, key, type(value).__name__)
+        logger.warning("%s: not logging %r: a %s is not a number.", tracker, key, type(value).__name__)
 
 
 def save_model(model: nn.Module, folder: str, processing_class: Any) -> None:

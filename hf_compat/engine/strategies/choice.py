@@ -116,9 +116,9 @@ def _refuse(strategy: str | Strategy) -> None:
     overridden = overridden_names(strategy) if isinstance(strategy, Strategy) else []
     if overridden and (refused is None or refused.note == ABSTRACT):
         raise TrainerSetupError(
-            f"{format_strategy(strategy)} is not supported: a run's strategy is one of hf_compat's, which would not "
-            f"call `{'`, `'.join(overridden)}` of yours. Pass Lightning's class with the arguments that you need, and "
-            "override methods of the Trainer; or write a Lightning callback."
+            f"{format_strategy(strategy)} is not supported: hf_compat uses its own strategy classes, which never call "
+            f"your `{'`, `'.join(overridden)}`. Pass Lightning's class with the arguments that you need, and override "
+            "methods of the Trainer; or write a Lightning callback."
         )
     if refused is not None:
         raise TrainerSetupError(f"{format_strategy(strategy)} is not supported: {refused.note}. Use {refused.instead}.")
@@ -130,14 +130,14 @@ def _check_device(strategy: str | Strategy, args: TrainingArguments) -> None:
     if launch.world_size > 1:
         raise TrainerSetupError(
             f"{format_strategy(strategy)} is for one process, but {launch.launcher} has started {launch.world_size}, "
-            "each of which would train a copy. Remove it, or start one process."
+            "and each would train its own copy. Remove it, or start one process."
         )
     if isinstance(strategy, Strategy):
         device, wanted = args.device, strategy.root_device
         if device.type != wanted.type or (wanted.index or 0) != (device.index or 0):
             raise TrainerSetupError(
-                f"{format_strategy(strategy)} is for {wanted}, but the run is on {device}, by `use_cpu` and the "
-                "devices of this machine. Remove it; set `use_cpu`, or select a GPU with CUDA_VISIBLE_DEVICES."
+                f"{format_strategy(strategy)} is for {wanted}, but the run is on {device} (chosen from `use_cpu` and "
+                "the available devices). Remove it, set `use_cpu`, or select a GPU with CUDA_VISIBLE_DEVICES."
             )
 
 

@@ -74,8 +74,9 @@ def _base_model(folder: Path, adapter: Mapping[str, Any], base: Path | None, cla
     model_class = getattr(transformers, str(named), None)
     if model_class is None:
         raise CheckpointError(
-            f"`{folder}` has adapters that do not name the class of their base model"
-            f"{'' if named is None else f', or `{named}`, which transformers does not have'}. Pass `--architecture`."
+            f"`{folder}` has adapters whose base model class is "
+            f"{'not named' if named is None else f'`{named}`, which transformers does not have'}. Pass "
+            "`--architecture`."
         )
     try:
         return model_class.from_pretrained(place, local_files_only=True, trust_remote_code=False, dtype="auto")

@@ -91,7 +91,7 @@ def adapters_in(path: Path) -> Adapters:
         files |= {child.name: child / names.ADAPTER_CONFIG_NAME for child in sorted(path.iterdir()) if child.is_dir()}
     found = {name: read_json_object(file) for name, file in files.items() if file.is_file()}
     if not found:
-        raise CheckpointError(f"`{path}` has no `{names.ADAPTER_CONFIG_NAME}`, neither in it nor in a folder of it.")
+        raise CheckpointError(f"`{path}` has no `{names.ADAPTER_CONFIG_NAME}`, neither directly nor in a subfolder.")
     return found
 
 
@@ -108,8 +108,8 @@ def refuse_importing(adapters: Adapters) -> None:
         ):
             if wrong:
                 raise CheckpointError(
-                    f"The adapter `{name}` has `{field}={content[field]!r}`, by which peft imports or loads what the "
-                    "file names: load it in your script, and save the model that `merge_and_unload` returns."
+                    f"The adapter `{name}` has `{field}={content[field]!r}`, with which peft would import or load "
+                    "what the file names. Load it in your script, and save the model that `merge_and_unload` returns."
                 )
 
 

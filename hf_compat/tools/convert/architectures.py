@@ -171,14 +171,14 @@ def find_place(
     chosen = None if prefix is None else _chosen_prefix(weights, prefix)
     if has_adapters(weights) and adapters is None:
         raise CheckpointError(
-            "The checkpoint holds adapters of peft, but not their configuration: pass an "
+            "The checkpoint contains PEFT adapters, but not their configuration: pass an "
             f"`{names.ADAPTER_CONFIG_NAME}`, or the folder of one, as `--adapter`."
         )
     if configuration is None or not _knows(configuration):
         if adapters is not None:
             raise CheckpointError(
-                "The checkpoint holds adapters of peft, whose place is known in a model of the installed transformers "
-                "alone: pass the configuration of the model that they are put on as `--model`."
+                "The checkpoint contains PEFT adapters, which can only be placed in a model that the installed "
+                "transformers knows. Pass the base model's configuration as `--model`."
             )
         if class_name is not None:
             raise CheckpointError(f"`--architecture {class_name}` needs a configuration: pass `--model`.")
@@ -224,7 +224,9 @@ def _knows(configuration: Mapping[str, Any]) -> bool:
 def _chosen_prefix(weights: Mapping[str, Tensor], prefix: str) -> str:
     chosen = dotted(prefix)
     if not any(name.startswith(chosen) for name in weights):
-        raise CheckpointError(f"`--prefix {prefix}`: no weights begin with it. There are: {_list(_parts(weights))}.")
+        raise CheckpointError(
+            f"`--prefix {prefix}`: no weight name starts with it. Available prefixes: {_list(_parts(weights))}."
+        )
     return chosen
 
 
@@ -233,8 +235,8 @@ def _only_part(weights: Mapping[str, Tensor]) -> str:
     if len(parts) == 1 and parts[0]:
         return parts[0]
     raise CheckpointError(
-        f"Which part of the LightningModule is the model? Its weights begin with {_list(parts)}. Pass one of them as "
-        "`--prefix`, `--prefix ''` for all, or the model's configuration as `--model`."
+        f"Cannot tell which part of the LightningModule is the model. Weight names start with {_list(parts)}. Pass "
+        "one of them as `--prefix` (`--prefix ''` for all), or the model's configuration as `--model`."
     )
 
 
@@ -274,12 +276,12 @@ def _find_class(
         return next(iter(places.values()))
     if places:
         raise CheckpointError(
-            f"The model may be one of these: {'; '.join(places)}. Choose with `--prefix` and `--architecture`."
+            f"Several models match: {'; '.join(places)}. Choose with `--prefix` and `--architecture`."
         )
     raise CheckpointError(
-        f"The checkpoint has no weights of the {configuration['model_type']} model of its configuration. "
-        f"{reasons[0] if reasons else 'No name fits'}. Its weights begin with {_list(_parts(weights))}. Pass the "
-        "configuration that the run had as `--model`, the number of labels and of tokens included."
+        f"No weights in the checkpoint match the {configuration['model_type']} model of its configuration. "
+        f"{reasons[0] if reasons else 'No name fits'}. Weight names start with {_list(_parts(weights))}. Pass the "
+        "configuration used for training (including the number of labels and tokens) as `--model`."
     )
 
 

@@ -46,7 +46,7 @@ def convert(
         raise CheckpointError(f"`{origin}` does not exist.")
     to_file = _is_folder(origin)
     if os.path.lexists(goal) and (to_file or not _is_empty_folder(goal)):
-        raise CheckpointError(f"`{goal}` exists already: name a new one, nothing is replaced.")
+        raise CheckpointError(f"`{goal}` already exists. Choose a new path; nothing is overwritten.")
     asked = options or Options()
     refuse_ineffective(asked, to_file=to_file)
     if to_file:

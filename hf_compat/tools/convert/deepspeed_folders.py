@@ -101,9 +101,7 @@ def _with_zero(
     notes = []
     scaler = states[0].get("loss_scaler")
     if isinstance(scaler, Unread) and type(scaler).__name__.endswith("DynamicLossScaler"):
-        notes.append(
-            "the loss scale: DeepSpeed has a scaler of its own, so that a Trainer starts with the initial one."
-        )
+        notes.append("the loss scale: DeepSpeed uses its own scaler, so a Trainer starts with the initial scale.")
     optimizer = None if problem else partitions.optimizer()
     return EngineStates(weights, optimizer, run, unread, tuple(notes), problem, has_names=True)
 
@@ -123,8 +121,8 @@ def _files(folder: Path) -> tuple[list[Path], list[Path]]:
         missing = set(range(len(files))) - set(files)
         if missing or (kind == "model" and not files):
             raise CheckpointError(
-                f"`{folder}` is not complete: it has no `*_{kind}_states.pt` of rank {min(missing, default=0)}. Each "
-                "node of a run writes the files of its ranks: bring them together."
+                f"`{folder}` is incomplete: it has no `*_{kind}_states.pt` of rank {min(missing, default=0)}. Each "
+                "node writes the files of its own ranks. Copy the files of all nodes into one folder."
             )
     models, optimizers = ([files[rank] for rank in sorted(files)] for files in found.values())
     return models, optimizers
@@ -147,8 +145,8 @@ def _check_ranks(folder: Path, first: Mapping[str, Any], states: Sequence[Mappin
     count = first.get("dp_world_size")
     if len(states) != count:
         raise CheckpointError(
-            f"`{folder}` was written by {count} ranks, but has the optimizer's states of {len(states)}. Each node of a "
-            "run writes the files of its ranks: bring them together."
+            f"`{folder}` was written by {count} ranks, but contains the optimizer states of {len(states)}. Each node "
+            "writes the files of its own ranks. Copy the files of all nodes into one folder."
         )
     if "ds_zero_partition_groups" in states[0]:
         raise CheckpointError(f"`{folder}` has expert parallelism, which is not supported.")

@@ -63,8 +63,8 @@ class Partitions:
     def _group(self, groups: Any, number: int) -> Tensor:
         if len(groups) != len(self.shapes):
             raise CheckpointError(
-                f"DeepSpeed's partitions have {len(groups)} groups of parameters, their names {len(self.shapes)}: the "
-                "files are not all of one save."
+                f"DeepSpeed's partitions have {len(groups)} parameter groups, but there are names for "
+                f"{len(self.shapes)}: the files do not all come from one save."
             )
         part: Tensor = groups[number]
         return part
@@ -127,6 +127,7 @@ def _scalar(key: str, value: Any) -> Any:
 
 def _does_not_fit(found: int, needed: int, shapes: _Shapes) -> CheckpointError:
     return CheckpointError(
-        f"DeepSpeed's partitions have {found} elements for {', '.join(list(shapes)[:3])}{', ...' * (len(shapes) > 3)}, "
-        f"which have {needed}: the files are damaged, not all of one save, or have values on another disk (NVMe)."
+        f"DeepSpeed's partitions have {found} elements for "
+        f"{', '.join(list(shapes)[:3])}{', ...' * (len(shapes) > 3)}, which have {needed}: the files are damaged, do "
+        "not all come from one save, or have values on another disk (NVMe)."
     )

@@ -93,7 +93,7 @@ def _random_states_in(entry: Mapping[str, Any]) -> dict[str, Any]:
     for name in states:
         if not isinstance(name, str) or _RNG_NAME.fullmatch(name) is None:  # a path would lead out of the folder
             raise CheckpointError(
-                f"The entry `{OWN_KEY}` of the checkpoint names {name!r} as a file of random states, which has to be "
+                f"The entry `{OWN_KEY}` of the checkpoint names {name!r} as a file of random states, which must be "
                 "`rng_state.pth` or `rng_state_<rank>.pth`: do not trust this checkpoint."
             )
     return states

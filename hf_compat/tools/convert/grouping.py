@@ -38,8 +38,8 @@ def regroup(
     else:
         if groups == "decay" and decayed is None:
             raise CheckpointError(
-                "`--groups decay`: which parameters have weight decay in a Trainer is known of a model of transformers "
-                "alone. Pass its configuration as `--model`, with transformers installed, or `--groups keep`."
+                "`--groups decay`: which parameters have weight decay in a Trainer is only known for transformers "
+                "models. Pass the model's configuration as `--model`, with transformers installed, or `--groups keep`."
             )
         present = [name for name in order if name in origin]
         parts = [present]

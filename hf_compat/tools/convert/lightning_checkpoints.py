@@ -94,8 +94,8 @@ def _read_file(path: Path) -> LightningCheckpoint:
         or not isinstance(content.get("state_dict"), Mapping)
     ):
         raise CheckpointError(
-            f"`{path}` is not a checkpoint of Lightning: it has no entries `state_dict` and `{VERSION_KEY}`. Pass what "
-            "`ModelCheckpoint` or `trainer.save_checkpoint` of a Lightning run has written."
+            f"`{path}` is not a Lightning checkpoint: it has no entries `state_dict` and `{VERSION_KEY}`. Pass a file "
+            "written by `ModelCheckpoint` or `trainer.save_checkpoint` of a Lightning run."
         )
     weights = content.pop("state_dict")
     optimizers = content.pop("optimizer_states", None)
@@ -106,8 +106,8 @@ def _read_sharded(folder: Path) -> LightningCheckpoint:
     rest, unread = load_known(folder / META_NAME)
     if not isinstance(rest, dict) or VERSION_KEY not in rest:
         raise CheckpointError(
-            f"`{folder}` is not a checkpoint of a Lightning run: `{META_NAME}` has no `{VERSION_KEY}`. Those that "
-            "`lightning.fabric` alone has written are not supported."
+            f"`{folder}` is not a checkpoint of a Lightning run: `{META_NAME}` has no `{VERSION_KEY}`. Checkpoints "
+            "written by `lightning.fabric` alone are not supported."
         )
     entries = distributed_files.read_full(folder)
     weights = {path[1]: value for path, value in entries.items() if path[0] in _WEIGHTS and len(path) == 2}
@@ -123,7 +123,7 @@ def _read_deepspeed(folder: Path) -> LightningCheckpoint:
     if VERSION_KEY not in engine.run:
         raise CheckpointError(
             f"`{folder}` is not a checkpoint of a Lightning run: DeepSpeed's files have no `{VERSION_KEY}`. Pass a "
-            "checkpoint that Lightning's `DeepSpeedStrategy` has written."
+            "checkpoint written by Lightning's `DeepSpeedStrategy`."
         )
     optimizer = engine.optimizer
     if optimizer is not None and engine.has_names:
@@ -158,7 +158,7 @@ def _checkpoint(
     release = str(rest[VERSION_KEY])
     if release.startswith(("0.", "1.")):
         raise CheckpointError(
-            f"`{path}` was written by Lightning {release}. Bring it up to date first: `python -m "
+            f"`{path}` was written by Lightning {release}. Upgrade it first: `python -m "
             f"lightning.pytorch.utilities.upgrade_checkpoint {path}`."
         )
     tensors = {without_wrappers(name): value for name, value in weights.items() if isinstance(value, Tensor)}

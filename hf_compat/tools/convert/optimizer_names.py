@@ -1,4 +1,4 @@
-"""The names of the parameters in an optimizer's state, which Lightning and transformers save by their order alone."""
+"""Recovers the parameter names of an optimizer state that Lightning and transformers store by position only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NamedOptimizer:
     state: dict[str, dict[str, Any]]
     """Name → state."""
     by_order: str | None
-    """The order by which the parameters were told apart; None if the checkpoint has their names."""
+    """The order by which the parameters were matched; None if the checkpoint has their names."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _known_names(groups: Sequence[Mapping[str, Any]], candidates: Candidates) ->
 def _given_names(given: Sequence[Any], counts: Sequence[int], candidates: Candidates) -> _Layout:
     flat = [str(name) for part in given for name in ([part] if isinstance(part, str) else part)]
     if len(flat) != sum(counts):
-        raise CheckpointError(f"`--parameters` has {len(flat)} names, the optimizer {sum(counts)} parameters.")
+        raise CheckpointError(f"`--parameters` has {len(flat)} names, but the optimizer has {sum(counts)} parameters.")
     return _cut([_full_name(name, candidates) for name in flat], counts)
 
 
@@ -112,9 +112,9 @@ def _by_order(saved: Mapping[str, Any], counts: Sequence[int], candidates: Candi
             return order, [list(own) for own in names]
     problem = "more than one order fits" if fitting else "no usual order fits"
     raise CheckpointError(
-        f"The optimizer's state has no names, and its groups of {', '.join(map(str, counts))} parameters cannot be "
-        f"told apart: {problem}{': ' if fitting else ''}{'; '.join(fitting.values())}. Pass the names in the order of "
-        "the optimizer, a JSON list, as `--parameters FILE`, or convert with `--weights-only`."
+        f"The optimizer state has no parameter names, and its groups of {', '.join(map(str, counts))} parameters "
+        f"cannot be matched: {problem}{': ' if fitting else ''}{'; '.join(fitting.values())}. Pass the names in the "
+        "order of the optimizer, a JSON list, as `--parameters FILE`, or convert with `--weights-only`."
     )
 
 

@@ -76,7 +76,7 @@ def refuse_ineffective(options: Options, *, to_file: bool) -> None:
     given = {name: reason for name, reason in reasons if getattr(options, name) is not None}
     if given:
         told = "; ".join(f"`{_flag(name)}`: {reason}" for name, reason in given.items())
-        raise CheckpointError(f"Options without effect, leave them out: {told}.")
+        raise CheckpointError(f"These options have no effect; remove them: {told}.")
 
 
 def _flag(name: str) -> str:

@@ -88,9 +88,7 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     notes: list[str] = []
     source = _Source(folder, prefix, architecture, weights, engine)
     if architecture is None:
-        notes.append(
-            "weights tied to others: the model's class is not known, so that the file has the folder's names alone."
-        )
+        notes.append("tied weights: the model's class is unknown, so the file only has the names in the folder.")
     state_dict = {prefix + name: value for name, value in weights.items()}
     state_dict |= ResumePoint(folder).lightning_state().get("state_dict", {})  # `HFCheckpointIO`'s, beside the model
     content: dict[str, Any] = {VERSION_KEY: version("lightning"), "state_dict": state_dict}
@@ -101,7 +99,7 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
         content |= _training_state(source, carried, options, notes)
     else:
         content |= {"epoch": 0, "global_step": 0}
-        notes.append("the training state: the folder has none, so that the file has weights only.")
+        notes.append("the training state: the folder has none, so the file only contains weights.")
     content[OWN_KEY] = carried.to_entry()
     lost = sorted({path.name for pattern in _NO_PLACE for path in folder.glob(pattern)})
     if lost:
@@ -142,8 +140,8 @@ def _model_in(
     if not weight_files(folder) and _has_adapters(folder):
         if engine_folder(folder) is not None:
             raise CheckpointError(
-                f"`{folder}` has adapters that DeepSpeed trained, of which a file is not made. Save the run's model "
-                "with `save_pretrained`, and convert that folder."
+                f"`{folder}` has adapters trained under DeepSpeed, which cannot be converted to a file. Save the "
+                "run's model with `save_pretrained`, and convert that folder."
             )
         base, adapted = load_adapted(folder, options.model, options.architecture)
         return base, adapted, adapted.model.state_dict(), None
@@ -202,8 +200,8 @@ def _training_state(source: _Source, carried: Carried, options: Options, notes: 
     progress = _progress(state, position)
     if progress.batches and not of_lightning:
         notes.append(
-            "the position in the epoch: Lightning begins the epoch's data again, and makes the batches that are left, "
-            "unless the train loader has a `state_dict`."
+            "the position in the epoch: Lightning starts the epoch's data again and trains on as many batches as were "
+            "left, unless the train loader has a `state_dict`."
         )
     at_end = progress.batches == 0 and progress.epochs > 0
     made: dict[str, Any] = {
@@ -277,8 +275,8 @@ def _optimizer_state(source: _Source) -> dict[str, Any] | None:
     if source.engine is not None:
         if source.engine.problem is not None:
             raise CheckpointError(
-                f"`{source.folder}`: the training state cannot be carried over, because {source.engine.problem}. "
-                "Convert the weights with `--weights-only`."
+                f"`{source.folder}`: the training state cannot be converted, because {source.engine.problem}. Convert "
+                "the weights with `--weights-only`."
             )
         return source.engine.optimizer
     for name in (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME):
@@ -297,6 +295,6 @@ def _random_states(folder: Path, carried: Carried, notes: list[str]) -> None:
         carried.add_rng(path.name, load_trusted(path))
     if files:
         notes.append(
-            "random states: Lightning restores none, so that dropout and shuffling continue with other numbers. The "
-            "way back restores them."
+            "random states: Lightning restores none, so dropout and shuffling continue differently. Converting back "
+            "restores them."
         )

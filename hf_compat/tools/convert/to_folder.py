@@ -81,13 +81,13 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
     own, beside = divided(checkpoint.weights, place.prefix)
     notes = [*checkpoint.notes]
     if beside:
-        notes.append(f"weights beside the model, which begins with `{place.prefix}`: {_names(beside)}.")
+        notes.append(f"weights outside the model (prefix `{place.prefix}`): {_names(beside)}.")
     if configuration is None:
         notes.append("config.json: the checkpoint has no configuration of the model. Pass it as `--model`.")
     if adapters is not None:
         base = next(iter(adapters.values())).get("base_model_name_or_path")
         notes.append(
-            "weights of the base model: peft's folders have none. They are loaded from "
+            "the base model's weights: PEFT folders contain none. They are loaded from "
             f"{'the folder or repository that the run names' if base is None else f'`{base}`'}."
         )
     states = None
@@ -141,7 +141,7 @@ def _write_weights(
 
 def _refuse_of_whole_models(options: Options) -> None:
     if options.max_shard_size is not None:
-        raise CheckpointError("`--max-shard-size` has no effect on adapters, whose weights are one file: leave it out.")
+        raise CheckpointError("`--max-shard-size` has no effect on adapters, whose weights are one file. Remove it.")
 
 
 def _check_ties(weights: Mapping[str, Tensor], architecture: Architecture) -> None:
@@ -177,11 +177,11 @@ def _states(
     """Return the training state's files, None if the checkpoint has weights only; add to ``notes``."""
     if checkpoint.problem is not None:
         raise CheckpointError(
-            f"`{checkpoint.path}`: the training state cannot be carried over, because {checkpoint.problem}. Convert "
-            "the weights with `--weights-only`."
+            f"`{checkpoint.path}`: the training state cannot be converted, because {checkpoint.problem}. Convert the "
+            "weights with `--weights-only`."
         )
     if checkpoint.optimizers is None:
-        notes.append("the training state: the checkpoint has none, so that the folder is a model's.")
+        notes.append("the training state: the checkpoint has none, so the folder only contains a model.")
         return None
     missing = [name for name in ("epoch", "global_step") if name not in checkpoint.rest]
     if missing:
@@ -203,13 +203,11 @@ def _states(
         files[names.SCALER_NAME] = scaler
     files |= carried.rng_files()
     if not carried.random_states:
-        notes.append(
-            "random states: the checkpoint has none, so that dropout and shuffling continue with other numbers."
-        )
+        notes.append("random states: the checkpoint has none, so dropout and shuffling continue differently.")
     files[names.LIGHTNING_STATE_NAME] = carried.lightning | _callbacks(checkpoint.rest, notes)
     others = sorted(set(checkpoint.rest) - _KNOWN)
     if others:
-        notes.append(f"entries that only the run's own code knows: {', '.join(others)}.")
+        notes.append(f"entries only known to the run's own code: {', '.join(others)}.")
     _refuse_unread(files)
     return _States(files, _trainer_state(checkpoint, carried, options, notes))
 
@@ -235,13 +233,13 @@ def _optimizer_file(
     named = name_parameters(checkpoint.optimizers[0], candidates, options.parameters or carried.parameters)
     if named.by_order is not None:
         notes.append(
-            f"names in the optimizer's state: it has none; its parameters are taken to be in {named.by_order}."
+            f"names in the optimizer's state: it has none; its parameters are assumed to be in {named.by_order}."
         )
     groups = options.groups or ("keep" if decayed is None or carried.parameters else "decay")
     regrouped, former = regroup(named, trained_of(models, named.state), decayed, groups)
     left_out = sorted(set(named.state) - set(regrouped.state))
     if left_out:
-        notes.append(f"the optimizer's state of parameters beside the model: {_names(left_out)}.")
+        notes.append(f"the optimizer state of parameters outside the model: {_names(left_out)}.")
     files[names.OPTIMIZER_NAME] = numbered(regrouped)
     return former, len(named.groups)
 
@@ -264,12 +262,12 @@ def _schedule_file(
 ) -> None:
     schedules = checkpoint.rest.get("lr_schedulers", ())
     if not schedules:
-        notes.append("the schedule: the checkpoint has none; a Trainer begins one at its first step.")
+        notes.append("the schedule: the checkpoint has none; a Trainer starts it from its first step.")
         return
     if "last_epoch" not in schedules[0]:
         raise CheckpointError(
-            f"`{checkpoint.path}`: the schedule does not count its steps as torch's do, which a Trainer has; those of "
-            "DeepSpeed's config do not. Convert the weights with `--weights-only`."
+            f"`{checkpoint.path}`: the schedule does not count its steps like torch's schedules, which a Trainer "
+            "uses; schedules from a DeepSpeed config do not. Convert the weights with `--weights-only`."
         )
     steps, updates = schedules[0]["last_epoch"], checkpoint.rest["global_step"]
     if steps != updates:
@@ -285,7 +283,7 @@ def _callbacks(rest: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     kept = {key: state for key, state in states.items() if is_plain(state) and is_trusted(state)}
     lost = sorted(set(states) - set(kept))
     if lost:
-        notes.append(f"the states of callbacks with objects of their own: {', '.join(lost)}.")
+        notes.append(f"the states of callbacks that contain custom objects: {', '.join(lost)}.")
     return {"callbacks": kept}
 
 
@@ -294,16 +292,16 @@ def _trainer_state(
 ) -> TrainerState:
     if carried.trainer_state is not None:
         return _changed(carried.trainer_state, options)
-    notes.append("logs: Lightning's loggers keep them, so that `log_history` is empty.")
+    notes.append("logs: Lightning's loggers keep them, so `log_history` is empty.")
     if options.steps_between is None:
         notes.append(
-            "logging_steps, eval_steps, save_steps: a resumed run takes them from the checkpoint, where they are "
-            "transformers' 500. Pass `--steps-between LOGS EVALUATIONS SAVES` for others."
+            "logging_steps, eval_steps, save_steps: a resumed run takes them from the checkpoint, which now contains "
+            "transformers' default of 500. Pass `--steps-between LOGS EVALUATIONS SAVES` to change them."
         )
     if options.batch_size is None:
         notes.append(
-            "train_batch_size: Lightning does not save it, and transformers' own Trainer resumes from no checkpoint "
-            "without it. Pass `--batch-size`."
+            "train_batch_size: Lightning does not save it, and transformers' own Trainer cannot resume without it. "
+            "Pass `--batch-size`."
         )
     logging_steps, eval_steps, save_steps = options.steps_between or (500, 500, 500)
     return TrainerState(

@@ -33,9 +33,9 @@ def plot(places: Sequence[str], target: str, *, weight: float | None = None, for
     goal = Path(target)
     make = _KINDS.get(goal.suffix.lower())
     if make is None:
-        raise ReportError(f"`{target}` is not a picture's name: let it end in {', '.join(_KINDS)}.")
+        raise ReportError(f"`{target}`: unsupported file type. Use one of {', '.join(_KINDS)}.")
     if weight is not None and not 0 <= weight < 1:
-        raise ReportError(f"`--smooth {weight:g}`: pass a number from 0, which draws the logs alone, to below 1.")
+        raise ReportError(f"`--smooth {weight:g}`: pass a number from 0 (no smoothing) to below 1.")
     require_matplotlib("`hf-compat plot`")
     check_targets([goal], force=force)
     histories = read_histories(places)

@@ -114,7 +114,7 @@ def _history(file: Path, name: str) -> History:
     state = read_json_object(file)
     logs = state.get("log_history")
     if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
-        raise CheckpointError(f"`{file}` is no state of a Trainer: it has no list of logs, `log_history`.")
+        raise CheckpointError(f"`{file}` is not a trainer state: it has no `log_history` list.")
     series = _series(logs)
     if not series:
         raise CheckpointError(

@@ -30,7 +30,7 @@ def check_targets(targets: Sequence[Path], *, force: bool) -> None:
             raise ReportError(f"`{target}` is a folder: name a file.")
         if os.path.lexists(target) and not force and not _is_own(target):
             raise ReportError(
-                f"`{target}` exists already and was not made by hf-compat: name a new one, or pass `--force`."
+                f"`{target}` already exists and was not written by hf-compat. Choose another name, or pass `--force`."
             )
 
 

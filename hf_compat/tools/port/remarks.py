@@ -1,4 +1,4 @@
-"""What a person has to know of a script beside the change of its imports."""
+"""What the user has to know about a script besides the change of its imports."""
 
 from __future__ import annotations
 
@@ -124,8 +124,8 @@ class _Finder(cst.CSTVisitor):
             if is_moved(home, last) or is_trainer_module(home):
                 self._add(
                     node,
-                    f"`{dotted(node.target)} = ...` has no effect on hf_compat, which does not look there: override a "
-                    "method of Trainer.",
+                    f"`{dotted(node.target)} = ...` has no effect: hf_compat does not use this attribute. Override a "
+                    "method of Trainer instead.",
                 )
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
@@ -152,8 +152,8 @@ class _Finder(cst.CSTVisitor):
             listed = ", ".join(f"`{name}`" for name in names)
             self._add(
                 node,
-                f"{listed} of {library} is no class of hf_compat's. If it derives from transformers' Trainer, start "
-                "the unchanged script with `hf-compat run`, or call `hf_compat.install()` above this line.",
+                f"{listed} of {library} is not part of hf_compat. If it derives from transformers' Trainer, start the "
+                "unchanged script with `hf-compat run`, or call `hf_compat.install()` above this line.",
             )
 
     def _add_own_file(self, node: cst.CSTNode, module: str, level: int) -> bool:

@@ -30,12 +30,12 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Outputs:
-    """Where the folders that a script names in its arguments are instead.
+    """Maps the output folders that a script names to folders inside ``folder``.
 
     Args:
-        folder: In which they are.
-        copy: The copy of the working directory. A folder that the script names in it becomes a link to the one in
-            its stead, for scripts that write there by their own path.
+        folder: The folder that holds them.
+        copy: The copy of the working directory. A folder that the script names in it becomes a link to its replacement,
+            for scripts that write there by their own path.
         protected: Gets all other folders that the script names.
     """
 
@@ -103,9 +103,8 @@ def refuse_writes(protected: list[str], allowed: Sequence[str]) -> None:
             is_refused = _depth(full, protected) > _depth(full, free)
             if is_refused and not (event == "os.mkdir" and os.path.isdir(full)):
                 raise PermissionError(
-                    f"hf-compat verify: the script would change `{full}`. Runs that are compared leave your folders "
-                    "as they are: write below `args.output_dir` or, without `--no-copy`, to a path relative to the "
-                    "working directory."
+                    f"hf-compat verify: the script tried to modify `{full}`. Verified runs must not change your "
+                    "folders: write below `args.output_dir` or, without `--no-copy`, to a relative path."
                 )
 
     sys.addaudithook(watch)

@@ -45,16 +45,16 @@ def summary(report: Report) -> str:
     count = len(report.upstream.steps)
     steps = f"{count} update step{'s' * (count != 1)}"
     if comparison.is_identical:
-        return f"Equal to the last bit over {steps}."
+        return f"Bit-identical over {steps}."
     stated = f"the tolerance of {comparison.tolerance:g} ({report.precision})"
     if comparison.is_equal:
         rows = [row for row in comparison.rows if row.verdict == "within tolerance"]
         worst = max(rows, key=lambda row: row.difference or 0.0)
-        return f"Equal within {stated} over {steps}; the largest difference is {worst.difference:.2g}, of {worst.name}."
+        return f"Equal within {stated} over {steps}; the largest difference is {worst.difference:.2g}, in {worst.name}."
     first = comparison.first
     where = "" if first is None or first.first is None else f", first {_at(first.first)}"
     name = "" if first is None else f": {first.name}"
-    return f"Different by more than {stated}{name}{where}. {_weights_note(comparison)}".rstrip()
+    return f"Differs by more than {stated}{name}{where}. {_weights_note(comparison)}".rstrip()
 
 
 def _weights_note(comparison: Comparison) -> str:
@@ -168,8 +168,8 @@ def as_page(report: Report, svg: str) -> str:
     result, *more = _sentences(report)
     note = (
         f"Each train call was stopped after {report.steps} update steps. Tolerance for {report.precision}: "
-        f"{comparison.tolerance:g}, relative to the larger number; of weights to the largest weight of their "
-        "parameter. Values are those of the first difference, or of the last step."
+        f"{comparison.tolerance:g}, relative to the larger number (for weights, to the largest weight of their "
+        "parameter). Values are those at the first difference, or at the last step."
     )
     parts = [
         f'<h1><span class="{kind}">{word}</span>: transformers and hf_compat</h1>',

@@ -77,13 +77,13 @@ def run_recorded(task: ScriptRun, folder: Path, *, is_ours: bool) -> Record:
     record = read_record(folder)
     expected = "hf_compat" if is_ours else "transformers"
     if record.library != expected:
-        found = "was not built" if record.library is None else f"was {record.library}'s"
+        found = "it created none" if record.library is None else f"it used {record.library}'s"
         raise ReportError(
-            f"`{task.script}` was to be run with {name} Trainer, which {found}: nothing can be compared. Pass a script "
-            "that imports `Trainer` from transformers, not from hf_compat, and builds one."
+            f"`{task.script}` did not use {name} Trainer ({found}), so there is nothing to compare. Pass a script "
+            "that imports `Trainer` from transformers (not hf_compat) and creates one."
         )
     if not record.steps:
-        raise ReportError(f"`{task.script}` made no update step with {name} Trainer: nothing can be compared.")
+        raise ReportError(f"`{task.script}` made no update step with {name} Trainer, so there is nothing to compare.")
     return record
 
 

@@ -62,6 +62,7 @@ def _is_left_out(folder: Path, target: Path) -> bool:
 def _refuse_above(size: int, source: Path) -> None:
     if size > _MOST_BYTES:
         raise ReportError(
-            f"`{source}` has more than 1 GiB of files, and each run that is compared works in a copy of it. Start "
-            "from a smaller folder, or pass `--no-copy`: the script then runs in it, and may read but not write there."
+            f"`{source}` has more than 1 GiB of files, and each compared run works in a copy of it. Start from a "
+            "smaller folder, or pass `--no-copy`: the script then runs in the folder itself, and may read but not "
+            "write there."
         )

@@ -295,7 +295,7 @@ def _own_loaders(kit: Kit, *, compute_metrics: Any = accuracy, **fields: Any) ->
     return classifier(kit, subclass=OwnLoaders, fields=fields, compute_metrics=compute_metrics)
 
 
-CUT = r"cuts each of its batches to 2 samples"
+CUT = r"truncates each batch to 2 samples"
 
 
 @scenario(warns=CUT)
@@ -327,7 +327,7 @@ def own_loader_where_the_train_loader_drops_its_last_batch(kit: Kit) -> None:
     train(kit, _own_loaders(kit, eval_strategy="epoch", dataloader_drop_last=True))
 
 
-@scenario(warns="does not know its last batch|cuts each of its batches")
+@scenario(warns="cannot detect its last batch|truncates each batch")
 def own_loader_with_batch_eval_metrics(kit: Kit) -> None:
     """The metrics of the last batch are asked for only where the train loader is at its end, and then for each."""
     results: list[bool] = []

@@ -131,7 +131,7 @@ def resume_grouped_by_length(kit: Kit) -> None:
     resume(kit, lambda each: language_model(each, rows=30, fields=fields), 3)
 
 
-@scenario(warns="makes one more")
+@scenario(warns="makes one extra step")
 def resume_max_steps(kit: Kit) -> None:
     """A run that ``max_steps`` ended within an epoch makes one more update."""
     fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}

@@ -96,7 +96,7 @@ def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iter
         )
     if args.load_best_model_at_end:
         yield (
-            f"{name} with `load_best_model_at_end=True` is not supported: the run's own checkpoints are not universal, "
-            "so that the best one could not be loaded at the end. Set one of them to False, or save once with the new "
-            "number of processes and resume that checkpoint without `load_universal`."
+            f"{name} with `load_best_model_at_end=True` is not supported: the run's own checkpoints are not "
+            "universal, so the best one could not be loaded at the end. Set one of them to False, or save once with "
+            "the new number of processes and resume that checkpoint without `load_universal`."
         )

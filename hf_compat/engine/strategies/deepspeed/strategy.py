@@ -323,7 +323,7 @@ def _warn_of_buffers(model: nn.Module) -> None:
     if buffers:
         warnings.warn(
             f"The buffers {', '.join(buffers)} keep their values: DeepSpeed does not restore buffers from a universal "
-            "checkpoint, with transformers' Trainer neither. Load them into the model before training.",
+            "checkpoint, with transformers' Trainer either. Load them into the model before training.",
             HFCompatWarning,
             stacklevel=2,
         )
@@ -349,7 +349,7 @@ def _warn_of_shared_settings(optimizer: Optimizer, differing: list[str]) -> None
     if facts:
         warnings.warn(
             f"All parameter groups {' and '.join(facts)}: that is how DeepSpeed reads a universal checkpoint under "
-            "ZeRO-3, with transformers' Trainer too. Use ZeRO-1 or 2 to continue as the checkpoint's run would have.",
+            "ZeRO-3, also with transformers' Trainer. Use ZeRO-1 or 2 to continue as the checkpoint's run would have.",
             HFCompatWarning,
             stacklevel=2,
         )
