@@ -166,6 +166,8 @@ class CheckpointWriter:
         """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
         group = deferred.group
         try:
+            # The ranks agree three times, innermost first: every rank has its copy, every rank has written, rank 0 has
+            # published. What fails on one of them is raised by all at that point.
             with multi_process.failing_together(group), publication, multi_process.failing_together(group):
                 with multi_process.failing_together(group):
                     self.writes.late.make()

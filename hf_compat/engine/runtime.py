@@ -253,7 +253,7 @@ class Runtime:
         return _AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS
 
     def adopt(self, trainer: pl.Trainer) -> None:
-        """Set ``trainer`` as ``trainer``; that it saves and ends on signals is left to the run."""
+        """Make ``trainer`` the current Lightning trainer, without its signal handlers, broadcasts and resuming."""
         resume_from_no_file(trainer)
         disable_signal_handlers(trainer)
         disable_sigterm_broadcast(trainer)

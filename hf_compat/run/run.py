@@ -98,7 +98,7 @@ class TrainingRun:
         self._is_finished = False
         self.optimization: Optimization = RunOptimization(host, 0)
         self._warn_once = warn_once
-        self.members = build_members(self)
+        self.members = build_members(self)  # for methods that are called before a fit, which has its own
 
     # ---- the run ----
 
