@@ -46,6 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_convert(commands)
     _add_plot(commands)
     _add_verify(commands)
+    env = commands.add_parser("env", help="describe this environment for a bug report", description=_ENV)
+    env.add_argument("--json", action="store_true", help="print JSON")
+    env.set_defaults(run=_env)
     explain = commands.add_parser("explain", help="explain the effect of training arguments", description=_EXPLAIN)
     explain.add_argument("--all", action="store_true", help="explain every field")
     shape = explain.add_mutually_exclusive_group()
@@ -159,6 +162,12 @@ _PORT = (
 _PORT_WORDS = "the script's own arguments, to explain them too; --write may also be among them"
 
 
+_ENV = (
+    "Print versions, devices and launcher variables, for a bug report. Variables that may be secrets are left out; "
+    "read the lines before you publish them."
+)
+
+
 _EXPLAIN = (
     "Explain the effect of each given training argument in Lightning or in hf_compat; exit with 1 if a value is "
     "invalid or not supported. The script is not run: options that are not fields of TrainingArguments are treated as "
@@ -224,6 +233,14 @@ def _convert(options: argparse.Namespace) -> int:
     print(made.target)
     if made.notes:
         print("Not converted:", *(f"- {note}" for note in made.notes), sep="\n")
+    return 0
+
+
+def _env(options: argparse.Namespace) -> int:
+    from hf_compat.tools.env import as_json, as_text, describe_environment
+
+    described = describe_environment()
+    print(as_json(described) if options.json else as_text(described))
     return 0
 
 

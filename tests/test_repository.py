@@ -1,0 +1,88 @@
+"""The repository's workflows, forms and hooks run the commands that CI and the README name."""
+
+import subprocess
+
+import pytest
+import yaml
+
+from hf_compat import __version__
+from tests.support.paths import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+def read(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def stages():
+    listed = subprocess.run([ROOT / ".ci" / "run", "--list"], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
+
+
+def matrix_stages(job):
+    matrix = job.get("strategy", {}).get("matrix", {})
+    return [*matrix.get("stage", ()), *(row["stage"] for row in matrix.get("include", ()))]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_stages_of_ci_alone(path):
+    """Each command of a workflow is a stage that `.ci/run` has, so that workflows and CI cannot drift apart."""
+    known = stages()
+    for job in read(path)["jobs"].values():
+        assert set(matrix_stages(job)) <= set(known)
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+            if "run" in step:
+                command, stage = step["run"].split(maxsplit=1)
+                assert command == ".ci/run"
+                assert stage in (*known, "${{ matrix.stage }}")
+
+
+def test_every_stage_is_in_a_workflow():
+    """What `.ci/run` can do is run by a workflow; the newer Python of one machine is the matrix of Pythons there."""
+    run = set()
+    for path in WORKFLOWS:
+        for job in read(path)["jobs"].values():
+            run |= {*matrix_stages(job), *(step["run"].split()[1] for step in job["steps"] if "run" in step)}
+    assert set(stages()) - {"newer-python"} <= run
+
+
+@pytest.mark.parametrize("words", [["tests", "nonsense"], ["nonsense"]], ids=" ".join)
+def test_an_unknown_stage_is_refused(words):
+    """`.ci/run` names a stage that it does not have, and those that it has, before it runs anything."""
+    done = subprocess.run([ROOT / ".ci" / "run", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "no stage nonsense; the stages are: quickstart tests" in done.stderr
+
+
+@pytest.mark.parametrize("path", [path for path in FORMS if path.stem != "config"], ids=lambda path: path.stem)
+def test_forms_can_be_filled_in(path):
+    """Each form has a name, a description and fields with labels."""
+    form = read(path)
+    assert form["name"]
+    assert form["description"]
+    for field in form["body"]:
+        assert field["type"] == "markdown" or field["attributes"]["label"]
+
+
+@pytest.mark.parametrize(("form", "wanted"), [("bug", "hf-compat env"), ("difference", "verify.json")])
+def test_forms_ask_for_what_is_needed(form, wanted):
+    """A bug asks for `hf-compat env` and a script, a port that differs for `verify.json`."""
+    fields = read(ROOT / ".github" / "ISSUE_TEMPLATE" / f"{form}.yml")["body"]
+    (found,) = (field for field in fields if field["attributes"].get("label") == wanted)
+    assert found["validations"]["required"]
+    assert any("script" in field["attributes"].get("label", "") for field in fields)
+
+
+def test_hooks_are_the_commands_of_lint():
+    """`.pre-commit-config.yaml` runs the lint, format and type commands of the README's test command."""
+    hooks = [hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    assert " && ".join(hook["entry"] for hook in hooks) in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_citation_names_the_version():
+    """CITATION.cff cites the version of the package."""
+    assert read(ROOT / "CITATION.cff")["version"] == __version__
