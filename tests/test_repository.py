@@ -86,3 +86,8 @@ def test_hooks_are_the_commands_of_lint():
 def test_the_citation_names_the_version():
     """CITATION.cff cites the version of the package."""
     assert read(ROOT / "CITATION.cff")["version"] == __version__
+
+
+def test_the_changelog_has_the_version():
+    """The changelog has a section of the version of the package, for which the release workflow takes a tag."""
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
