@@ -1,4 +1,4 @@
-"""What the documents for contributors say of the code is so: paths, names, the layers, the members, the strategies."""
+"""What the documents for contributors say of the code is so: paths, names, the layers, the strategies."""
 
 import ast
 import dataclasses
@@ -13,11 +13,9 @@ from lightning.fabric.plugins import environments
 
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.checkpoint import names
-from hf_compat.engine.callbacks import HOOKS, RunCallback
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
 from hf_compat.engine.strategies.kinds import STRATEGIES
-from hf_compat.run import assembly
-from hf_compat.run.assembly import Members
+from hf_compat.run.hooks import RunHooks
 from tests.support.paths import ROOT
 from tests.test_layering import LAYERS
 
@@ -133,7 +131,7 @@ def test_names_exist(document):
     plain -= NO_NAMES | {CONTRIBUTING, *file_names()}
     assert {word for word in plain if not is_known(word)} == set()
     events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
-    assert set(re.findall(r"\bon_\w+", fences_of(document))) <= {*HOOKS, *events}
+    assert set(re.findall(r"\bon_\w+", fences_of(document))) <= {*vars(RunHooks), *events}
 
 
 # Paths
@@ -179,17 +177,6 @@ def test_the_picture_of_layers_is_that_of_the_test():
     """The rows of the picture, from the bottom up, are the layers that imports are checked against."""
     drawn = [tuple(line.strip("│ ").split()) for line in section("layers").splitlines() if line.startswith("│")]
     assert tuple(reversed(drawn)) == LAYERS
-
-
-def test_the_table_of_members_is_that_of_the_code():
-    """Each member of a run has a row, in the order of every hook, with its class and the hooks that it defines."""
-    listed = [(code(field)[0], code(kind)[0], tuple(code(hooks))) for field, kind, hooks, _ in rows("members")]
-    members = []
-    for item in dataclasses.fields(Members):
-        kind = getattr(assembly, item.type.partition(" ")[0])
-        hooks = [hook for hook in HOOKS if getattr(kind, hook) is not getattr(RunCallback, hook)]
-        members.append((item.name, kind.__name__, tuple(hooks)))
-    assert listed == members
 
 
 def test_the_table_of_strategies_is_that_of_the_code():

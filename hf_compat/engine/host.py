@@ -1,4 +1,4 @@
-"""The protocols that the engine calls: a run, its optimizer factory, an evaluation."""
+"""The protocols that the engine calls: a run, its hooks inside a window, its optimizer factory, an evaluation."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
+    import lightning.pytorch as pl
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-__all__ = ["EvaluationPass", "Host", "HostReference", "Optimization"]
+    from hf_compat.data.windows import Window
+
+__all__ = ["EvaluationPass", "Host", "HostReference", "Optimization", "WindowHooks"]
 
 
 class Optimization(Protocol):
@@ -73,6 +76,22 @@ class Host(Protocol):
 
     def take_optimizers(self, optimizer: Optimizer, scheduler: Any) -> None:
         """Use ``optimizer`` and ``scheduler``, an engine's wrappers of the run's; the scheduler may be None."""
+
+
+class WindowHooks(Protocol):
+    """The hooks of a run inside a window, for which Lightning has none."""
+
+    def on_next_batch(self, batch: dict[str, Any]) -> None:
+        """Begin a batch of a window other than its first."""
+
+    def on_batch_trained(self, pl_trainer: pl.Trainer, loss: Tensor, batch: dict[str, Any]) -> None:
+        """Follow the forward and backward pass of a batch, whose share of the window's loss is ``loss``, ``()``."""
+
+    def on_substep_end(self) -> None:
+        """End a batch that does not end an update step."""
+
+    def on_optimizer_step_end(self, pl_trainer: pl.Trainer, window: Window) -> None:
+        """Follow ``optimizer.step()``, with which ``window`` ends."""
 
 
 class HostReference:

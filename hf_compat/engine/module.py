@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
-from hf_compat.engine.callbacks import CallbackGroup
-from hf_compat.engine.host import EvaluationPass, Host, HostReference
+from hf_compat.engine.host import EvaluationPass, Host, HostReference, WindowHooks
 from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
 
@@ -39,7 +38,7 @@ class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
 
     ``training_step`` runs forward and backward pass of each batch of the window through its host, then the optimizer
-    step. Callbacks do everything else; see :class:`~hf_compat.engine.callbacks.RunCallback`. Validation and test steps
+    step. The run's hooks do everything else; see ``run/hooks.py``. Validation and test steps
     call the current evaluation session.
 
     A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
@@ -76,17 +75,17 @@ class HFModule(pl.LightningModule):
         self.made_update = False
         self.session: EvaluationPass | None = None
         self._host = HostReference(_MISSING)
-        self._group: weakref.ref[CallbackGroup] | None = None
+        self._hooks: weakref.ref[WindowHooks] | None = None
 
-    def connect(self, host: Host, group: CallbackGroup | None = None) -> Self:
+    def connect(self, host: Host, hooks: WindowHooks | None = None) -> Self:
         """Let the module train and evaluate for ``host``; return it.
 
         Args:
             host: The run.
-            group: The callbacks of a fit; None for a module that only evaluates.
+            hooks: The hooks of a fit; None for a module that only evaluates.
         """
         self._host.set(host)
-        self._group = None if group is None else weakref.ref(group)
+        self._hooks = None if hooks is None else weakref.ref(hooks)
         return self
 
     @property
@@ -168,25 +167,25 @@ class HFModule(pl.LightningModule):
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
         host, trainer = self.host, self.trainer
-        group = None if self._group is None else self._group()
-        assert group is not None, "a fit has a group of callbacks, which its trainer keeps alive"
+        hooks = None if self._hooks is None else self._hooks()
+        assert hooks is not None, "a fit has hooks, which its trainer keeps alive"
         last = len(window.batches) - 1
         object.__setattr__(self, "made_update", False)
         losses: list[Tensor] = []
         for index, batch in enumerate(window.batches):
             if index:
-                group.on_next_batch(trainer, self, batch)
+                hooks.on_next_batch(batch)
             ends_update = index == last and window.is_complete
             with host.accumulating(ends_update=ends_update, syncs=index == last):
                 loss = host.training_step(batch, window.num_items)
             losses.append(loss)
-            group.on_batch_trained(trainer, self, loss, batch)
+            hooks.on_batch_trained(trainer, loss, batch)
             if ends_update:
                 self.optimizers().step()  # type: ignore[union-attr]
                 object.__setattr__(self, "made_update", True)
-                group.on_optimizer_step_end(trainer, self, window)
+                hooks.on_optimizer_step_end(trainer, window)
             else:
-                group.on_substep_end(trainer, self)
+                hooks.on_substep_end()
             if host.should_stop():
                 break
         return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}

@@ -19,7 +19,7 @@ from torch import nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint.background import Writes
 from hf_compat.data.windows import WindowLoader
-from hf_compat.engine.callbacks import CallbackGroup
+from hf_compat.engine.callbacks import LastCallback
 from hf_compat.engine.current_loaders import Loaders
 from hf_compat.engine.host import EvaluationPass, Host
 from hf_compat.engine.internals.callbacks import (
@@ -199,7 +199,7 @@ class Runtime:
         model: nn.Module,
         *,
         limits: Mapping[str, int],
-        group: CallbackGroup,
+        hooks: LastCallback,
         loggers: Sequence[Logger] = (),
         first: Callback | None = None,
     ) -> pl.Trainer:
@@ -209,7 +209,7 @@ class Runtime:
             args: The training arguments.
             model: The model, unwrapped.
             limits: ``max_epochs`` and ``max_steps``.
-            group: The run's callbacks; an empty group for an evaluation outside a fit.
+            hooks: The run's hooks; for an evaluation outside a fit a callback that does nothing.
             loggers: The Lightning loggers of trackers, besides the user's.
             first: A callback that is called before the user's.
         """
@@ -226,7 +226,7 @@ class Runtime:
             **{name: value for name, value in self.keywords.items() if name != "barebones"},
             **device_keywords(self.placement, args, model),
             **limits,
-            "callbacks": [*([] if first is None else [first]), *with_window_counts(self.callbacks), group],
+            "callbacks": [*([] if first is None else [first]), *with_window_counts(self.callbacks), hooks],
             **self.monitored_at(args),
             "plugins": [*plugins, self.precision],
             "use_distributed_sampler": False,
@@ -236,7 +236,7 @@ class Runtime:
         self.strategy.close()
         with quiet_lightning():
             trainer = pl.Trainer(**settings)
-        trainer.barebones = bool(self.keywords.get("barebones"))  # as a keyword it would refuse the group
+        trainer.barebones = bool(self.keywords.get("barebones"))  # as a keyword it would refuse the hooks
         if limits is not EVALUATION_LIMITS and not trainer.loggers and (names := without_logger(self.callbacks)):
             raise TrainerSetupError(
                 f"`callbacks`: {', '.join(names)} needs a Lightning logger, and there is none. Set `report_to`, or "
@@ -274,7 +274,7 @@ class Runtime:
             The wrapper to call instead of the model; None if there is no new one.
         """
         if self.trainer is None:
-            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, group=CallbackGroup(), loggers=loggers)
+            self.build(args, unwrap_model(model), limits=EVALUATION_LIMITS, hooks=LastCallback(), loggers=loggers)
         return self.strategy.prepare_evaluation(model)
 
     def begin_fit(self, loader: object, module: HFModule, start: tuple[int, int, int] | None) -> None:

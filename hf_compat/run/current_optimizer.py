@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-    from torch import Tensor
-
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.run.host import RunHost
 
 __all__ = ["CurrentOptimizer"]
 
 
-class CurrentOptimizer(RunCallback):
+class CurrentOptimizer:
     """Has the strategy step ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
-
-    Hooks: ``on_fit_start``, ``on_batch_trained``.
 
     Args:
         host: The Trainer.
@@ -31,18 +25,17 @@ class CurrentOptimizer(RunCallback):
         self._host = host
         self._stepped: Any = None
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Hand over optimizer and schedule: an override that loads their states may have replaced them."""
-        self._hand_over(trainer.strategy)  # type: ignore[arg-type]
-
-    def on_batch_trained(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
-    ) -> None:
-        """Hand them over again if the Trainer has another optimizer than before; the update step may come next."""
+    def give_if_replaced(self, strategy: ModelStrategy) -> None:
+        """Give the strategy the Trainer's optimizer if it is another than before; the update step may come next."""
         if self._host.optimizer is not self._stepped:
-            self._hand_over(trainer.strategy)  # type: ignore[arg-type]
+            self.give_to(strategy)
 
-    def _hand_over(self, strategy: ModelStrategy) -> None:
+    def give_to(self, strategy: ModelStrategy) -> None:
+        """Give the strategy optimizer and schedule: an override that loads their states may have replaced them.
+
+        Raises:
+            TrainerSetupError: If the Trainer has no optimizer.
+        """
         host = self._host
         self._stepped = host.optimizer
         if strategy.engine is not None:

@@ -10,25 +10,20 @@ from typing import TYPE_CHECKING
 
 from hf_compat.data.windows import Window
 from hf_compat.distributed.votes import PacedVotes
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.plan.evaluation_times import EvaluationTimes, steps_between
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.run.host import RunHost
 
 __all__ = ["EvaluationTiming"]
 
 
-class EvaluationTiming(RunCallback):
+class EvaluationTiming:
     """Asks for an evaluation, by ``control.should_evaluate``, when one is due.
 
     A fraction or a number of update steps is counted from the beginning of each epoch. A time is measured by each rank
     from the end of its last evaluation; all evaluate once one finds that it is due, which they ask each other about
     twice a second, and ten times within a shorter interval.
-
-    Hooks: ``on_train_start``, ``on_train_batch_start``, ``on_train_batch_end``, ``on_train_epoch_end``.
 
     Args:
         host: The Trainer.
@@ -44,36 +39,32 @@ class EvaluationTiming(RunCallback):
         interval = times.every.total_seconds() if isinstance(times.every, timedelta) else math.inf
         self._votes = PacedVotes(min(0.5, interval / 10))
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def begin(self) -> None:
         """Count or measure from here."""
         plan = self._host.run_plan
         assert plan is not None, "a fit has a plan"
         self._steps = steps_between(self._times, plan, has_length=plan.num_train_epochs < sys.maxsize)
         self._evaluated_at = time.monotonic()
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
-    ) -> None:
+    def begin_window(self) -> None:
         """Measure from here if there was an evaluation since the last update step."""
         if self._was_due:
             self._evaluated_at, self._was_due = time.monotonic(), False
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: object, batch: Window, batch_idx: int
-    ) -> None:
-        """Ask for an evaluation after an update step, if it is due."""
+    def request_after_update(self, window: Window) -> None:
+        """Request an evaluation after the update step of ``window``, if it is due."""
         host, times = self._host, self._times
-        if times.at_epoch_end or not pl_module.made_update:
+        if times.at_epoch_end:
             return
-        is_due = self._is_time() if self._steps is None else self._is_step(batch, self._steps)
-        if is_due and times.has_epoch(batch.epoch) and host.state.global_step >= times.delay:
+        is_due = self._is_time() if self._steps is None else self._is_step(window, self._steps)
+        if is_due and times.has_epoch(window.epoch) and host.state.global_step >= times.delay:
             host.control.should_evaluate = True
             self._was_due = True
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ask for an evaluation after an epoch, if it is one with evaluations."""
+    def request_after_epoch(self, epoch: int) -> None:
+        """Request an evaluation after ``epoch``, if it is one with evaluations."""
         host, times = self._host, self._times
-        if times.at_epoch_end and times.has_epoch(trainer.current_epoch) and (host.state.epoch or 0) >= times.delay:
+        if times.at_epoch_end and times.has_epoch(epoch) and (host.state.epoch or 0) >= times.delay:
             host.control.should_evaluate = True
 
     def _is_step(self, window: Window, steps: int) -> bool:

@@ -6,35 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hf_compat.engine.callbacks import RunCallback
-
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.run.host import RunHost
 
-__all__ = ["PastState", "fresh_past"]
-
-
-class PastState(RunCallback):
-    """Clears the past state at the start of each epoch and at the end of the run.
-
-    Hooks: ``on_train_epoch_start``.
-
-    Args:
-        host: The Trainer, which has the state as ``_past``.
-    """
-
-    def __init__(self, host: RunHost) -> None:
-        self._host = host
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Clear the past state."""
-        self._host._past = None
-
-    def end(self) -> None:
-        """Clear the past state."""
-        self._host._past = None
+__all__ = ["fresh_past"]
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.distributed.votes import PacedVotes
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.engine.internals.loops import may_stop
 
 if TYPE_CHECKING:
@@ -100,10 +99,8 @@ class SignalWatch:
             self.received = signum
 
 
-class Preemption(RunCallback):
+class Preemption:
     """Saves and exits when any rank has received a signal, unless training is about to end.
-
-    Hooks: ``on_train_batch_end`` but for the last window of an epoch, ``on_train_epoch_end``.
 
     Args:
         host: The Trainer.
@@ -117,16 +114,7 @@ class Preemption(RunCallback):
         self._saving = saving
         self._votes = PacedVotes()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
-        """Exit if preempted; after the last window of an epoch, ``on_train_epoch_end`` does."""
-        if pl_module.made_update and not trainer.is_last_batch:
-            self._exit_if_preempted(trainer)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Exit if preempted."""
-        self._exit_if_preempted(trainer)
-
-    def _exit_if_preempted(self, trainer: pl.Trainer) -> None:
+    def exit_if_signalled(self, trainer: pl.Trainer) -> None:
         """Save and exit if a rank has received a signal.
 
         Raises:

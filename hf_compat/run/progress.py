@@ -10,13 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.data.windows import Window
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.plan import DataPosition, RunPlan, Shift
 from hf_compat.run.loss_sum import LossSum
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.run.host import RunHost
     from hf_compat.state import TrainerState
 
@@ -94,16 +91,15 @@ class Counts:
         return self._known
 
 
-class Progress(RunCallback):
+class Progress:
     """Counts batches and update steps; sets ``global_step``, ``epoch`` and the position in the data.
-
-    Hooks: ``on_fit_start``, ``on_batch_trained``, ``on_optimizer_step_end``.
 
     Args:
         host: The Trainer.
         counts: The run's counts.
 
     Attributes:
+        counts: The run's counts.
         plan: The plan of the run, set before the fit.
         shift: How the samples are counted, if the run was resumed with other windows.
         start_time: When the run started, in seconds of ``time.time``.
@@ -112,7 +108,7 @@ class Progress(RunCallback):
 
     def __init__(self, host: RunHost, counts: Counts) -> None:
         self._host = host
-        self._counts = counts
+        self.counts = counts
         self.plan: RunPlan | None = None
         self.shift = Shift()
         self.start_time = 0.0
@@ -122,29 +118,26 @@ class Progress(RunCallback):
         """Initialise the counts from the state at the start of the run."""
         host = self._host
         zero = torch.tensor(0.0, device=host.args.device)
-        self._counts.begin(host.state, LossSum(zero, in_float32=host.semantics.sums_loss_in_float32))
+        self.counts.begin(host.state, LossSum(zero, in_float32=host.semantics.sums_loss_in_float32))
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Store the start time, and zero the gradients."""
+    def start_clock(self) -> None:
+        """Store the start time."""
         self.start_time = time.time()
-        self._host.model_wrapped.zero_grad()
 
-    def on_batch_trained(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor, batch: dict[str, Any]
-    ) -> None:
+    def count_batch(self, loss: Tensor, batch: dict[str, Any]) -> None:
         """Count a batch's loss and floating-point operations, and its tokens if they are counted after it."""
-        host, counts = self._host, self._counts
+        host, counts = self._host, self.counts
         is_filtered = host.args.logging_nan_inf_filter
         counts.losses.add(loss, 1 + host.state.global_step - counts.last_logged_step if is_filtered else None)
         counts.flos += float(host.floating_point_ops(batch))
         if host.semantics.counts_tokens_after_batch:
             host._track_num_input_tokens(batch)
 
-    def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
-        """Count the update step of ``window``."""
+    def count_update(self, window: Window, global_step: int) -> None:
+        """Count the update step of ``window``, after which Lightning's is ``global_step``."""
         assert self.plan is not None, "set before the fit"
         state, plan = self._host.state, self.plan
-        state.global_step = trainer.global_step
+        state.global_step = global_step
         done = window.batches_before + len(window.batches)
         state.epoch = window.epoch + done / plan.batches_per_epoch
         self.position = DataPosition.after(plan, window.epoch, done, self.shift)

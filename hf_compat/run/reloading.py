@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-from hf_compat.engine.callbacks import RunCallback
-
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
 
 __all__ = ["Reloading"]
 
 
-class Reloading(RunCallback):
-    """Asks for a new train loader every ``epochs`` epochs.
-
-    Hooks: ``on_train_epoch_start``.
+class Reloading:
+    """Makes a new train loader every ``epochs`` epochs.
 
     Args:
-        epochs: Epochs after which the loader is asked for again.
-        reload: Asks for it.
+        epochs: Epochs after which the loader is made again.
+        reload: Makes it.
     """
 
     def __init__(self, epochs: int, reload: Callable[[], None]) -> None:
@@ -28,9 +20,8 @@ class Reloading(RunCallback):
         self._reload = reload
         self._last: int | None = None
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Reload if that is due; the first epoch of a run has a new loader anyway."""
-        epoch = trainer.current_epoch
+    def reload_if_due(self, epoch: int) -> None:
+        """Reload at the start of ``epoch`` if that is due; the first epoch of a run has a new loader anyway."""
         if self._last is not None and epoch - self._last < self._epochs:
             return
         if self._last is not None:

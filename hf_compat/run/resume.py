@@ -16,7 +16,6 @@ from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
 from hf_compat.data.stream_states import StreamStates
 from hf_compat.data.windows import EpochStart
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.engine.internals.callbacks import (
     restore_callback_states,
     restore_checkpoint_entries,
@@ -43,10 +42,8 @@ __all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "without_
 logger = logging.getLogger(__name__)
 
 
-class Resume(RunCallback):
+class Resume:
     """Loads the states of optimizer, schedule, gradient scaler and random generators from a checkpoint.
-
-    Hooks: ``setup``, ``on_fit_start``, ``on_train_start``.
 
     Args:
         host: The Trainer.
@@ -62,9 +59,13 @@ class Resume(RunCallback):
         """The checkpoint's folder, None without one."""
         return None if self._point is None else self._point.path
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restore the user's Lightning callbacks, which have been set up."""
-        if self._point is None or stage != "fit":
+    def restore_callbacks(self, trainer: pl.Trainer) -> None:
+        """Restore the user's Lightning callbacks, which have been set up.
+
+        Raises:
+            TrainerSetupError: If one of them cannot be resumed.
+        """
+        if self._point is None:
             return
 
         if any(thaws_by_phases(callback) for callback in trainer.callbacks):  # type: ignore[attr-defined]
@@ -82,7 +83,7 @@ class Resume(RunCallback):
         content = self._point.lightning_state()
         self._point.lightning("callbacks", restore)
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def load_optimizer(self, trainer: pl.Trainer) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
         host, folder = self._host, self.folder
         strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
@@ -95,7 +96,7 @@ class Resume(RunCallback):
             host._load_optimizer_and_scheduler(folder)
             host._load_scaler(folder)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def drop_caches(self) -> None:
         """Free the cached content of the checkpoint."""
         if self._point is not None:
             self._point.drop_caches()

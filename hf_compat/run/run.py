@@ -31,8 +31,9 @@ from hf_compat.plan import RunPlan
 from hf_compat.plan.data_limits import limited
 from hf_compat.plan.upstream import from_values
 from hf_compat.run.accumulation import warn_of_changed_accumulation
-from hf_compat.run.assembly import GivenPieces, Pieces, assemble, assemble_given, build_members
+from hf_compat.run.assembly import FitObjects, UserPieces, assemble, assemble_given
 from hf_compat.run.batch_size import with_smaller_batches
+from hf_compat.run.hooks import RunHooks
 from hf_compat.run.host import RunHost
 from hf_compat.run.optimization import RunOptimization
 from hf_compat.run.preemption import SignalWatch
@@ -67,7 +68,7 @@ class TrainingRun:
     Attributes:
         point: The checkpoint to resume from; None for a run that starts from the beginning.
         watch: Records the signals on which the run saves and exits; None if nothing is saved.
-        members: The callbacks of the current or last fit.
+        hooks: The script of the current or last fit, with its objects.
         pieces: The objects of the current or last fit; None before the first.
         output: The result, None before the end.
         originals: The Trainer's methods that methods of the module or the data stand in for.
@@ -92,13 +93,13 @@ class TrainingRun:
         self.ignore_keys = ignore_keys
         self.point: ResumePoint | None = None
         self.watch: SignalWatch | None = None
-        self.pieces: Pieces | None = None
+        self.pieces: FitObjects | None = None
         self.output: TrainOutput | None = None
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
         self.optimization: Optimization = RunOptimization(host, 0)
         self._warn_once = warn_once
-        self.members = build_members(self)  # for methods that are called before a fit, which has its own
+        self.hooks = RunHooks(self)  # for methods that are called before a fit, which has its own
 
     # ---- the run ----
 
@@ -191,7 +192,7 @@ class TrainingRun:
         self.checkpoints.end_run()
         self.runtime.end_fit()
         if self.pieces is not None:
-            self.pieces.group.end()  # again, in case of an error before Lightning's teardown
+            self.pieces.hooks.end()  # again, in case of an error before Lightning's teardown
         host._memory_tracker.cancel()
         host._past = None
 
@@ -205,16 +206,19 @@ class TrainingRun:
         ignore_keys_for_eval: list[str] | None,
     ) -> TrainOutput:
         """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
-        plan, loader, start = self._plan_fit(batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        plan, loader, start = self._plan_fit(
+            RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
+        )
         pieces = self._begin_fit(assemble(self, plan, loader, start), start)
         self.runtime.fit(pieces.module, pieces.windows)
         self.finish_without_epoch()
         return self.output  # type: ignore[return-value]  # None only if an override of `_finalize_training` returns that
 
-    def fit_given(self, given: GivenPieces) -> None:
+    def fit_given(self, given: UserPieces) -> None:
         """Begin the one fit of ``given``, whose ``fit`` a person has called."""
         point = None if self.point is None else self.point.path
-        plan, loader, start = self._plan_fit(self.host._train_batch_size, point, self.trial, self.ignore_keys)
+        batch_size = self.host._train_batch_size
+        plan, loader, start = self._plan_fit(given.hooks, batch_size, point, self.trial, self.ignore_keys)
         self._begin_fit(assemble_given(self, plan, loader, start, given), start)
 
     @property
@@ -226,17 +230,18 @@ class TrainingRun:
         """End the training if no epoch was left, for which Lightning calls no hook."""
         pieces = self.pieces
         if not self._is_finished and pieces is not None:
-            pieces.group.on_train_start(pieces.trainer, pieces.module)
-            pieces.group.on_train_end(pieces.trainer, pieces.module)
+            self.hooks.on_train_start(pieces.trainer, pieces.module)
+            self.hooks.on_train_end(pieces.trainer, pieces.module)
 
     def _plan_fit(
         self,
+        hooks: RunHooks,
         batch_size: int | None,
         resume_from_checkpoint: str | None,
         trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
     ) -> tuple[RunPlan, Iterable[Any], EpochStart | None]:
-        """Return plan and loader of a fit, and where a resumed one starts; its members are built."""
+        """Return plan and loader of a fit with ``hooks``, and the start of a resumed one."""
         host = self.host
         self._is_finished = False
         self.pieces = self.output = None  # frees the memory of a fit that ran out of memory
@@ -249,25 +254,26 @@ class TrainingRun:
         done = host._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
-        self.members = members = build_members(self)
+        self.hooks = hooks
+        hooks.prepare(self)
         start: EpochStart | None = None
         if self.point is not None:
-            resumed = members.resume.start_in_data(plan, loader, done, self._warn_once)
-            plan, start, members.progress.shift = resumed
-            members.announcements.start = start
+            resumed = hooks.resume.start_in_data(plan, loader, done, self._warn_once)
+            plan, start, hooks.progress.shift = resumed
+            hooks.start = start
             host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         plan = without_extra_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
-        host.run_plan = members.progress.plan = plan
+        host.run_plan = hooks.progress.plan = plan
         if host._created_lr_scheduler:
             host.lr_scheduler, host._created_lr_scheduler = None, False
         self.optimization = RunOptimization(host, plan.max_steps)
-        members.progress.begin()
+        hooks.progress.begin()
         host.callback_handler.train_dataloader = loader
         host.model_wrapped = self.runtime.strategy.evaluation_model(host.model_wrapped)  # not in the last run's wrapper
         host.deepspeed = None
         return plan, loader, start
 
-    def _begin_fit(self, pieces: Pieces, start: EpochStart | None) -> Pieces:
+    def _begin_fit(self, pieces: FitObjects, start: EpochStart | None) -> FitObjects:
         """Make ``pieces`` the current ones, where the fit starts; return them."""
         self.pieces, step = pieces, self.host.state.global_step
         loader = self.host.callback_handler.train_dataloader
@@ -316,7 +322,7 @@ class TrainingRun:
         entries = {name: value for name, value in made.items() if name != "state_dict"}  # the checkpoint's weights
         if entries:
             content["callback_entries"] = entries
-        position = self.members.progress.position_to_resume()
+        position = self.hooks.progress.position_to_resume()
         if position is not None:
             content["position"] = position.to_dict()
         stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)
@@ -327,15 +333,6 @@ class TrainingRun:
     def set_output(self, output: TrainOutput) -> None:
         """Store the run's result."""
         self.output, self._is_finished = output, True
-
-    def activate_neftune(self, model: nn.Module) -> nn.Module:
-        """Call the Trainer's ``_activate_neftune``, which may return another model to train; return it."""
-        self.host.model = self.host._activate_neftune(model)
-        return self.host.model  # type: ignore[no-any-return]
-
-    def deactivate_neftune(self, model: nn.Module) -> None:
-        """Call the Trainer's ``_deactivate_neftune`` with the model that was activated."""
-        self.host._deactivate_neftune(model)
 
     # ---- called by the engine ----
 
@@ -383,7 +380,7 @@ class TrainingRun:
 
     def restore_rng(self) -> None:
         """Restore the random states of the resumed checkpoint."""
-        self.members.resume.restore_rng()
+        self.hooks.resume.restore_rng()
 
     def warn_of_empty_epoch(self) -> None:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""

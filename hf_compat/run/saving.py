@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from hf_compat.callbacks.firing import fire
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.overriding import call_as_defined, is_ours
@@ -34,10 +32,8 @@ __all__ = ["CheckpointSaving"]
 logger = logging.getLogger(__name__)
 
 
-class CheckpointSaving(RunCallback):
+class CheckpointSaving:
     """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
-
-    Hooks: ``on_fit_start``, ``on_before_optimizer_step``. ``Flow`` and ``Preemption`` call it.
 
     Args:
         host: The Trainer.
@@ -53,14 +49,12 @@ class CheckpointSaving(RunCallback):
         self._best_before: str | None = None
         self._updates_next = False
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def attach(self, trainer: pl.Trainer) -> None:
         """Have an engine that steps in its backward pass wait for late copies too."""
         strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
         strategy.before_step = self._writer.before_update
 
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
-    ) -> None:
+    def before_update(self) -> None:
         """Wait for what is being copied of the last checkpoint."""
         self._writer.before_update()
         self._updates_next = False  # a callback may save by itself after the update

@@ -6,25 +6,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.data.windows import Window
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.optim.schedulers import steps_on_metric
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.run.host import RunHost
 
 __all__ = ["LRSchedule"]
 
 
-class LRSchedule(RunCallback):
-    """Steps the schedule after each optimizer step, then zeroes the gradients.
+class LRSchedule:
+    """Steps the schedule after each optimizer step.
 
     A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler did
     not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
-
-    Hooks: ``on_optimizer_step_end``.
 
     Args:
         host: The Trainer.
@@ -37,14 +31,13 @@ class LRSchedule(RunCallback):
         self._host = host
         self.learning_rate: float | None = None
 
-    def on_optimizer_step_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window) -> None:
-        """Step the schedule and zero the gradients."""
+    def step(self) -> None:
+        """Step the schedule, and keep the learning rate of the step before."""
         host = self._host
         self.learning_rate = host._get_learning_rate()
         if not host.accelerator.optimizer_step_was_skipped and not steps_on_metric(host.lr_scheduler):
             with _without_added_groups(host.lr_scheduler):
                 host.lr_scheduler.step()
-        host.model_wrapped.zero_grad()
 
 
 def _without_added_groups(scheduler: Any) -> AbstractContextManager[None]:

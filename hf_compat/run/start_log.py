@@ -1,4 +1,4 @@
-"""What a run tells the log as it begins and resumes: the facts that transformers tells, at level info."""
+"""Log records of a run that begins or resumes: the facts that transformers logs, at level info."""
 
 from __future__ import annotations
 
@@ -6,57 +6,42 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.model_facts import count_parameters
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.data.windows import EpochStart
     from hf_compat.plan import RunPlan
     from hf_compat.run.host import RunHost
 
-__all__ = ["Announcements"]
+__all__ = ["log_start"]
 
 logger = logging.getLogger(__name__)
 
 
-class Announcements(RunCallback):
-    """Logs the numbers of the run, and where a resumed one starts.
-
-    Hooks: ``on_train_start``.
+def log_start(host: RunHost, folder: str | None, start: EpochStart | None) -> None:
+    """Log the numbers of the run, and the start of a resumed one.
 
     Args:
         host: The Trainer.
         folder: The checkpoint to resume from, None without one.
-
-    Attributes:
-        start: Where a resumed run starts in the data; None for the beginning.
+        start: Start of a resumed run in the data; None for the beginning.
     """
+    plan = host.run_plan
+    if plan is None or not logger.isEnabledFor(logging.INFO):
+        return
+    logger.info("***** Running training *****")
+    resumed = () if folder is None or start is None else _resumed(host, folder, start)
+    for line in (*_numbers(host, plan), *resumed):
+        logger.info("  %s", line)
 
-    def __init__(self, host: RunHost, folder: str | None) -> None:
-        self._host = host
-        self._folder = folder
-        self.start: EpochStart | None = None
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log them."""
-        plan = self._host.run_plan
-        if plan is None or not logger.isEnabledFor(logging.INFO):
-            return
-        logger.info("***** Running training *****")
-        for line in (*_numbers(self._host, plan), *self._resumed()):
-            logger.info("  %s", line)
-
-    def _resumed(self) -> Iterator[str]:
-        if self._folder is None or self.start is None:
-            return
-        yield f"Resuming training from checkpoint {self._folder}"
-        yield f"Continuing training from epoch {self.start.epoch}"
-        yield f"Continuing training from global step {self._host.state.global_step}"
-        if not self._host.args.ignore_data_skip:
-            skipped = f"the first {self.start.epoch} epochs then the first {self.start.batches} batches"
-            yield f"Fast-forwarding the dataloader, will skip {skipped}"
+def _resumed(host: RunHost, folder: str, start: EpochStart) -> Iterator[str]:
+    yield f"Resuming training from checkpoint {folder}"
+    yield f"Continuing training from epoch {start.epoch}"
+    yield f"Continuing training from global step {host.state.global_step}"
+    if not host.args.ignore_data_skip:
+        skipped = f"the first {start.epoch} epochs then the first {start.batches} batches"
+        yield f"Fast-forwarding the dataloader, will skip {skipped}"
 
 
 def _numbers(host: RunHost, plan: RunPlan) -> Iterator[str]:

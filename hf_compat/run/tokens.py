@@ -9,44 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_compat.data.limiting import FirstBatches
-from hf_compat.data.windows import Window
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import WarnOnce
 from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.run.host import RunHost
     from hf_compat.run.progress import Counts
 
-__all__ = ["TokensAhead", "count_train_tokens", "token_logs", "track_input_tokens"]
+__all__ = ["count_train_tokens", "token_logs", "track_input_tokens"]
 
 logger = logging.getLogger(__name__)
-
-
-class TokensAhead(RunCallback):
-    """Counts the input tokens of each batch before it is trained on, as transformers did before 5.3.
-
-    Hooks: ``on_train_batch_start``, ``on_next_batch``.
-
-    Args:
-        host: The Trainer.
-    """
-
-    def __init__(self, host: RunHost) -> None:
-        self._host = host
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Window, batch_idx: int
-    ) -> None:
-        """Count the first batch of the window, before ``on_step_begin``."""
-        self._host._track_num_input_tokens(batch.batches[0])
-
-    def on_next_batch(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: dict[str, Any]) -> None:
-        """Count a further batch of the window."""
-        self._host._track_num_input_tokens(batch)
 
 
 def count_train_tokens(host: RunHost, plan: RunPlan, loader: Iterable[Any]) -> float | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import BatchSizeError
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_as_defined
@@ -12,18 +11,14 @@ from hf_compat.run.batch_size import is_out_of_memory
 from hf_compat.run.best_model import metric_for_best
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
     from hf_compat.run.host import RunHost
     from hf_compat.tuning.spaces import Trial
 
 __all__ = ["TrainingEvaluation"]
 
 
-class TrainingEvaluation(RunCallback):
+class TrainingEvaluation:
     """Evaluates, reports the metrics to a hyperparameter search, and steps a metric-based schedule.
-
-    Hooks: ``on_train_start``; ``Flow`` calls it after update steps, through the Trainer's overridable method.
 
     Args:
         host: The Trainer.
@@ -33,11 +28,6 @@ class TrainingEvaluation(RunCallback):
     def __init__(self, host: RunHost, ignore_keys: list[str] | None) -> None:
         self._host = host
         self.ignore_keys = ignore_keys
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Evaluate before the first update step if ``eval_on_start`` is set."""
-        if self._host.args.eval_on_start:
-            self._host._evaluate(self._host._trial, self.ignore_keys, skip_scheduler=True)
 
     def evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False

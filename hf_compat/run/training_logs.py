@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["TrainingLogs"]
 
 
-class TrainingLogs(RunCallback):
+class TrainingLogs:
     """Logs mean loss, gradient norm and learning rate if the control says so, at most once per update step.
-
-    Defines no hooks: ``Flow`` calls it, through the Trainer's overridable method.
 
     Args:
         host: The Trainer.

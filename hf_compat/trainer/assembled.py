@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks import ProgressCallback
-from hf_compat.engine.callbacks import CallbackGroup, FirstCallback
+from hf_compat.engine.callbacks import FirstCallback
 from hf_compat.engine.given_trainer import join, keywords_given
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import TrainerSetupError
+from hf_compat.run.hooks import RunHooks
 from hf_compat.trainer.given_data import Evaluated, data_of, dataset_behind
 from hf_compat.trainer.trainer import Trainer
 
@@ -93,4 +94,4 @@ class Assembly:
 def _own_callbacks(trainer: pl.Trainer) -> list[Any]:
     """Return the callbacks of ``trainer`` that are not the run's."""
     given = trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in given if not isinstance(one, CallbackGroup | FirstCallback)]
+    return [one for one in given if not isinstance(one, RunHooks | FirstCallback)]

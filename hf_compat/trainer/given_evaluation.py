@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.engine.callbacks import CallbackGroup
 from hf_compat.engine.internals.evaluating import run_instead
 from hf_compat.errors import TrainerSetupError
 from hf_compat.trainer.current_run import current_run
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from hf_compat.engine.module import HFModule
     from hf_compat.engine.runtime import Runtime
     from hf_compat.evaluation.results import PredictionOutput
+    from hf_compat.run.hooks import RunHooks
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["evaluating", "given_to"]
@@ -54,7 +54,7 @@ def evaluating(
     trainer: pl.Trainer,
     module: HFModule,
     host: Trainer,
-    group: CallbackGroup,
+    hooks: RunHooks,
     given: Evaluated,
     *,
     ignore_keys: list[str] | None,
@@ -66,7 +66,7 @@ def evaluating(
         trainer: The Lightning trainer, in the ``setup`` of the call.
         module: Its module.
         host: The Trainer.
-        group: The callbacks of the call.
+        hooks: The hooks of the call.
         given: What it reads.
         ignore_keys: Model outputs excluded from the predictions.
         done: Called with what ``Trainer.evaluate`` or ``Trainer.predict`` returns.
@@ -75,7 +75,7 @@ def evaluating(
     if runtime.trainer is not trainer:
         runtime.strategy.close()
         runtime.adopt(trainer)
-    runtime.module = module.connect(run, group)
+    runtime.module = module.connect(run, hooks)
     if data is not None:
         data.connect(run)
 

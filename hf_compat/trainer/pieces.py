@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.engine.callbacks import CallbackGroup, FirstCallback
+from hf_compat.engine.callbacks import FirstCallback
 from hf_compat.engine.data_module import HFDataModule
 from hf_compat.engine.internals.loops import ignore_misleading_warnings, is_fitting
 from hf_compat.engine.loggers import open_loggers
@@ -16,7 +16,8 @@ from hf_compat.errors import NotSupportedError, TrainerSetupError
 from hf_compat.model_facts import unwrap_model
 from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.overriding import is_ours
-from hf_compat.run.assembly import GivenPieces
+from hf_compat.run.assembly import UserPieces
+from hf_compat.run.hooks import RunHooks
 from hf_compat.trainer.assembled import Assembly
 from hf_compat.trainer.current_run import current_run, new_run
 from hf_compat.trainer.given_data import Evaluated, data_of, stand_ins, standing_in
@@ -36,8 +37,8 @@ _REPLACED = {"max_steps": -1, "max_epochs": -1}
 """Limits of a Lightning trainer whose plan is made in its ``fit``."""
 
 
-class RunGroup(CallbackGroup):
-    """The callbacks of a run that begins with ``lightning.Trainer.fit`` and ends with it, and of evaluations.
+class RunGroup(RunHooks):
+    """The hooks of a run that begins with ``lightning.Trainer.fit`` and ends with it, and of evaluations.
 
     Args:
         make: Returns the Trainer of a ``lightning.Trainer`` inside a call; the second argument is what an evaluation
@@ -62,14 +63,13 @@ class RunGroup(CallbackGroup):
         self._resume_from = resume_from_checkpoint
         self._ignore_keys = ignore_keys_for_eval
         self._begun = ExitStack()
-        self._run: TrainingRun | None = None
         self._evaluated: dict[str, float] | PredictionOutput | None = None
         self._made_of: tuple[HFModule | None, HFDataModule | None] = None, None
 
     @property
     def output(self) -> TrainOutput | PredictionOutput | dict[str, float] | None:
         """What the last call returns: ``Trainer.train``; ``evaluate`` for ``validate``; ``predict`` for the others."""
-        return self._run.output if self._evaluated is None and self._run is not None else self._evaluated
+        return self.run.output if self._evaluated is None and self.run is not None else self._evaluated
 
     @property
     def best_model_path(self) -> str:
@@ -96,14 +96,14 @@ class RunGroup(CallbackGroup):
             self._begin_evaluation(trainer, module)
 
     def _begin_fit(self, trainer: pl.Trainer, module: HFModule) -> None:
-        if self._run is not None:
+        if self.run is not None:
             raise TrainerSetupError(
                 "These callbacks have trained already. Each `fit` needs its own: call `hf_compat.lightning.callbacks` "
                 "or `hf_compat.to_lightning` again."
             )
         self._evaluated = None
         host = self.hf_trainer = self._make(trainer, None)
-        run = self._run = new_run(host, ignore_keys=self._ignore_keys)
+        run = self.run = new_run(host, ignore_keys=self._ignore_keys)
         data = data_of(trainer)
         self._made_of = module, data
         if data is not None:
@@ -112,7 +112,7 @@ class RunGroup(CallbackGroup):
         methods = stand_ins(trainer, module, host)
         self._begun.enter_context(standing_in(host, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
-        run.fit_given(GivenPieces(trainer, module, self))
+        run.fit_given(UserPieces(trainer, module, self))
 
     def _begin_evaluation(self, trainer: pl.Trainer, module: HFModule) -> None:
         """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""
@@ -126,22 +126,22 @@ class RunGroup(CallbackGroup):
     def _take_evaluated(self, output: dict[str, float] | PredictionOutput) -> None:
         self._evaluated = output
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take optimizer and schedule from a module that configures its own; then call the members."""
-        if self._run is not None and type(pl_module).configure_optimizers is not HFModule.configure_optimizers:
-            self._run.take_optimizers(*_configured(trainer, self._run))
-        super().on_fit_start(trainer, pl_module)
+    def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take optimizer and schedule from a module that configures its own; then go on as in every run."""
+        if self.run is not None and type(pl_module).configure_optimizers is not HFModule.configure_optimizers:
+            self.run.take_optimizers(*_configured(pl_trainer, self.run))
+        super().on_fit_start(pl_trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training if no epoch was left."""
-        if self._run is not None:
-            self._run.finish_without_epoch()
+        if self.run is not None:
+            self.run.finish_without_epoch()
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End the run, and wait for a checkpoint that is being saved in the background."""
         self._begun.__exit__(type(exception), exception, exception.__traceback__)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End the run."""
         self._begun.close()
 
@@ -200,7 +200,7 @@ def to_lightning(
     group = RunGroup(functools.partial(_with_pieces_of, trainer), resume_from_checkpoint, ignore_keys_for_eval)
     loggers = open_loggers(trainer.callback_handler.callbacks, args, trainer.state)
     model = unwrap_model(trainer.model)
-    lightning_trainer = runtime.build(args, model, limits=_REPLACED, group=group, loggers=loggers, first=_first(group))
+    lightning_trainer = runtime.build(args, model, limits=_REPLACED, hooks=group, loggers=loggers, first=_first(group))
     data = HFDataModule(
         args,
         trainer.train_dataset,

@@ -695,19 +695,19 @@ class Trainer(metaclass=CountsCounterparts):
         learning_rate: float | None = None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; ``tr_loss``, summed since the last log, is zeroed."""
-        flow = current_run(self).members.flow
-        flow.log_evaluate_save(tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate)
+        hooks = current_run(self).hooks
+        hooks.log_evaluate_save(tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate)
 
     def _evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         """Evaluate, report to a hyperparameter search, and step a metric-based schedule."""
-        during_training = current_run(self).members.evaluation
+        during_training = current_run(self).hooks.evaluation
         return during_training.evaluate(trial, ignore_keys_for_eval, skip_scheduler=skip_scheduler)
 
     def _finalize_training(self, trial: Trial | None, num_train_samples: float, start_time: float) -> TrainOutput:
         """Log the final metrics, load the best model and fire ``on_train_end``; return the result."""
-        saving = current_run(self).members.saving
+        saving = current_run(self).hooks.saving
         return finalize_training(self, counts_of(self), saving, num_train_samples, start_time)
 
     def end(self) -> None:
@@ -809,7 +809,7 @@ class Trainer(metaclass=CountsCounterparts):
         With ``save_async`` it is written in the background, except random states and files of overridden methods. If
         this method or a callback's ``on_save`` is overridden, it returns only when the folder is complete.
         """
-        current_run(self).members.saving.write(trial)
+        current_run(self).hooks.saving.write(trial)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save ``optimizer.pt`` and ``scheduler.pt``."""
@@ -983,7 +983,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Save a checkpoint to ``checkpoint_dir`` from which Ray can resume the trial."""
-        current_run(self).members.saving.write_for_search(Path(checkpoint_dir))
+        current_run(self).hooks.saving.write_for_search(Path(checkpoint_dir))
 
     # ---- transformers 4 only ----
 

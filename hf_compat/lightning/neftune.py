@@ -1,26 +1,23 @@
-"""NEFTune: noise in the embeddings during training."""
+"""``NEFTune``: noise in the embeddings during training, for any LightningModule with a ``model``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+import lightning.pytorch as pl
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.engine.callbacks import RunCallback
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
-
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
 
 __all__ = ["NEFTune"]
 
 
-class NEFTune(RunCallback):
+class NEFTune(pl.Callback):
     """Adds noise to the embeddings of the module's ``model`` during a fit.
 
-    Hooks: ``setup``. Works in any Lightning trainer whose module has a ``model``: see :meth:`with_alpha`.
+    See :meth:`with_alpha`.
 
     Args:
         activate: Activates the noise of a model and returns the model.
@@ -49,8 +46,15 @@ class NEFTune(RunCallback):
             self._model = self._activate(pl_module.model)  # type: ignore[arg-type]
             pl_module.model = self._model
 
-    def end(self) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Deactivate it."""
+        self._end()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Deactivate it: Lightning does not call ``teardown`` after an error."""
+        self._end()
+
+    def _end(self) -> None:
         model, self._model = self._model, None
         if model is not None:
             self._deactivate(model)

@@ -1,0 +1,281 @@
+"""The run in order: each hook of Lightning, and those inside a window, as a list of calls."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hf_compat.arguments.enums import DebugOption
+from hf_compat.callbacks.firing import close_progress_bars, fire
+from hf_compat.data.windows import EpochStart, Window
+from hf_compat.engine.callbacks import LastCallback
+from hf_compat.engine.stop_iterations import wraps_stop_iteration
+from hf_compat.overflow import DebugUnderflowOverflow
+from hf_compat.overriding import call_as_defined
+from hf_compat.run.clipping import Norm, clip_gradients
+from hf_compat.run.current_optimizer import CurrentOptimizer
+from hf_compat.run.evaluation_timing import EvaluationTiming
+from hf_compat.run.preemption import Preemption
+from hf_compat.run.progress import Progress
+from hf_compat.run.reloading import Reloading
+from hf_compat.run.resume import Resume
+from hf_compat.run.saving import CheckpointSaving
+from hf_compat.run.schedule import LRSchedule
+from hf_compat.run.start_log import log_start
+from hf_compat.run.training_evaluation import TrainingEvaluation
+from hf_compat.run.training_logs import TrainingLogs
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from hf_compat.run.run import TrainingRun
+    from hf_compat.tuning.spaces import Trial
+
+__all__ = ["RunHooks"]
+
+
+class RunHooks(LastCallback):
+    """The script of a fit, and the objects that it calls; the last callback of a ``lightning.Trainer``.
+
+    Each hook is a list of calls, in their order; the objects do one thing each and know no hook. Methods of the Trainer
+    are looked up at each call, so that ``trainer.log = f`` works in the middle of a run. A checkpoint contains what the
+    user's Lightning callbacks, which are called before, did in the same update step.
+
+    Args:
+        run: The run of the fit. Without one only ``setup`` and ``teardown`` of an evaluation may be called until
+            :meth:`prepare`.
+
+    Attributes:
+        run: The run; this reference keeps it alive, as the module holds only a weak one.
+        grad_norm: The gradient norm of the last update step before clipping, ``()``; None if it was not computed.
+        start: Start of a resumed run in the data; None for the beginning.
+    """
+
+    def __init__(self, run: TrainingRun | None = None) -> None:
+        self.run: TrainingRun | None = None
+        self._undo = ExitStack()
+        if run is not None:
+            self.prepare(run)
+
+    def prepare(self, run: TrainingRun) -> None:
+        """Make the objects of one fit of ``run``."""
+        trainer, counts, loop = run.host, run.counts, run.runtime.loop
+        self.run, self.trainer, self.loop = run, trainer, loop
+        self.grad_norm: Norm = None
+        self.start: EpochStart | None = None
+        self.resume = Resume(trainer, run.point)
+        self.optimizer = CurrentOptimizer(trainer)
+        self.schedule = LRSchedule(trainer)
+        self.progress = Progress(trainer, counts)
+        self.logs = TrainingLogs(trainer, counts, run.runtime.publish_metrics)
+        self.evaluation = TrainingEvaluation(trainer, run.ignore_keys)
+        self.saving = CheckpointSaving(trainer, run.checkpoints, run.lightning_state)
+        self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
+        self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
+        self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
+        counts_tokens = trainer.args.include_num_input_tokens_seen != "no"
+        self._counts_tokens_ahead = counts_tokens and not trainer.semantics.counts_tokens_after_batch
+
+    # ---- before the first window ----
+
+    @wraps_stop_iteration
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Change the model for the time of the fit; restore the user's Lightning callbacks, which have been set up."""
+        if stage != "fit" or self.run is None:
+            return
+        if self.trainer.neftune_noise_alpha is not None:
+            model = self.trainer._activate_neftune(pl_module.model)  # type: ignore[arg-type]  # perhaps another one
+            pl_module.model = self.trainer.model = model
+            self._undo.callback(lambda: self.trainer._deactivate_neftune(model))
+        if DebugOption.UNDERFLOW_OVERFLOW in self.trainer.args.debug:
+            self._undo.callback(DebugUnderflowOverflow(pl_module.model).remove)  # type: ignore[arg-type]
+        self.resume.restore_callbacks(pl_trainer)
+
+    @wraps_stop_iteration
+    def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Load the states of optimizer and schedule, which the strategy has created."""
+        assert self.run is not None, "a fit has a run"
+        if not self.trainer.semantics.leaves_mode_to_training_step:
+            self.trainer.model.train()
+        self.resume.load_optimizer(pl_trainer)
+        self.optimizer.give_to(pl_trainer.strategy)  # type: ignore[arg-type]
+        if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
+            with self.run.runtime.sanity_check():
+                self.evaluation.measure(self.evaluation.ignore_keys)
+        self.progress.start_clock()
+        self.trainer.model_wrapped.zero_grad()
+        self.saving.attach(pl_trainer)
+
+    @wraps_stop_iteration
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Announce the run."""
+        self.resume.drop_caches()
+        log_start(self.trainer, self.resume.folder, self.start)
+        fire(self.trainer, "on_train_begin")
+        if self.timing is not None:
+            self.timing.begin()
+        if self.trainer.args.eval_on_start:
+            self.trainer._evaluate(self.trainer._trial, self.evaluation.ignore_keys, skip_scheduler=True)
+
+    @wraps_stop_iteration
+    def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Begin an epoch."""
+        if self.reloading is not None:
+            self.reloading.reload_if_due(pl_trainer.current_epoch)
+        self.trainer._past = None
+        fire(self.trainer, "on_epoch_begin")
+
+    # ---- a window ----
+
+    @wraps_stop_iteration
+    def on_train_batch_start(
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window, batch_idx: int
+    ) -> None:
+        """Begin a window, which is Lightning's batch."""
+        if self._counts_tokens_ahead:
+            self.trainer._track_num_input_tokens(window.batches[0])
+        self.trainer.current_gradient_accumulation_steps = len(window.batches)
+        fire(self.trainer, "on_step_begin")
+        if self.timing is not None:
+            self.timing.begin_window()
+
+    def on_next_batch(self, batch: dict[str, Any]) -> None:
+        """Begin a batch of a window other than its first."""
+        if self._counts_tokens_ahead:
+            self.trainer._track_num_input_tokens(batch)
+
+    def on_batch_trained(self, pl_trainer: pl.Trainer, loss: Tensor, batch: dict[str, Any]) -> None:
+        """Count a batch after its forward and backward pass.
+
+        Args:
+            pl_trainer: The Lightning trainer.
+            loss: The batch's share of the window's loss, ``()``, detached.
+            batch: The batch.
+        """
+        self.optimizer.give_if_replaced(pl_trainer.strategy)  # type: ignore[arg-type]
+        self.progress.count_batch(loss, batch)
+
+    def on_substep_end(self) -> None:
+        """End a batch that does not end an update step."""
+        fire(self.trainer, "on_substep_end")
+
+    def on_before_optimizer_step(
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Clip the gradients, which a gradient scaler has unscaled."""
+        self.grad_norm = clip_gradients(self.trainer, self.loop.clip_value)
+        fire(self.trainer, "on_pre_optimizer_step")
+        self.saving.before_update()
+
+    def on_optimizer_step_end(self, pl_trainer: pl.Trainer, window: Window) -> None:
+        """Step the schedule and count the update step, after ``optimizer.step()``."""
+        fire(self.trainer, "on_optimizer_step")
+        self.schedule.step()
+        self.trainer.model_wrapped.zero_grad()
+        self.progress.count_update(window, pl_trainer.global_step)
+
+    @wraps_stop_iteration
+    def on_train_batch_end(
+        self,
+        pl_trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: object,
+        window: Window,
+        batch_idx: int,
+    ) -> None:
+        """End a window: log, evaluate and save after its update step."""
+        if pl_module.made_update:
+            fire(self.trainer, "on_step_end")
+            if self.timing is not None:
+                self.timing.request_after_update(window)
+            self._log_evaluate_save(pl_trainer, updates_next=not pl_trainer.is_last_batch)
+            if self.preemption is not None and not pl_trainer.is_last_batch:  # then the epoch ends first
+                self.preemption.exit_if_signalled(pl_trainer)
+        self._agree_on_stopping(pl_trainer)
+
+    # ---- the end ----
+
+    @wraps_stop_iteration
+    def on_train_epoch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End an epoch: log, evaluate and save."""
+        fire(self.trainer, "on_epoch_end")
+        if self.timing is not None:
+            self.timing.request_after_epoch(pl_trainer.current_epoch)
+        self._log_evaluate_save(pl_trainer, updates_next=True)
+        if self.preemption is not None:
+            self.preemption.exit_if_signalled(pl_trainer)
+        self._agree_on_stopping(pl_trainer)
+
+    @wraps_stop_iteration
+    def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
+        assert self.run is not None, "a fit has a run"
+        plan, trainer = self.progress.plan, self.trainer
+        assert plan is not None, "a fit has a plan"
+        output = trainer._finalize_training(trainer._trial, plan.num_train_samples, self.progress.start_time)
+        self.run.set_output(output)
+
+    def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Undo ``setup``."""
+        self.end()
+
+    def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Undo ``setup``: Lightning does not call ``teardown`` after an error."""
+        self.end()
+
+    def end(self) -> None:
+        """Undo ``setup``, also after an error in the fit; a second call has no effect."""
+        with self._undo:
+            if self.run is not None:
+                close_progress_bars(self.trainer)  # of a run that ended without `on_train_end`
+                self.trainer._past = None
+
+    # ---- after an update step or an epoch ----
+
+    def _log_evaluate_save(self, pl_trainer: pl.Trainer, *, updates_next: bool) -> None:
+        """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
+        trainer = self.trainer
+        self.saving.begin_step(updates_next=updates_next)
+        call_as_defined(
+            trainer._maybe_log_save_evaluate,
+            ("tr_loss", self.progress.counts.tr_loss),
+            ("grad_norm", self.grad_norm),
+            ("model", trainer.model_wrapped),
+            ("trial", trainer._trial),
+            ("epoch", pl_trainer.current_epoch),
+            ("ignore_keys_for_eval", self.evaluation.ignore_keys),
+            ("start_time", self.progress.start_time),
+            learning_rate=self.schedule.learning_rate,
+        )
+
+    def log_evaluate_save(
+        self,
+        tr_loss: Tensor,
+        grad_norm: Norm,
+        model: nn.Module,
+        trial: Trial | None,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None,
+        learning_rate: float | None,
+    ) -> None:
+        """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
+        trainer = self.trainer
+        started = self.progress.start_time if start_time is None else start_time
+        self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
+        metrics = None
+        if trainer.control.should_evaluate:
+            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
+            is_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
+            if trainer.args.save_strategy == "best":
+                trainer.control.should_save = is_best
+        if trainer.control.should_save:
+            self.saving.save(model, trial, metrics)
+
+    def _agree_on_stopping(self, pl_trainer: pl.Trainer) -> None:
+        """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""
+        if pl_trainer.should_stop:  # set by a Lightning callback, such as EarlyStopping
+            self.trainer.control.should_training_stop = True
+        pl_trainer.should_stop = self.trainer.control.should_training_stop

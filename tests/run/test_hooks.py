@@ -1,0 +1,85 @@
+"""The script of a run, ``run/hooks.py``, is what happens in a run."""
+
+import inspect
+import re
+
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.run import finishing, hooks
+from hf_compat.run.hooks import RunHooks
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+OUTSIDE = {"on_init_end", "on_predict", "on_prediction_step", "on_push_begin", "on_log", "on_evaluate", "on_save"}
+"""Events that the constructor, evaluations, pushes, and the Trainer's methods of these names fire."""
+
+# Three batches in windows of two: a full one and a short one, which ends the epoch.
+SCRIPT = """
+setup
+on_fit_start
+on_train_start: on_train_begin
+on_train_epoch_start: on_epoch_begin
+on_train_batch_start: on_step_begin
+on_batch_trained
+on_substep_end: on_substep_end
+on_next_batch
+on_batch_trained
+on_before_optimizer_step: on_pre_optimizer_step
+on_optimizer_step_end: on_optimizer_step
+on_train_batch_end: on_step_end on_log
+on_train_batch_start: on_step_begin
+on_batch_trained
+on_before_optimizer_step: on_pre_optimizer_step
+on_optimizer_step_end: on_optimizer_step
+on_train_batch_end: on_step_end on_log on_save
+on_train_epoch_end: on_epoch_end
+on_train_end: on_log on_train_end
+teardown
+""".strip().splitlines()
+
+
+def test_the_script_is_what_runs(tmp_path, monkeypatch):
+    """Every hook of the script is called where it says, and fires the events that it says."""
+    seen = []
+
+    def noting(name, hook):
+        def call(self, *given, **named):
+            seen.append([name])
+            return hook(self, *given, **named)
+
+        return call
+
+    for name, hook in inspect.getmembers(RunHooks, inspect.isfunction):
+        if name in ("setup", "teardown") or (name.startswith("on_") and name in vars(RunHooks)):
+            monkeypatch.setattr(RunHooks, name, noting(name, hook))
+
+    class Events(TrainerCallback):
+        pass
+
+    for event in (name for name in vars(TrainerCallback) if name.startswith("on_")):
+
+        def note(self, args, state, control, event=event, **named):
+            if seen:
+                seen[-1].append(event)
+
+        setattr(Events, event, note)
+    args = TrainingArguments(
+        tmp_path,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        num_train_epochs=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=2,
+    )
+    Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(6)), callbacks=[Events()]).train()
+    assert [f"{name}: {' '.join(events)}" if events else name for name, *events in seen] == SCRIPT
+
+
+def test_every_event_is_fired():
+    """Each event of a run is fired by the script or at its end, and no other event is named there."""
+    source = inspect.getsource(hooks) + inspect.getsource(finishing)
+    fired = set(re.findall(r'fire\(\w+(?:\.\w+)?, "(on_\w+)"', source))
+    events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
+    assert fired == events - OUTSIDE
