@@ -9,8 +9,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.after_save import Published
 from hf_compat.checkpoint.background import BackgroundTasks, Deferred, Writes
@@ -73,7 +71,6 @@ class CheckpointWriter:
         launch: Launch,
         writes_files: bool,
         background: bool,
-        changing: Iterable[Tensor] | None = None,
         timeout: timedelta = timedelta(minutes=30),
         then: Sequence[Callable[[Path], object]] = (),
         must_finish: Callable[[], bool] = _never,
@@ -83,7 +80,6 @@ class CheckpointWriter:
         In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
         files have bytes, until the end of the run, and a thread writes them, one checkpoint at a time. Parts that are
         not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
-        Where ``changing`` is given, the thread may copy too: call ``before_update`` before the weights change.
 
         Args:
             folder: The folder; an existing one is replaced.
@@ -92,7 +88,6 @@ class CheckpointWriter:
             launch: Rank and world size.
             writes_files: Whether this rank writes the files that are equal on all ranks.
             background: Write in the background.
-            changing: The tensors that may change before the next update of the weights, such as buffers. Default: all.
             timeout: How long, in the background, the threads of two ranks wait for each other.
             then: Called with the complete folder: in the background by the threads of ranks that write the files that
                 are equal on all, otherwise on every rank.
@@ -106,7 +101,6 @@ class CheckpointWriter:
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
-            self.writes.late.begin(is_allowed=changing is not None, changing=changing or ())
         self.remover.wait()
         snapshot = self.writes.dropping_a_failed_snapshot() if background else nullcontext()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
@@ -133,7 +127,6 @@ class CheckpointWriter:
                     pass
                 self._note_published(staged, folder)
         if background:
-            self.writes.late.start()
             self._is_in_background = True
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(needs.all):
@@ -166,20 +159,14 @@ class CheckpointWriter:
         """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
         group = deferred.group
         try:
-            # The ranks agree three times, innermost first: every rank has its copy, every rank has written, rank 0 has
-            # published. What fails on one of them is raised by all at that point.
+            # The ranks agree twice, innermost first: every rank has written, rank 0 has published. What fails on one of
+            # them is raised by all at that point.
             with multi_process.failing_together(group), publication, multi_process.failing_together(group):
-                with multi_process.failing_together(group):
-                    self.writes.late.make()
                 deferred.write()
         finally:
             self.writes.buffers.give_back()
         for call in then:
             call(folder)
-
-    def before_update(self) -> None:
-        """Wait for what is copied while training goes on; call it right before the weights change."""
-        self.writes.late.before_update()
 
     def _note_published(self, staged: Path, folder: Path) -> None:
         self._is_published = True
@@ -216,7 +203,6 @@ class CheckpointWriter:
 
     def end_run(self) -> None:
         """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
-        self.writes.late.clear()
         self.remover.wait()
         self.writes.buffers.clear()
 
@@ -226,7 +212,6 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
         """
-        self.writes.late.release()
         is_in_background, self._is_in_background = self._is_in_background, False
         if is_in_background:
             multi_process.wait_for(self.saver)
@@ -237,5 +222,4 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save.
         """
-        self.writes.late.release()
         self.saver.wait()

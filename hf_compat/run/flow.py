@@ -68,11 +68,11 @@ class Flow(RunCallback):
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Log, evaluate and save, each if the control says so, after an update step."""
         if pl_module.made_update:
-            self._log_save_evaluate(trainer, updates_next=not trainer.is_last_batch)
+            self._log_save_evaluate(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log, evaluate and save, each if the control says so."""
-        self._log_save_evaluate(trainer, updates_next=True)
+        self._log_save_evaluate(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call ``_finalize_training``."""
@@ -81,8 +81,8 @@ class Flow(RunCallback):
         host = self._host
         self._finish(host._finalize_training(host._trial, plan.num_train_samples, self._progress.start_time))
 
-    def _log_save_evaluate(self, trainer: pl.Trainer, *, updates_next: bool) -> None:
-        self._saving.begin_step(updates_next=updates_next)
+    def _log_save_evaluate(self, trainer: pl.Trainer) -> None:
+        self._saving.begin_step()
         call_as_defined(
             self._host._maybe_log_save_evaluate,
             ("tr_loss", self._counts.tr_loss),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from hf_compat.callbacks.firing import fire
 from hf_compat.checkpoint import names, rotation
@@ -17,15 +16,11 @@ from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.callbacks import RunCallback
 from hf_compat.errors import CheckpointWriteError
-from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.overriding import call_as_defined, is_ours
 from hf_compat.run.best_model import note_best_checkpoint
 from hf_compat.state import export_states
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
-    from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.run.host import RunHost
     from hf_compat.tuning.spaces import Trial
 
@@ -37,7 +32,7 @@ logger = logging.getLogger(__name__)
 class CheckpointSaving(RunCallback):
     """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
 
-    Hooks: ``on_fit_start``, ``on_before_optimizer_step``. ``Flow`` and ``Preemption`` call it.
+    ``Flow`` and ``Preemption`` call it.
 
     Args:
         host: The Trainer.
@@ -51,28 +46,10 @@ class CheckpointSaving(RunCallback):
         self._writer = writer
         self._lightning_state = lightning_state
         self._best_before: str | None = None
-        self._updates_next = False
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Have an engine that steps in its backward pass wait for late copies too."""
-        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
-        strategy.before_step = self._writer.before_update
-
-    def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
-    ) -> None:
-        """Wait for what is being copied of the last checkpoint."""
-        self._writer.before_update()
-        self._updates_next = False  # a callback may save by itself after the update
-
-    def begin_step(self, *, updates_next: bool) -> None:
-        """Note that what follows, an evaluation perhaps, is in no checkpoint yet.
-
-        Args:
-            updates_next: Whether nothing but an update may change the weights next.
-        """
+    def begin_step(self) -> None:
+        """Note that what follows, an evaluation perhaps, is in no checkpoint yet."""
         self._writer.last_step = None
-        self._updates_next = updates_next
 
     @property
     def has_saved(self) -> bool:
@@ -137,21 +114,10 @@ class CheckpointSaving(RunCallback):
             launch=args.launch,
             writes_files=args.should_save,
             background=is_requested(args),
-            changing=host.model.buffers() if self._may_copy_late() else None,
             timeout=args.ddp_timeout_delta,
             then=(self._push, self._rotate),
             must_finish=self._must_finish_first,
         )
-
-    def _may_copy_late(self) -> bool:
-        """Return whether nothing may change the weights before the optimizer's next step.
-
-        A schedule-free optimizer does when training goes on after an evaluation, others update in the backward pass.
-        """
-        host = self._host
-        ends = host.control.should_training_stop or host.state.global_step >= host.state.max_steps
-        changes_elsewhere = callable(getattr(host.optimizer, "train", None)) or updates_in_backward(host.optimizer)
-        return self._updates_next and not ends and not changes_elsewhere
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -189,7 +155,7 @@ class CheckpointSaving(RunCallback):
         writes.finish_concurrent()  # callbacks may change the weights
         content = self._lightning_state()
         if self._host.args.should_save:
-            writes(torch.save, writes.snapshot(content, copy_now=True), folder / names.LIGHTNING_STATE_NAME)
+            writes(torch.save, writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:
         host = self._host

@@ -233,7 +233,7 @@ def kept_memory(folder, kind=Trainer, **fields):
             if state.global_step == 5:
                 writer = trainer._checkpoint_writer
                 writer.wait()
-                kept.extend(size for size, free in writer.writes.buffers._free.items() for _ in free)
+                kept.extend(size for (size, _), free in writer.writes.buffers._free.items() for _ in free)
 
     trainer = run(folder, kind, callbacks=[Looks()], save_async=True, **fields)
     trainer.train()
