@@ -192,7 +192,8 @@ def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Pat
     for path in doomed:
         logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
         with _warning_of(path):
-            renamed[path] = publish.rename_for_deletion(path)
+            # Its files are removed in the background, perhaps from another working directory.
+            renamed[path] = publish.rename_for_deletion(path).absolute()
     if remover is None or not renamed:
         _remove(renamed)
     else:

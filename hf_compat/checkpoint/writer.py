@@ -35,6 +35,14 @@ def _never() -> bool:
     return False
 
 
+def _working_directory() -> Path:
+    """Return the working directory; the empty path if it was deleted, which absolute paths do not need."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()
+
+
 class CheckpointWriter:
     """Writes checkpoints, synchronously or in the background; a folder appears only when it is complete.
 
@@ -44,6 +52,8 @@ class CheckpointWriter:
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
+        begun_in: The working directory in which a save in the background was begun, for relative paths in its thread;
+            otherwise the empty path.
         published: The checkpoint that this process has published last, until ``accept_changes``; None while one is
             written in the background.
     """
@@ -54,6 +64,7 @@ class CheckpointWriter:
         self.remover = BackgroundTasks()
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
+        self.begun_in = Path()
         self.published: Published | None = None
         self._is_published = False  # on some rank: the same on all
         self._is_in_background = False  # not known to have ended on every rank: the same on all
@@ -101,6 +112,8 @@ class CheckpointWriter:
         deferred = Deferred(collectives.background_group(timeout) if background else None)
         if background:
             self.wait()
+            self.begun_in = _working_directory()
+            folder = self.begun_in / folder
         self.remover.wait()
         snapshot = self.writes.dropping_a_failed_snapshot() if background else nullcontext()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
@@ -203,6 +216,7 @@ class CheckpointWriter:
 
     def end_run(self) -> None:
         """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
+        self.begun_in = Path()
         self.remover.wait()
         self.writes.buffers.clear()
 

@@ -184,7 +184,8 @@ class CheckpointSaving(RunCallback):
         if found := self._reading_callbacks():
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
-        return self._is_read_after_saving()
+        follows = (self._host._push_from_checkpoint, self._host._rotate_checkpoints)
+        return self._is_read_after_saving() or not all(map(is_ours, follows))
 
     def _is_read_after_saving(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read or change its folder."""

@@ -187,12 +187,12 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
     """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
-    args, writer = trainer.args, trainer._checkpoint_writer
+    args, writer, best = trainer.args, trainer._checkpoint_writer, trainer.state.best_model_checkpoint
     if args.should_save and args.save_total_limit is not None and args.save_total_limit > 0:
         rotation.rotate(
             args.output_dir if output_dir is None else output_dir,
             limit=args.save_total_limit,
-            best=trainer.state.best_model_checkpoint,
+            best=None if best is None else writer.begun_in / best,
             protects_newest=trainer.semantics.rotation_protects_newest,
             ledger=writer.ledger,
             remover=writer.remover if trainer.is_in_train else None,

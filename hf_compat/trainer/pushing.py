@@ -140,7 +140,7 @@ class Pusher:
             hub.upload,
             self.api,
             trainer.hub_model_id,
-            args.output_dir,
+            Path(args.output_dir).absolute(),  # which may be relative, and another thread uploads it
             commit_message=commit_message,
             token=token,
             revision=args.hub_revision if revision is None else revision,
@@ -168,7 +168,7 @@ class Pusher:
 
     def _start_push(self, trainer: Trainer, checkpoint: Path, repo_id: str) -> list[Future[Any]]:
         """Update the output folder with ``checkpoint``; start and return its upload, and the checkpoint's."""
-        args, output = trainer.args, Path(trainer.args.output_dir)
+        args, output = trainer.args, trainer._checkpoint_writer.begun_in / trainer.args.output_dir
         weights = model_files(checkpoint)
         copy_model_files(weights, output)
         if trainer.processing_class is not None:
@@ -211,7 +211,7 @@ class Pusher:
 
 
 def _snapshot(checkpoint: Path, files: dict[str, Path], *, frozen: bool) -> Path:
-    return hub.snapshot(files, publish.hidden_sibling(checkpoint, "pushed"), frozen=frozen)
+    return hub.snapshot(files, publish.hidden_sibling(checkpoint.absolute(), "pushed"), frozen=frozen)
 
 
 def _fire_push_begin(trainer: Trainer) -> None:
