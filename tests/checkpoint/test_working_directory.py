@@ -7,7 +7,6 @@ import shutil
 import threading
 from pathlib import Path
 
-import pytest
 import torch
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
