@@ -228,6 +228,7 @@ def _put_memory() -> None:
     _put(lambda device=None: (_state.memory - allocated(device), _state.memory), "mem_get_info", also=(memory,))
     _put(lambda: None, "empty_cache", also=(memory,))
     _put(lambda: None, "ipc_collect")
+    torch.accelerator.empty_host_cache = lambda: None  # pinned memory is not cached here
 
 
 # ---- generators ----
