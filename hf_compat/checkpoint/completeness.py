@@ -163,7 +163,7 @@ def _damage_since(folder: Path, marker: Marker) -> Iterator[str]:
 
 
 def change_since(path: str | os.PathLike[str]) -> str | None:
-    """Return what is missing in the checkpoint folder ``path``, or of another size than when it was saved, if anything."""
+    """Return what is missing in the checkpoint folder ``path``, or of another size than at its save; else None."""
     marker = read_marker(Path(path))
     return None if marker is None else next(differences(Path(path), marker), None)
 
