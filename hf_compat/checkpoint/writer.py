@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from hf_compat.checkpoint import multi_process, publish
-from hf_compat.checkpoint.after_save import Published
 from hf_compat.checkpoint.background import BackgroundTasks, Deferred, Writes
+from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.distributed import collectives
@@ -54,8 +54,6 @@ class CheckpointWriter:
         last_step: The update step of the last checkpoint; None if the run has not written any.
         begun_in: The working directory in which a save in the background was begun, for relative paths in its thread;
             otherwise the empty path.
-        published: The checkpoint that this process has published last, until ``accept_changes``; None while one is
-            written in the background.
     """
 
     def __init__(self) -> None:
@@ -65,8 +63,6 @@ class CheckpointWriter:
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
         self.begun_in = Path()
-        self.published: Published | None = None
-        self._is_published = False  # on some rank: the same on all
         self._is_in_background = False  # not known to have ended on every rank: the same on all
 
     @property
@@ -108,8 +104,7 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
-        self.published, self._is_published = None, False
-        deferred = Deferred(collectives.background_group(timeout) if background else None)
+        deferred, checksums = Deferred(collectives.background_group(timeout) if background else None), Checksums()
         if background:
             self.wait()
             self.begun_in = _working_directory()
@@ -126,10 +121,11 @@ class CheckpointWriter:
                     run_id=self._run_id,
                     launch=launch,
                     writes=writes_files,
+                    checksums=checksums,
                     group=deferred.group,
                 )
                 flushes = launch.local_rank == 0 and not background
-                flushing = flushing_early(staged) if flushes else nullcontext()
+                flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
                 with multi_process.failing_together() as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
@@ -138,13 +134,12 @@ class CheckpointWriter:
             if not background:
                 with publication:
                     pass
-                self._note_published(staged, folder)
+                self._note_saved(folder)
         if background:
             self._is_in_background = True
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(needs.all):
                 self.wait()
-                self._note_published(staged, folder)
             self.last_step = step
             return
         self.last_step = step
@@ -178,27 +173,13 @@ class CheckpointWriter:
                 deferred.write()
         finally:
             self.writes.buffers.give_back()
+        self._note_saved(folder)
         for call in then:
             call(folder)
 
-    def _note_published(self, staged: Path, folder: Path) -> None:
-        self._is_published = True
-        self.published = Published.look_at(folder) if publish.is_own(staged) else None
-
-    def accept_changes(self, *, may_have_changed: bool) -> None:
-        """Make what is in the published folder now the checkpoint; every rank has to call it once it changes no more.
-
-        While it is being written in the background, nobody can have changed it.
-
-        Args:
-            may_have_changed: Whether this rank called what may change the folder. If none did, nothing is read.
-        """
-        if not self._is_published:
-            return
-        published, self.published, self._is_published = self.published, None, False
-        changed = any(collectives.gather_objects([may_have_changed]))
-        if changed and published is not None:
-            published.accept_changes()
+    def _note_saved(self, folder: Path) -> None:
+        if self.ledger is not None:
+            self.ledger = self.ledger.with_saved(folder)
 
     def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
         """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.
@@ -211,13 +192,16 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: If it cannot be written; earlier checkpoints are untouched.
         """
-        with publish.staging(folder, step=step, run_id=self._run_id) as staged, flushing_early(staged):
+        checksums = Checksums()
+        staging = publish.staging(folder, step=step, run_id=self._run_id, checksums=checksums)
+        with staging as staged, flushing_early(staged, checksums):
             self._write_parts(parts, staged, None)
 
     def end_run(self) -> None:
-        """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
+        """Wait until deleted checkpoints and what failed saves left are removed, and free the memory of snapshots."""
         self.begun_in = Path()
         self.remover.wait()
+        publish.delete_leftovers()
         self.writes.buffers.clear()
 
     def wait(self) -> None:

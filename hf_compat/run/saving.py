@@ -77,7 +77,6 @@ class CheckpointSaving(RunCallback):
             return
         self._writer.last_step = host.state.global_step  # an override may have saved by itself
         fire(host, "on_save")
-        self._writer.accept_changes(may_have_changed=self._is_read_after_saving())
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""

@@ -12,6 +12,7 @@ from torch import nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
+from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.current_run import prepare_strategy
 from hf_compat.trainer.optimizers import optimizer_of, scheduler_of
@@ -89,7 +90,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    logger.info("Saving model checkpoint to %s", folder)
+    logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
     is_safe = for_run(trainer.args).save_safetensors
     if not weights.reads_state_dict_alone(model):
