@@ -36,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True)
     checkpoints = commands.add_parser("checkpoints", help="list the checkpoints of a run", description=_CHECKPOINTS)
     checkpoints.add_argument("folder", metavar="DIR", help="the output folder of a run, or one checkpoint in it")
-    checkpoints.add_argument("--verify", action="store_true", help="read every file; exit with 1 if one is damaged")
+    checkpoints.add_argument(
+        "--verify", action="store_true", help="compare every file with what was saved; exit with 1 if one differs"
+    )
     checkpoints.add_argument("--json", action="store_true", help="print JSON, with sizes in bytes")
     checkpoints.set_defaults(run=_checkpoints)
     consolidate = commands.add_parser("consolidate", help="consolidate sharded weights", description=_CONSOLIDATE)

@@ -17,8 +17,8 @@
     ├── CallbackError (ValueError)             what is no callback, or one that the Trainer does not have
     ├── MetricsError (TypeError)               a `compute_metrics` that returns no dict
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
-    ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read or written
-    │   └── CheckpointWriteError               one that the file system fails to write
+    ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read, or not be saved
+    ├── CheckpointWriteError (OSError)         a checkpoint that the file system fails to write
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
     ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
     ├── TrainerSetupError (RuntimeError, ValueError)  a Trainer or environment that cannot be set up
@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -166,15 +167,37 @@ class MetricNameError(HFCompatError, KeyError):
 
 
 class CheckpointError(HFCompatError, ValueError):
-    """A checkpoint folder that cannot be read or written."""
+    """A checkpoint folder that cannot be read, or whose contents cannot be saved."""
 
 
 class MissingWeightsError(CheckpointError):
     """A checkpoint folder without weights."""
 
 
-class CheckpointWriteError(CheckpointError):
-    """A checkpoint that the file system failed to write; earlier checkpoints are unchanged."""
+class CheckpointWriteError(HFCompatError, OSError):
+    """A checkpoint that the file system failed to write; earlier checkpoints are unchanged.
+
+    Attributes:
+        errno: The system's number of the failure, such as ``errno.ENOSPC``; None if it is not known.
+        strerror: The system's text for it.
+        filename: The file, or else the checkpoint, that could not be written.
+    """
+
+    def __init__(self, message: str, *, errno: int | None = None, filename: str | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+        self.strerror = None if errno is None else os.strerror(errno)
+        self.filename = filename
+
+    __str__ = Exception.__str__  # an OSError's would be its number and text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what unpickles it in another process; by default the number and file would be lost."""
+        return _rebuild_write_error, (str(self), self.errno, self.filename)
+
+
+def _rebuild_write_error(message: str, errno: int | None, filename: str | None) -> CheckpointWriteError:
+    return CheckpointWriteError(message, errno=errno, filename=filename)
 
 
 class HubError(HFCompatError, OSError):

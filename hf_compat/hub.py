@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.final_names import naming_final_folders
-from hf_compat.checkpoint.publish import HIDDEN_FOLDERS
+from hf_compat.checkpoint.hidden_folders import HIDDEN_FOLDERS, final_name
 from hf_compat.errors import HubError
 from hf_compat.version import __version__
 
@@ -138,8 +137,7 @@ def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> Com
         HubError: If the Hub cannot be reached or rejects it.
     """
     try:
-        with naming_final_folders():
-            return upload(api, repo_id, folder, **options)
+        return upload(api, repo_id, folder, **options)
     except HubError as error:
         logger.warning("%s Training continues; the files are still on this machine.", error)
         raise
@@ -150,7 +148,7 @@ def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> Com
 def _reason(error: Exception, token: str | None) -> str:
     """Return the messages of ``error`` and its cause, in one line that ends in a full stop, without the token."""
     messages = (str(item) or type(item).__name__ for item in (error, error.__cause__) if item is not None)
-    text = " ".join(" ".join(dict.fromkeys(messages)).split())
+    text = final_name(" ".join(" ".join(dict.fromkeys(messages)).split()))
     if token:
         text = text.replace(token, "<HUB_TOKEN>")
     return text if text.endswith(".") else f"{text}."
@@ -175,12 +173,6 @@ def snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool = False) -
         frozen: Whether the files are never written again, as those of a published checkpoint. Otherwise small ones are
             copied, since a log grows while it is read.
     """
-    with naming_final_folders():
-        _fill_snapshot(files, target, frozen=frozen)
-    return target
-
-
-def _fill_snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool) -> None:
     target.mkdir(parents=True)
     try:
         for name, source in files.items():
@@ -192,6 +184,7 @@ def _fill_snapshot(files: Mapping[str, Path], target: Path, *, frozen: bool) -> 
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise
+    return target
 
 
 def _link(source: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from hf_compat.checkpoint.host_copy import HostBuffers, LateCopies, clones_on_host, to_host
+from hf_compat.checkpoint.host_copy import HostBuffers, clones_on_host, to_host
 from hf_compat.environment import is_switched_on
 
 __all__ = [
@@ -45,6 +46,10 @@ SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
 def is_requested(args: _Arguments) -> bool:
     """Return whether the arguments or the environment request saving in the background."""
     return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
+
+
+_CONFIGURATIONS = ("config", "generation_config")
+"""Attributes of a transformers model that are saved with its weights."""
 
 
 def _shell_of(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
@@ -92,12 +97,10 @@ class Writes:
 
     Attributes:
         buffers: The memory of snapshots.
-        late: The copies of snapshots that need not be made at once.
     """
 
     def __init__(self) -> None:
         self.buffers = HostBuffers()
-        self.late = LateCopies()
         self._deferred: Deferred | None = None
         self._shared: dict[str, Any] | None = None
         self._private: list[Tensor] = []
@@ -184,16 +187,15 @@ class Writes:
         finally:
             self._private = before
 
-    def snapshot(self, state: Any, *, copy_now: bool = False) -> Any:
+    def snapshot(self, state: Any) -> Any:
         """Return ``state``; if calls are deferred a copy of it in host memory, except for what is ``already_copied``.
 
         Args:
             state: Tensors, plain values, and dicts, lists and tuples of them.
-            copy_now: Copy it now, since more than an update changes it, or its memory is to be freed.
         """
         if self._deferred is None:
             return state
-        return to_host(state, private=self._private, buffers=self.buffers, late=None if copy_now else self.late)
+        return to_host(state, private=self._private, buffers=self.buffers)
 
     @contextmanager
     def dropping_a_failed_snapshot(self) -> Iterator[None]:
@@ -201,27 +203,29 @@ class Writes:
         try:
             yield
         except BaseException:
-            self.late.begin(is_allowed=False)
             self.buffers.give_back()
             raise
 
     def state_of(self, model: nn.Module) -> dict[str, Any] | None:
         """Return a copy of the model's state dict if calls are deferred; else None, for the one it has when written."""
-        if self._deferred is None:
-            return None
-        copied: dict[str, Any] = to_host(model.state_dict(), buffers=self.buffers, late=self.late)
-        return copied
+        return None if self._deferred is None else self.snapshot(model.state_dict())
 
     def clones_of(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of the state dict ``state`` in host memory, in which no tensor shares memory with another."""
-        return clones_on_host(state, buffers=self.buffers, late=self.late)
+        return clones_on_host(state, buffers=self.buffers)
 
     def shell_of(self, model: nn.Module) -> nn.Module:
         """Return ``model``, or if calls are deferred a copy with the same parameters, for writing a given state dict.
 
-        A sharded model changes while it trains which parameters its modules have; those of the copy stay.
+        Training may change which parameters the modules of a model have, as that of a sharded one does, and the
+        configuration; the copy's stay.
         """
-        return model if self._deferred is None else _shell_of(model, {})
+        if self._deferred is None:
+            return model
+        shell = _shell_of(model, {})
+        configurations = {name: value for name, value in vars(shell).items() if name in _CONFIGURATIONS}
+        vars(shell).update(copy.deepcopy(configurations))
+        return shell
 
     @property
     def is_deferring(self) -> bool:

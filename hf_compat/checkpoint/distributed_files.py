@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.background import Writes
 from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = [
@@ -202,6 +203,7 @@ def save(state: dict[str, Any], folder: Path, *, writes: Writes | None = None) -
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write.
+        CheckpointError: On every rank, if any could not save for another reason.
     """
     writes = writes or Writes()
     writes.collectively(_save, writes.snapshot(state), folder)
@@ -211,7 +213,14 @@ def _save(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None) ->
     try:
         save_distributed(state, storage_writer=FileSystemWriter(folder), process_group=group)
     except CheckpointException as error:
-        raise CheckpointWriteError(f"`{folder.name}` cannot be written: {_first_failure(error)}") from error
+        failure = _first_failure(error)
+        if not is_write_failure(failure):
+            raise CheckpointError(f"`{folder.name}` cannot be saved: {type(failure).__name__}: {failure}") from error
+        raise CheckpointWriteError(
+            f"`{folder.name}` cannot be written: {failure}",
+            errno=errno_of(failure),
+            filename=getattr(failure, "filename", None),
+        ) from error
 
 
 def load_model(model: nn.Module, folder: Path) -> tuple[list[str], list[str]]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch.distributed import ProcessGroup
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
-from hf_compat.checkpoint.final_names import naming_final_folders
+from hf_compat.checkpoint.checksums import Checksums
+from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.votes import give_up
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = ["Exchange", "begin", "failing_together", "wait_for"]
-
-_Failure: TypeAlias = tuple[type[CheckpointError], str]
-"""The error that other ranks raise for a rank's failure, and its text."""
 
 
 def begin(
@@ -33,6 +31,7 @@ def begin(
     run_id: str | None,
     launch: Launch,
     writes: bool,
+    checksums: Checksums,
     group: ProcessGroup | None = None,
 ) -> Path:
     """Return on each rank a folder that becomes ``final`` when every rank closes its ``stack``.
@@ -48,6 +47,7 @@ def begin(
         run_id: The run that writes, for the completion marker.
         launch: Rank and world size.
         writes: Whether this rank writes the files that are equal on all ranks.
+        checksums: Checksums of files that need not be read again.
         group: The process group of the thread that closes ``stack``. Default: the group of training.
 
     Raises:
@@ -55,9 +55,8 @@ def begin(
     """
 
     def stage() -> Path:
-        return stack.enter_context(publish.staging(final, step=step, run_id=run_id))
+        return stack.enter_context(publish.staging(final, step=step, run_id=run_id, checksums=checksums))
 
-    stack.enter_context(naming_final_folders())  # also on ranks that write into another's folder
     with failing_together() as first:
         if launch.rank == 0:
             first.own = stage()
@@ -69,20 +68,27 @@ def begin(
             of_nodes.own = stage()
     others_publish = launch.rank != 0 and launch.local_rank == 0 and of_nodes.own is None
     staged: Path = of_nodes.all[launch.rank - launch.local_rank] or shared
-    stack.enter_context(_flushing(staged if others_publish else None, group))
+    node = range(launch.rank, launch.rank + launch.local_world_size)
+    stack.enter_context(_flushing(staged if others_publish else None, node, checksums, group))
     return staged
 
 
 @contextmanager
-def _flushing(staged: Path | None, group: ProcessGroup | None) -> Iterator[None]:
+def _flushing(
+    staged: Path | None, ranks: Collection[int], checksums: Checksums, group: ProcessGroup | None
+) -> Iterator[None]:
     """Context that every rank enters, and that flushes ``staged`` at its end, before any rank goes on.
 
-    Rank 0, which publishes a folder that all nodes write into, can flush what its own node has written only.
+    Rank 0, which publishes a folder that all nodes write into, can flush what its own node has written only, and would
+    have to fetch the rest to make its checksums: those of the files of ``ranks`` are made here.
     """
     yield
-    with failing_together(group):
+    with failing_together(group) as made:
         if staged is not None:
+            made.own = checksums.of_folder(staged, ranks=ranks)
             publish.flush(staged)
+    for others in filter(None, made.all):
+        checksums.take(others)
 
 
 def wait_for(saver: BackgroundTasks) -> None:
@@ -100,8 +106,8 @@ def wait_for(saver: BackgroundTasks) -> None:
     failures = collectives.gather_objects([None if failure is None else _described(failure)])
     if failure is not None:
         raise failure
-    for kind, text in filter(None, failures):
-        raise kind(text)
+    for others in filter(None, failures):
+        raise others
 
 
 @dataclass
@@ -139,7 +145,7 @@ def failing_together(group: ProcessGroup | None = None, *, fails_on_all: bool = 
     try:
         yield exchange
     except Exception as error:
-        if group is None and not publish.is_write_failure(error):
+        if group is None and not is_write_failure(error):
             give_up(error)  # before the folder is deleted, in which the others write
             raise
         failure = error
@@ -150,22 +156,26 @@ def failing_together(group: ProcessGroup | None = None, *, fails_on_all: bool = 
     exchange.all = [own for _, own in told]
 
 
-def _raise_first(failures: list[_Failure | None], failure: Exception | None) -> None:
+def _raise_first(failures: Sequence[Exception | None], failure: Exception | None) -> None:
     """Raise the first rank's failure, if any: ``failure`` itself if it is this rank's."""
-    for rank, told in enumerate(failures):
-        if told is not None:
-            kind, text = told
-            is_told_as_it_is = isinstance(failure, kind) or kind is CheckpointError
-            if failure is not None and rank == collectives.get_rank() and is_told_as_it_is:
+    for rank, described in enumerate(failures):
+        if described is not None:
+            fits = type(described) is CheckpointError or isinstance(failure, CheckpointWriteError)
+            if failure is not None and rank == collectives.get_rank() and fits:
                 raise failure
-            raise kind(text) from failure
+            raise described from failure
 
 
-def _described(failure: Exception) -> _Failure:
+def _described(failure: Exception) -> CheckpointError | CheckpointWriteError:
     """Return the error that other ranks raise for ``failure`` of this rank."""
     if isinstance(failure, CheckpointWriteError):
-        return CheckpointWriteError, str(failure)
+        return failure
     rank = collectives.get_rank()
-    if publish.is_write_failure(failure):
-        return CheckpointWriteError, f"Rank {rank} could not write: {failure}"
-    return CheckpointError, f"Rank {rank} could not save: {type(failure).__name__}: {failure}"
+    if is_write_failure(failure):
+        file = getattr(failure, "filename", None)
+        return CheckpointWriteError(
+            f"Rank {rank} could not write: {failure}",
+            errno=errno_of(failure),
+            filename=None if file is None else str(file),
+        )
+    return CheckpointError(f"Rank {rank} could not save: {type(failure).__name__}: {failure}")

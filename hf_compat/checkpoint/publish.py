@@ -1,14 +1,8 @@
 """Writing a checkpoint folder so that neither ``kill -9`` nor a full disk can damage it, or an earlier one.
 
-A checkpoint is written to a hidden sibling folder, flushed to the disk, marked as complete and then renamed. Hidden
-siblings that a killed process left behind are dealt with by ``clean_orphans``. Their names say what they are::
-
-    .checkpoint-12.partial-<host>-<pid>-<token>     being written; becomes checkpoint-12
-    .checkpoint-12.replaced-<host>-<pid>-<token>    the previous checkpoint-12, about to be deleted
-    .checkpoint-12.deleted-<host>-<pid>-<token>     beyond ``save_total_limit``, about to be deleted
-    .checkpoint-12.pushed-<host>-<pid>-<token>      a copy that is being uploaded; see ``hub.py``
-
-Functions that list checkpoints, those of transformers included, ignore them.
+A checkpoint is written to a hidden sibling folder, flushed to the disk, marked with what was written and then renamed:
+a folder under its final name is complete because it was renamed. Hidden siblings that a killed process left behind are
+dealt with by ``clean_orphans``; see ``hidden_folders.py`` for their names.
 """
 
 from __future__ import annotations
@@ -16,34 +10,30 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
-import secrets
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from safetensors import SafetensorError
-
-from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
-from hf_compat.checkpoint.final_names import KINDS, naming_final_folders
+from hf_compat.checkpoint.checksums import Checksums
+from hf_compat.checkpoint.completeness import differences, read_marker, write_marker
+from hf_compat.checkpoint.early_flush import begin_writing, drop_cached
+from hf_compat.checkpoint.hidden_folders import HiddenFolder, hidden_folders, hidden_sibling
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME
+from hf_compat.checkpoint.write_failures import as_write_error, is_write_failure
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = [
-    "HIDDEN_FOLDERS",
     "abandon",
     "begin",
     "clean_orphans",
     "creating_file",
     "creating_folder",
     "delete_folder",
+    "delete_hidden",
+    "delete_leftovers",
     "flush",
     "flush_file",
-    "hidden_sibling",
-    "is_own",
-    "is_write_failure",
     "publish",
     "rename_for_deletion",
     "staging",
@@ -51,46 +41,51 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-HIDDEN_FOLDERS = tuple(f".*.{kind}-*" for kind in KINDS)
-"""Patterns of the names of hidden folders."""
-_HIDDEN = re.compile(
-    rf"\.(?P<final>.+)\.(?P<kind>{'|'.join(KINDS)})-(?P<host>.*)-(?P<pid>[0-9]+)-(?P<token>[0-9a-f]{{8}})"
-)
-"""The name of a hidden folder."""
-# In containers, runs often have the same host name and process id: only the token distinguishes them.
-_own_tokens: set[str] = set()
+_leftovers: set[Path] = set()
+"""Hidden folders of this process that could not be deleted."""
 
 
 @contextmanager
-def staging(final: str | os.PathLike[str], *, step: int, run_id: str | None = None) -> Iterator[Path]:
+def staging(
+    final: str | os.PathLike[str], *, step: int, run_id: str | None = None, checksums: Checksums | None = None
+) -> Iterator[Path]:
     """Yield an empty folder that becomes ``final`` when the block ends, and leaves no trace if it fails.
 
     Args:
         final: The checkpoint folder. One that exists is replaced.
-        step: The update step, for the completion marker.
-        run_id: The run that writes, for the completion marker; see ``rotation.Ledger``.
+        step: The update step, for the marker.
+        run_id: The run that writes, for the marker; see ``rotation.Ledger``.
+        checksums: Checksums of files that need not be read again.
 
     Raises:
         CheckpointWriteError: If the folder cannot be written; earlier checkpoints are untouched.
     """
-    target, free = Path(final), ""
+    target, staged = Path(final), None
     try:
-        with naming_final_folders():
-            staged = begin(target)
-            try:
-                yield staged
-                publish(staged, target, step=step, run_id=run_id)
-            except BaseException:
-                free = _free_space(staged)  # before the files written so far are deleted
-                abandon(staged)
-                raise
-    except (CheckpointWriteError, OSError, RuntimeError, SafetensorError) as error:
-        if not is_write_failure(error):
-            raise
-        raise CheckpointWriteError(
-            f"`{target}` cannot be written: {error}{free}. Earlier checkpoints are untouched. Check the free space "
-            f"and the permissions of `{target.parent}`."
-        ) from error
+        staged = begin(target)
+        yield staged
+        publish(staged, target, step=step, run_id=run_id, checksums=checksums or Checksums())
+    except BaseException as error:
+        failure = _write_error(error, target, staged) if is_write_failure(error) else None
+        if staged is not None:
+            abandon(staged)
+        if failure is not None:
+            raise failure from error
+        raise
+
+
+def _write_error(error: BaseException, target: Path, staged: Path | None) -> CheckpointWriteError:
+    """Return the error to raise for ``error``, with what can be seen before the files written so far are deleted."""
+    advice = f"Earlier checkpoints are untouched. Check the free space and the permissions of `{target.parent}`."
+    free = "" if staged is None else _free_space(staged)
+    return as_write_error(error, target, staged=staged, remark=free, advice=advice)
+
+
+def _free_space(folder: Path) -> str:
+    try:
+        return f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB free)"
+    except OSError:
+        return ""
 
 
 @contextmanager
@@ -99,17 +94,17 @@ def creating_folder(target: Path, *, step: int | None) -> Iterator[Path]:
 
     Args:
         target: A new folder, or an empty one. Nothing is ever replaced.
-        step: The update step for the completion marker of a checkpoint; None for a model alone, which has no marker.
+        step: The update step for the marker of a checkpoint; None for a model alone, which has no marker.
 
     Raises:
         CheckpointWriteError: If the folder cannot be written, or something else took its place meanwhile.
     """
     with _creating(target) as staged:
         yield staged
-        flush(staged)
-        if step is not None:
-            write_marker(staged, step=step)
-            flush_file(staged / LIGHTNING_MARKER_NAME)
+        if step is None:
+            flush(staged)
+        else:
+            _mark(staged, step=step, run_id=None, checksums=Checksums())
         flush_file(staged)
         if target.is_dir():
             target.rmdir()  # fails if it is not empty
@@ -148,71 +143,69 @@ def _name_new_file(draft: Path, target: Path) -> None:
 
 @contextmanager
 def _creating(target: Path) -> Iterator[Path]:
+    staged = None
     try:
-        with naming_final_folders():
-            clean_orphans(target.parent)
-            staged = begin(target)
-            try:
-                yield staged
-            except BaseException:
-                abandon(staged)
-                raise
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if not is_write_failure(error):
-            raise
-        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. Nothing was written.") from error
-
-
-def _free_space(folder: Path) -> str:
-    """Return the free space for the error message, since torch's errors do not mention a full disk."""
-    try:
-        return f" ({shutil.disk_usage(folder).free / 1e9:.2f} GB free)"
-    except OSError:
-        return ""
-
-
-def is_write_failure(error: Exception) -> bool:
-    """Return whether ``error`` comes from the file system; torch reports that as a RuntimeError."""
-    return (
-        isinstance(error, CheckpointWriteError | OSError | SafetensorError)
-        or "inline_container" in str(error)
-        or "PytorchStreamWriter" in str(error)
-    )
+        clean_orphans(target.parent)
+        staged = begin(target)
+        yield staged
+    except BaseException as error:
+        is_failure = is_write_failure(error) and not isinstance(error, CheckpointWriteError)
+        failure = as_write_error(error, target, staged=staged, advice="Nothing was written.") if is_failure else None
+        if staged is not None:
+            abandon(staged)
+        if failure is not None:
+            raise failure from error
+        raise
 
 
 def begin(final: Path) -> Path:
     """Create and return an empty folder next to ``final``, on the same file system."""
+    delete_leftovers()
     final.parent.mkdir(parents=True, exist_ok=True)
     staged = hidden_sibling(final, "partial")
     staged.mkdir()
     return staged
 
 
-def publish(staged: Path, final: Path, *, step: int, run_id: str | None = None) -> None:
-    """Flush ``staged`` to the disk, mark it as complete and rename it to ``final``.
+def publish(staged: Path, final: Path, *, step: int, run_id: str | None, checksums: Checksums) -> None:
+    """Flush ``staged`` to the disk, mark it with what it contains and rename it to ``final``.
 
     At any time one of the two, or the previous ``final``, is complete on the disk.
     """
-    kept = _keep_other_files(final, staged) if final.is_dir() and not final.is_symlink() else []
-    flush(staged)
-    # The marker has to be flushed after all the files that it lists.
-    write_marker(staged, step=step, run_id=run_id, foreign=kept)
-    flush_file(staged / LIGHTNING_MARKER_NAME)
+    _mark(staged, step=step, run_id=run_id, checksums=checksums)
     flush_file(staged)
     if final.is_file():
         raise FileExistsError(errno.EEXIST, "a file with that name already exists", str(final))
-    if os.path.lexists(final):
-        former = hidden_sibling(final, "replaced")
-        final.rename(former)
-        try:
-            staged.rename(final)
-        except OSError:
-            former.rename(final)
-            raise
-        _remove(former)
-    else:
+    if not os.path.lexists(final):
         staged.rename(final)
+        flush_file(final.parent)
+        return
+    former = hidden_sibling(final, "replaced")
+    final.rename(former)
+    try:
+        staged.rename(final)
+    except OSError:
+        former.rename(final)
+        raise
     flush_file(final.parent)
+    _delete_or_note(HiddenFolder.of(former))
+
+
+def _mark(staged: Path, *, step: int, run_id: str | None, checksums: Checksums) -> None:
+    """Flush the files of ``staged``, then a marker that lists them."""
+    for path in _files(staged):
+        begin_writing(path)
+    sums = checksums.of_folder(staged)  # read from the page cache while the disk writes
+    flush(staged)
+    write_marker(staged, step=step, run_id=run_id, checksums=sums)
+    flush_file(staged / LIGHTNING_MARKER_NAME)
+    with suppress(OSError):
+        for path in _files(staged):
+            drop_cached(path)
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def flush(folder: Path) -> None:
@@ -238,7 +231,9 @@ def flush_file(path: Path) -> None:
 
 def abandon(staged: Path) -> None:
     """Delete a folder that ``begin`` made and that will not be published."""
-    _remove(staged)
+    shutil.rmtree(staged, ignore_errors=True)
+    if staged.exists():
+        _leftovers.add(staged)
 
 
 def delete_folder(folder: Path) -> None:
@@ -247,8 +242,7 @@ def delete_folder(folder: Path) -> None:
     Raises:
         OSError: If it cannot be renamed or deleted, or is a link to a folder elsewhere.
     """
-    with naming_final_folders():
-        shutil.rmtree(rename_for_deletion(folder))
+    delete_hidden(rename_for_deletion(folder))
 
 
 def rename_for_deletion(folder: Path) -> Path:
@@ -262,6 +256,59 @@ def rename_for_deletion(folder: Path) -> Path:
     return folder.rename(hidden_sibling(folder, "deleted"))
 
 
+def delete_hidden(hidden: Path) -> None:
+    """Delete a hidden folder of this process; if that fails, ``delete_leftovers`` tries again.
+
+    Raises:
+        OSError: If it cannot be deleted.
+    """
+    try:
+        shutil.rmtree(hidden)
+    except OSError:
+        _leftovers.add(hidden)
+        raise
+
+
+def delete_leftovers() -> None:
+    """Delete the hidden folders of this process that could not be deleted before, as far as possible."""
+    for hidden in [*_leftovers]:
+        _delete_or_note(HiddenFolder.of(hidden))
+
+
+def _delete_or_note(hidden: HiddenFolder) -> None:
+    _leftovers.discard(hidden.path)
+    try:
+        _delete(hidden)
+    except OSError:
+        _leftovers.add(hidden.path)
+
+
+def _delete(hidden: HiddenFolder) -> None:
+    """Delete a hidden folder; of a replaced checkpoint, what was not written by a save goes to the new one first."""
+    if hidden.path.is_symlink() or hidden.path.is_file():
+        hidden.path.unlink(missing_ok=True)
+    elif hidden.path.is_dir():
+        if hidden.kind == "replaced" and hidden.final.is_dir():
+            _move_other_files(hidden.path, hidden.final)
+        shutil.rmtree(hidden.path)
+
+
+def _move_other_files(former: Path, final: Path) -> None:
+    """Move what the save of ``former`` did not write to ``final``, unless that has a file of the name.
+
+    Files, folders, links and whatever else are moved as they are: not one of them is opened.
+    """
+    try:
+        marker = read_marker(former)
+    except CheckpointError:
+        marker = None
+    own = {LIGHTNING_MARKER_NAME, *(name.partition("/")[0] for name in ([] if marker is None else marker.files))}
+    for path in former.iterdir():
+        target = final / path.name
+        if path.name not in own and not os.path.lexists(target):
+            path.rename(target)
+
+
 def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     """Clean up the hidden folders that ended processes of this host left in ``folder``; return those folders.
 
@@ -270,99 +317,37 @@ def clean_orphans(folder: str | os.PathLike[str]) -> list[Path]:
     parent = Path(folder)
     if not parent.is_dir():
         return []
-    found = ((match["kind"], path, match) for path in parent.iterdir() if (match := _HIDDEN.fullmatch(path.name)))
     handled = []
     # By kind: of a new (partial) and a former checkpoint under one name, the new one is kept.
-    for kind, path, match in sorted(found, key=lambda item: item[:2]):
-        if not _is_orphan(match):
+    for hidden in sorted(hidden_folders(parent), key=lambda item: (item.kind, item.path)):
+        if not hidden.is_orphan:
             continue
-        final = parent / match["final"]
-        if not os.path.lexists(final) and (kind == "replaced" or (kind == "partial" and _is_marked(path))):
-            path.rename(final)
-            if kind == "replaced":
-                logger.warning("Restored %s: the process that was replacing it was killed.", final)
-            else:
-                logger.warning(
-                    "Recovered %s: it was completely written, but not yet renamed, when the process was killed.", final
-                )
-        else:
-            _remove(path)
-            logger.info("Deleted a hidden folder of %s, left behind by a killed process.", final)
-        handled.append(path)
+        _recover_or_delete(hidden)
+        handled.append(hidden.path)
     return handled
 
 
-def is_own(hidden: Path) -> bool:
-    """Return whether this process made the hidden folder ``hidden``."""
-    match = _HIDDEN.fullmatch(hidden.name)
-    return match is not None and int(match["pid"]) == os.getpid() and match["token"] in _own_tokens
-
-
-def _is_marked(path: Path) -> bool:
-    return (path / LIGHTNING_MARKER_NAME).is_file() and is_complete(path)
-
-
-def _is_orphan(match: re.Match[str]) -> bool:
-    if match["host"] != _host():
-        return False  # whether its processes are alive cannot be seen from here
-    pid = int(match["pid"])
-    return match["token"] not in _own_tokens if pid == os.getpid() else not _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # where signal 0 is Ctrl-C, not a question
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # someone else's process
-        return True
-    return True
-
-
-def _host() -> str:
-    return re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
-
-
-def hidden_sibling(final: Path, kind: str) -> Path:
-    """Return a new name next to ``final`` that ``clean_orphans`` recognises.
-
-    Args:
-        final: The checkpoint folder that it belongs to.
-        kind: What it is for; see the table in the module's docstring.
-    """
-    token = secrets.token_hex(4)
-    _own_tokens.add(token)
-    return final.with_name(f".{final.name}.{kind}-{_host()}-{os.getpid()}-{token}")
-
-
-def _keep_other_files(existing: Path, staged: Path) -> list[str]:
-    """Copy what somebody else put into ``existing``, unless ``staged`` has a file of that name; return the names.
-
-    Of a checkpoint that is saved again, its own files are not copied.
-    """
-    try:
-        marker = read_marker(existing)
-    except CheckpointError:
-        marker = None
-    own = {LIGHTNING_MARKER_NAME, *(PurePosixPath(name).parts[0] for name in ([] if marker is None else marker.files))}
-    kept = []
-    for path in existing.iterdir():
-        target = staged / path.name
-        if path.name in own or target.exists():
-            continue
-        if path.is_dir():
-            shutil.copytree(path, target)
-        else:
-            shutil.copy2(path, target)
-        kept.append(path.name)
-    return kept
-
-
-def _remove(path: Path) -> None:
-    """Delete a folder or link as far as possible."""
-    if path.is_symlink() or path.is_file():
-        path.unlink(missing_ok=True)
+def _recover_or_delete(hidden: HiddenFolder) -> None:
+    if os.path.lexists(hidden.final) or not (hidden.kind == "replaced" or _is_ready(hidden)):
+        with suppress(OSError):
+            _delete(hidden)
+            logger.info("Deleted a hidden folder of %s, left behind by a killed process.", hidden.final)
+        return
+    hidden.path.rename(hidden.final)
+    if hidden.kind == "replaced":
+        logger.warning("Restored %s: the process that was replacing it was killed.", hidden.final)
     else:
-        shutil.rmtree(path, ignore_errors=True)
+        logger.warning(
+            "Recovered %s: it was completely written, but not yet renamed, when the process was killed.", hidden.final
+        )
+
+
+def _is_ready(hidden: HiddenFolder) -> bool:
+    """Return whether a checkpoint was only to be renamed: its marker is there, and every file that it lists."""
+    if hidden.kind != "partial":
+        return False
+    try:
+        marker = read_marker(hidden.path)
+        return marker is not None and next(differences(hidden.path, marker), None) is None
+    except (CheckpointError, OSError):
+        return False

@@ -6,17 +6,16 @@ import functools
 import logging
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import is_complete, read_marker
-from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.checkpoint.finding import Checkpoint, list_checkpoints
+from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.errors import CheckpointError
 
 __all__ = ["Ledger", "beyond_limit", "by_age", "delete_all_but_best", "rotate"]
@@ -35,6 +34,8 @@ class Ledger:
     """Written into each checkpoint's completion marker."""
     adopted: frozenset[Path] = frozenset()
     """Resolved folders without a marker, written by transformers, that count as the run's own."""
+    saved: frozenset[Path] = frozenset()
+    """Resolved folders that this process saved: callbacks may delete any file of them, the marker too."""
 
     @classmethod
     def start(cls) -> Ledger:
@@ -54,13 +55,17 @@ class Ledger:
         adopted = frozenset(path for path in beside if (run_id if path == folder else _run_id(path)) is None)
         return cls(run_id or secrets.token_hex(8), adopted)
 
+    def with_saved(self, checkpoint: Path) -> Ledger:
+        """Return the ledger after ``checkpoint`` was saved."""
+        return replace(self, saved=self.saved | {checkpoint.resolve()})
+
     def owns(self, checkpoint: Path) -> bool:
         """Return whether the run may delete ``checkpoint``."""
         return self.wrote(checkpoint) or checkpoint.resolve() in self.adopted
 
     def wrote(self, checkpoint: Path) -> bool:
-        """Return whether the marker of ``checkpoint`` says that the run wrote it."""
-        return _run_id(checkpoint) == self.run_id
+        """Return whether the run wrote ``checkpoint``: this process, or by its marker."""
+        return checkpoint.resolve() in self.saved or _run_id(checkpoint) == self.run_id
 
 
 def _run_id(folder: Path) -> str | None:
@@ -149,8 +154,10 @@ def rotate(
         ledger: Which checkpoints are this run's. Default: all.
         remover: Removes their files in the background. Default: they are removed immediately.
     """
-    doomed = beyond_limit(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
-    return _delete(doomed, remover)
+    with _warning_of(Path(folder)):
+        doomed = beyond_limit(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
+        return _delete(doomed, remover)
+    return []
 
 
 def delete_all_but_best(
@@ -170,10 +177,11 @@ def delete_all_but_best(
         ledger: Which checkpoints are this run's. Default: all.
         remover: Removes their files in the background. Default: they are removed immediately.
     """
-    if not is_complete(best):
-        return []
-    others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
-    return _delete(others, remover)
+    with _warning_of(Path(folder)):
+        if is_complete(best):
+            others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
+            return _delete(others, remover)
+    return []
 
 
 def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:
@@ -192,7 +200,8 @@ def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Pat
     for path in doomed:
         logger.info("Deleting older checkpoint [%s] due to args.save_total_limit", path)
         with _warning_of(path):
-            renamed[path] = publish.rename_for_deletion(path)
+            # Its files are removed in the background, perhaps from another working directory.
+            renamed[path] = publish.rename_for_deletion(path).absolute()
     if remover is None or not renamed:
         _remove(renamed)
     else:
@@ -203,14 +212,13 @@ def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Pat
 def _remove(renamed: Mapping[Path, Path]) -> None:
     for path, hidden in renamed.items():
         with _warning_of(path):
-            shutil.rmtree(hidden)
+            publish.delete_hidden(hidden)
 
 
 @contextmanager
 def _warning_of(path: Path) -> Iterator[None]:
-    """Context that warns that ``path`` cannot be deleted, if so."""
+    """Context that warns that ``path``, or what it contains, cannot be deleted, if so: what was saved is saved."""
     try:
-        with naming_final_folders():
-            yield
+        yield
     except OSError as error:
-        logger.warning("`save_total_limit`: %s cannot be deleted: %s", path, error)
+        logger.warning("`save_total_limit`: %s cannot be deleted: %s", path, final_name(str(error)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from safetensors import SafetensorError, safe_open
@@ -12,12 +12,24 @@ from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names
 from hf_compat.errors import CheckpointError
 
-__all__ = ["adapter_file", "adapter_folders", "damage", "weight_files"]
+__all__ = [
+    "WEIGHT_NAMES",
+    "adapter_file",
+    "adapter_folders",
+    "damage",
+    "has_weights",
+    "is_weight_file",
+    "is_whole",
+    "weight_files",
+]
 
 # In the order in which they are looked for, safetensors before pickles.
 _FULL = (names.SAFE_WEIGHTS_NAME, names.WEIGHTS_NAME)
 _INDEXES = (names.SAFE_WEIGHTS_INDEX_NAME, names.WEIGHTS_INDEX_NAME)
 _ADAPTERS = (names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME)
+
+WEIGHT_NAMES = (*_FULL, *_INDEXES, *_ADAPTERS)
+"""The names of files with weights, or with an index of them, in one folder."""
 
 
 def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
@@ -68,25 +80,55 @@ def adapter_folders(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(child for child in folder.iterdir() if child.is_dir() and adapter_file(child) is not None))
 
 
-def damage(folder: Path) -> Iterator[str]:
+def is_weight_file(name: str) -> bool:
+    """Return whether ``name``, a path inside a checkpoint, is that of weights or of an index of them."""
+    path = PurePosixPath(name)
+    is_sharded = path.parts == (names.SHARDED_WEIGHTS_NAME, names.SHARDED_METADATA_NAME)
+    return is_sharded or name in (*_FULL, *_INDEXES) or path.name in _ADAPTERS
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether ``folder`` holds weights under names that transformers, peft or accelerate read.
+
+    Raises:
+        CheckpointError: As ``weight_files``.
+    """
+    sharded = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
+    return bool(weight_files(folder) or _adapters(folder)) or sharded.is_file()
+
+
+def _adapters(folder: Path) -> list[Path]:
+    return [found for found in map(adapter_file, (folder, *adapter_folders(folder))) if found is not None]
+
+
+def damage(folder: Path, *, intact: Collection[Path] = ()) -> Iterator[str]:
     """Yield why weights or states in ``folder`` cannot be read, judging by headers and sizes.
 
     A truncated safetensors file is noticed by its header, one of ``torch.save`` by the directory at its end.
+
+    Args:
+        folder: The checkpoint.
+        intact: Files that are known to be whole.
     """
     try:
         weights = weight_files(folder)
     except CheckpointError as error:
         yield str(error)
         return
-    sharded = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
-    adapters = [found for found in map(adapter_file, (folder, *adapter_folders(folder))) if found is not None]
-    if not weights and not adapters and not sharded.is_file():
-        yield f"it contains no weights: neither {', '.join((*_FULL, *_INDEXES, *_ADAPTERS))} nor folders of adapters."
     states = [path for path in sorted(folder.glob("*.pt*")) if path.suffix in (".pt", ".pth") and path.is_file()]
-    for path in (*weights, *adapters, *states):
-        reason = _safetensors_damage(path) if path.suffix == ".safetensors" else _pickle_damage(path)
+    for path in (*weights, *_adapters(folder), *states):
+        reason = None if path in intact else _damage_of(path)
         if reason is not None:
             yield f"`{path.name}` is damaged: {reason}"
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether ``path``, a safetensors file or one of ``torch.save``, has both its beginning and its end."""
+    return _safetensors_damage(path) is None if path.suffix == ".safetensors" else zipfile.is_zipfile(path)
+
+
+def _damage_of(path: Path) -> str | None:
+    return _safetensors_damage(path) if path.suffix == ".safetensors" else _pickle_damage(path)
 
 
 def _safetensors_damage(path: Path) -> str | None:

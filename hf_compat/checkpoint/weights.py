@@ -26,6 +26,7 @@ from hf_compat.model_facts import is_peft_model, is_pretrained_model
 __all__ = [
     "load_weights",
     "read_weights",
+    "reads_state_dict_alone",
     "save_configuration",
     "save_safetensors",
     "save_weights",
@@ -112,6 +113,21 @@ def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
         config.save_pretrained(folder)
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(folder)
+
+
+def reads_state_dict_alone(model: nn.Module) -> bool:
+    """Return whether ``save_weights`` reads only configuration and state dict of ``model``, by code of libraries alone.
+
+    Not of a model with adapters, whose prompts and settings are read, and set for a while, as they are saved; nor of a
+    quantized model, or one of a class that overrides ``save_pretrained``.
+    """
+    if not _saves_itself(model):
+        return True
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "_hf_peft_config_loaded", False):
+        return False
+    module, name = _SAVE_THEMSELVES[0]
+    method = getattr(getattr(sys.modules.get(module), name, None), "save_pretrained", None)
+    return getattr(model.save_pretrained, "__func__", None) is method
 
 
 def _saves_itself(model: nn.Module) -> bool:

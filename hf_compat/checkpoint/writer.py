@@ -9,11 +9,9 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from hf_compat.checkpoint import multi_process, publish
-from hf_compat.checkpoint.after_save import Published
 from hf_compat.checkpoint.background import BackgroundTasks, Deferred, Writes
+from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.rotation import Ledger
 from hf_compat.distributed import collectives
@@ -37,6 +35,14 @@ def _never() -> bool:
     return False
 
 
+def _working_directory() -> Path:
+    """Return the working directory; the empty path if it was deleted, which absolute paths do not need."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return Path()
+
+
 class CheckpointWriter:
     """Writes checkpoints, synchronously or in the background; a folder appears only when it is complete.
 
@@ -46,8 +52,8 @@ class CheckpointWriter:
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
         ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
-        published: The checkpoint that this process has published last, until ``accept_changes``; None while one is
-            written in the background.
+        begun_in: The working directory in which a save in the background was begun, for relative paths in its thread;
+            otherwise the empty path.
     """
 
     def __init__(self) -> None:
@@ -56,8 +62,7 @@ class CheckpointWriter:
         self.remover = BackgroundTasks()
         self.ledger: Ledger | None = None
         self.last_step: int | None = None
-        self.published: Published | None = None
-        self._is_published = False  # on some rank: the same on all
+        self.begun_in = Path()
         self._is_in_background = False  # not known to have ended on every rank: the same on all
 
     @property
@@ -73,7 +78,6 @@ class CheckpointWriter:
         launch: Launch,
         writes_files: bool,
         background: bool,
-        changing: Iterable[Tensor] | None = None,
         timeout: timedelta = timedelta(minutes=30),
         then: Sequence[Callable[[Path], object]] = (),
         must_finish: Callable[[], bool] = _never,
@@ -83,7 +87,6 @@ class CheckpointWriter:
         In the background, each rank copies the states that it writes to the CPU, which needs as much memory as its
         files have bytes, until the end of the run, and a thread writes them, one checkpoint at a time. Parts that are
         not deferrable are written synchronously. The folder appears when every rank has written and flushed all parts.
-        Where ``changing`` is given, the thread may copy too: call ``before_update`` before the weights change.
 
         Args:
             folder: The folder; an existing one is replaced.
@@ -92,7 +95,6 @@ class CheckpointWriter:
             launch: Rank and world size.
             writes_files: Whether this rank writes the files that are equal on all ranks.
             background: Write in the background.
-            changing: The tensors that may change before the next update of the weights, such as buffers. Default: all.
             timeout: How long, in the background, the threads of two ranks wait for each other.
             then: Called with the complete folder: in the background by the threads of ranks that write the files that
                 are equal on all, otherwise on every rank.
@@ -102,11 +104,11 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: On every rank, if any could not write; earlier checkpoints are untouched.
         """
-        self.published, self._is_published = None, False
-        deferred = Deferred(collectives.background_group(timeout) if background else None)
+        deferred, checksums = Deferred(collectives.background_group(timeout) if background else None), Checksums()
         if background:
             self.wait()
-            self.writes.late.begin(is_allowed=changing is not None, changing=changing or ())
+            self.begun_in = _working_directory()
+            folder = self.begun_in / folder
         self.remover.wait()
         snapshot = self.writes.dropping_a_failed_snapshot() if background else nullcontext()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
@@ -119,10 +121,11 @@ class CheckpointWriter:
                     run_id=self._run_id,
                     launch=launch,
                     writes=writes_files,
+                    checksums=checksums,
                     group=deferred.group,
                 )
                 flushes = launch.local_rank == 0 and not background
-                flushing = flushing_early(staged) if flushes else nullcontext()
+                flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
                 with multi_process.failing_together() as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
@@ -131,14 +134,12 @@ class CheckpointWriter:
             if not background:
                 with publication:
                     pass
-                self._note_published(staged, folder)
+                self._note_saved(folder)
         if background:
-            self.writes.late.start()
             self._is_in_background = True
             self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(needs.all):
                 self.wait()
-                self._note_published(staged, folder)
             self.last_step = step
             return
         self.last_step = step
@@ -166,39 +167,19 @@ class CheckpointWriter:
         """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
         group = deferred.group
         try:
-            # The ranks agree three times, innermost first: every rank has its copy, every rank has written, rank 0 has
-            # published. What fails on one of them is raised by all at that point.
+            # The ranks agree twice, innermost first: every rank has written, rank 0 has published. What fails on one of
+            # them is raised by all at that point.
             with multi_process.failing_together(group), publication, multi_process.failing_together(group):
-                with multi_process.failing_together(group):
-                    self.writes.late.make()
                 deferred.write()
         finally:
             self.writes.buffers.give_back()
+        self._note_saved(folder)
         for call in then:
             call(folder)
 
-    def before_update(self) -> None:
-        """Wait for what is copied while training goes on; call it right before the weights change."""
-        self.writes.late.before_update()
-
-    def _note_published(self, staged: Path, folder: Path) -> None:
-        self._is_published = True
-        self.published = Published.look_at(folder) if publish.is_own(staged) else None
-
-    def accept_changes(self, *, may_have_changed: bool) -> None:
-        """Make what is in the published folder now the checkpoint; every rank has to call it once it changes no more.
-
-        While it is being written in the background, nobody can have changed it.
-
-        Args:
-            may_have_changed: Whether this rank called what may change the folder. If none did, nothing is read.
-        """
-        if not self._is_published:
-            return
-        published, self.published, self._is_published = self.published, None, False
-        changed = any(collectives.gather_objects([may_have_changed]))
-        if changed and published is not None:
-            published.accept_changes()
+    def _note_saved(self, folder: Path) -> None:
+        if self.ledger is not None:
+            self.ledger = self.ledger.with_saved(folder)
 
     def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
         """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.
@@ -211,13 +192,16 @@ class CheckpointWriter:
         Raises:
             CheckpointWriteError: If it cannot be written; earlier checkpoints are untouched.
         """
-        with publish.staging(folder, step=step, run_id=self._run_id) as staged, flushing_early(staged):
+        checksums = Checksums()
+        staging = publish.staging(folder, step=step, run_id=self._run_id, checksums=checksums)
+        with staging as staged, flushing_early(staged, checksums):
             self._write_parts(parts, staged, None)
 
     def end_run(self) -> None:
-        """Wait until the files of deleted checkpoints are removed, and free the memory of snapshots."""
-        self.writes.late.clear()
+        """Wait until deleted checkpoints and what failed saves left are removed, and free the memory of snapshots."""
+        self.begun_in = Path()
         self.remover.wait()
+        publish.delete_leftovers()
         self.writes.buffers.clear()
 
     def wait(self) -> None:
@@ -226,7 +210,6 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save, on every rank; see ``multi_process.wait_for``.
         """
-        self.writes.late.release()
         is_in_background, self._is_in_background = self._is_in_background, False
         if is_in_background:
             multi_process.wait_for(self.saver)
@@ -237,5 +220,4 @@ class CheckpointWriter:
         Raises:
             Exception: The error of the last save.
         """
-        self.writes.late.release()
         self.saver.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from hf_compat.engine.internals.callbacks import (
     with_window_counts,
 )
 from hf_compat.engine.internals.evaluating import run_evaluation
+from hf_compat.engine.internals.interrupts import raising_keyboard_interrupt
 from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
     disable_sigterm_broadcast,
@@ -308,15 +308,8 @@ class Runtime:
         """
         trainer = self.trainer
         assert trainer is not None, "built before"
-        handler = signal.getsignal(signal.SIGINT)
-        with quiet_lightning():
-            try:
-                trainer.fit(module, train_dataloaders=windows)
-            except SystemExit as stop:
-                if isinstance(stop.__context__, KeyboardInterrupt):
-                    signal.signal(signal.SIGINT, handler)
-                    raise KeyboardInterrupt from None
-                raise
+        with quiet_lightning(), raising_keyboard_interrupt():
+            trainer.fit(module, train_dataloaders=windows)
 
     @unwraps_stop_iteration
     def evaluate(self, model: nn.Module, session: EvaluationPass, host: Host, *, test: bool) -> None:
@@ -331,6 +324,9 @@ class Runtime:
             session: The evaluation.
             host: The run, for a new module if there is none of ``model``.
             test: Whether it is a prediction.
+
+        Raises:
+            KeyboardInterrupt: If the user interrupts; Lightning itself would exit the process.
         """
         trainer = self.trainer
         assert trainer is not None, "evaluations are prepared before"
@@ -344,7 +340,7 @@ class Runtime:
             return
         module.session = session
         try:
-            with quiet_lightning():
+            with quiet_lightning(), raising_keyboard_interrupt():
                 run_evaluation(trainer, module, session.batches, test=test)
         finally:
             module.session = None

@@ -107,7 +107,6 @@ class RunHooks(LastCallback):
                 self.evaluation.measure(self.evaluation.ignore_keys)
         self.progress.start_clock()
         self.trainer.model_wrapped.zero_grad()
-        self.saving.attach(pl_trainer)
 
     @wraps_stop_iteration
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -168,7 +167,6 @@ class RunHooks(LastCallback):
         """Clip the gradients, which a gradient scaler has unscaled."""
         self.grad_norm = clip_gradients(self.trainer, self.loop.clip_value)
         fire(self.trainer, "on_pre_optimizer_step")
-        self.saving.before_update()
 
     def on_optimizer_step_end(self, pl_trainer: pl.Trainer, window: Window) -> None:
         """Step the schedule and count the update step, after ``optimizer.step()``."""
@@ -191,7 +189,7 @@ class RunHooks(LastCallback):
             fire(self.trainer, "on_step_end")
             if self.timing is not None:
                 self.timing.request_after_update(window)
-            self._log_evaluate_save(pl_trainer, updates_next=not pl_trainer.is_last_batch)
+            self._log_evaluate_save(pl_trainer)
             if self.preemption is not None and not pl_trainer.is_last_batch:  # then the epoch ends first
                 self.preemption.exit_if_signalled(pl_trainer)
         self._agree_on_stopping(pl_trainer)
@@ -204,7 +202,7 @@ class RunHooks(LastCallback):
         fire(self.trainer, "on_epoch_end")
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
-        self._log_evaluate_save(pl_trainer, updates_next=True)
+        self._log_evaluate_save(pl_trainer)
         if self.preemption is not None:
             self.preemption.exit_if_signalled(pl_trainer)
         self._agree_on_stopping(pl_trainer)
@@ -235,10 +233,10 @@ class RunHooks(LastCallback):
 
     # ---- after an update step or an epoch ----
 
-    def _log_evaluate_save(self, pl_trainer: pl.Trainer, *, updates_next: bool) -> None:
+    def _log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
         trainer = self.trainer
-        self.saving.begin_step(updates_next=updates_next)
+        self.saving.begin_step()
         call_as_defined(
             trainer._maybe_log_save_evaluate,
             ("tr_loss", self.progress.counts.tr_loss),

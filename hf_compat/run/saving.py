@@ -15,15 +15,11 @@ from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.errors import CheckpointWriteError
-from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.overriding import call_as_defined, is_ours
 from hf_compat.run.best_model import note_best_checkpoint
 from hf_compat.state import export_states
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
-    from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.run.host import RunHost
     from hf_compat.tuning.spaces import Trial
 
@@ -47,26 +43,10 @@ class CheckpointSaving:
         self._writer = writer
         self._lightning_state = lightning_state
         self._best_before: str | None = None
-        self._updates_next = False
 
-    def attach(self, trainer: pl.Trainer) -> None:
-        """Have an engine that steps in its backward pass wait for late copies too."""
-        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
-        strategy.before_step = self._writer.before_update
-
-    def before_update(self) -> None:
-        """Wait for what is being copied of the last checkpoint."""
-        self._writer.before_update()
-        self._updates_next = False  # a callback may save by itself after the update
-
-    def begin_step(self, *, updates_next: bool) -> None:
-        """Note that what follows, an evaluation perhaps, is in no checkpoint yet.
-
-        Args:
-            updates_next: Whether nothing but an update may change the weights next.
-        """
+    def begin_step(self) -> None:
+        """Note that what follows, an evaluation perhaps, is in no checkpoint yet."""
         self._writer.last_step = None
-        self._updates_next = updates_next
 
     @property
     def has_saved(self) -> bool:
@@ -94,7 +74,6 @@ class CheckpointSaving:
             return
         self._writer.last_step = host.state.global_step  # an override may have saved by itself
         fire(host, "on_save")
-        self._writer.accept_changes(may_have_changed=self._is_read_after_saving())
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
@@ -131,21 +110,10 @@ class CheckpointSaving:
             launch=args.launch,
             writes_files=args.should_save,
             background=is_requested(args),
-            changing=host.model.buffers() if self._may_copy_late() else None,
             timeout=args.ddp_timeout_delta,
             then=(self._push, self._rotate),
             must_finish=self._must_finish_first,
         )
-
-    def _may_copy_late(self) -> bool:
-        """Return whether nothing may change the weights before the optimizer's next step.
-
-        A schedule-free optimizer does when training goes on after an evaluation, others update in the backward pass.
-        """
-        host = self._host
-        ends = host.control.should_training_stop or host.state.global_step >= host.state.max_steps
-        changes_elsewhere = callable(getattr(host.optimizer, "train", None)) or updates_in_backward(host.optimizer)
-        return self._updates_next and not ends and not changes_elsewhere
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
@@ -183,7 +151,7 @@ class CheckpointSaving:
         writes.finish_concurrent()  # callbacks may change the weights
         content = self._lightning_state()
         if self._host.args.should_save:
-            writes(torch.save, writes.snapshot(content, copy_now=True), folder / names.LIGHTNING_STATE_NAME)
+            writes(torch.save, writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:
         host = self._host
@@ -212,7 +180,8 @@ class CheckpointSaving:
         if found := self._reading_callbacks():
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
-        return self._is_read_after_saving()
+        follows = (self._host._push_from_checkpoint, self._host._rotate_checkpoints)
+        return self._is_read_after_saving() or not all(map(is_ours, follows))
 
     def _is_read_after_saving(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read or change its folder."""

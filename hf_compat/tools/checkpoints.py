@@ -13,14 +13,16 @@ from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from hf_compat.atomic_files import read_json_object
-from hf_compat.checkpoint.completeness import differences, incomplete_reason, read_marker
+from hf_compat.checkpoint.checksums import checksum
+from hf_compat.checkpoint.completeness import Marker, differences, incomplete_reason, marker_text, read_marker
 from hf_compat.checkpoint.finding import Checkpoint, checkpoint_at, list_checkpoints
-from hf_compat.checkpoint.names import TRAINER_STATE_NAME
-from hf_compat.checkpoint.weight_files import damage
+from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
+from hf_compat.checkpoint.weight_files import damage, is_weight_file
 from hf_compat.errors import CheckpointError
 
 __all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints"]
 
+_NO_CHECKSUMS = "It has no checksums: only sizes, headers and what torch's files say of themselves were checked."
 _TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth"})
 _HEADINGS = ("step", "epoch", "metric", "MB", "marks", "state")
 _RIGHT_ALIGNED = 4
@@ -41,11 +43,13 @@ class CheckpointSummary:
     size: int
     """Total size of the files, in bytes."""
     problems: tuple[str, ...]
-    """Why it cannot be resumed from, or what is damaged; empty if it is complete."""
+    """Why it cannot be resumed from, what is damaged and what has changed since the save; empty if it is as saved."""
     is_best: bool = False
     """Whether the newest checkpoint names it as the run's best."""
     is_newest: bool = False
     """Whether ``resume_from_checkpoint=True`` resumes from it."""
+    note: str = ""
+    """What could not be verified, and why; empty if all was."""
 
 
 def describe_checkpoints(folder: str | os.PathLike[str], *, verify: bool = False) -> list[CheckpointSummary]:
@@ -53,9 +57,8 @@ def describe_checkpoints(folder: str | os.PathLike[str], *, verify: bool = False
 
     Args:
         folder: The output folder of a run, or one of its checkpoints.
-        verify: Whether to read every file and report all damage: sizes against the marker, headers of safetensors
-            files, checksums of torch's files, the syntax of JSON files. The values in safetensors files have no
-            checksum.
+        verify: Whether to read every file and report all that differs from what was saved, by the checksums in
+            ``lightning.json``; without them sizes, headers, the syntax of JSON files and torch's own checksums.
 
     Raises:
         CheckpointError: If the folder does not exist.
@@ -80,8 +83,17 @@ def _describe(checkpoint: Checkpoint, *, verify: bool) -> CheckpointSummary:
     state = _state(checkpoint.path)
     reason = incomplete_reason(checkpoint.path)
     problems = [] if reason is None else [reason]
+    try:
+        marker = read_marker(checkpoint.path)
+    except (CheckpointError, OSError):  # the reason
+        marker = None
+    try:
+        problems += [] if marker is None else differences(checkpoint.path, marker)
+    except OSError as error:
+        problems.append(str(error))
+    sums = {} if marker is None else marker.checksums
     if verify:
-        problems += _find_damage(checkpoint.path)
+        problems += _find_damage(checkpoint.path, marker)
     return CheckpointSummary(
         step=checkpoint.step,
         path=checkpoint.path,
@@ -89,6 +101,7 @@ def _describe(checkpoint: Checkpoint, *, verify: bool) -> CheckpointSummary:
         metric=_metric(state),
         size=sum(path.stat().st_size for path in _files(checkpoint.path)),
         problems=tuple(dict.fromkeys(problems)),
+        note=_NO_CHECKSUMS if verify and not sums else "",
     )
 
 
@@ -116,22 +129,36 @@ def _metric(state: dict[str, Any]) -> float | None:
     return next((loss for loss in losses if loss is not None), None)
 
 
-def _find_damage(folder: Path) -> Iterator[str]:
-    """Yield the damage to the files of ``folder``."""
-    try:
-        marker = read_marker(folder)
-        if marker is not None:
-            yield from differences(folder, marker)
-        yield from damage(folder)
-    except (CheckpointError, OSError) as error:
-        yield str(error)
+def _find_damage(folder: Path, marker: Marker | None) -> Iterator[str]:
+    """Yield what is damaged in ``folder``, or differs from what was saved."""
+    sums = {} if marker is None else marker.checksums
+    if marker is not None and sums and not _is_as_written(folder / LIGHTNING_MARKER_NAME, marker):
+        yield f"`{LIGHTNING_MARKER_NAME}` has changed since the save."
+    intact = set()
     for path in _files(folder):
+        name = path.relative_to(folder).as_posix()
         try:
+            if name in sums and checksum(path) == sums[name]:
+                intact.add(path)
+                continue
+            if name in sums:
+                yield f"`{name}` has changed since the save: its checksum is another."
+            elif sums and is_weight_file(name):
+                yield f"`{name}` was added after the save."
             reason = _content_damage(path)
         except (EOFError, OSError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
             reason = str(error)
         if reason is not None:
-            yield f"`{path.relative_to(folder).as_posix()}` is damaged: {reason}"
+            yield f"`{name}` is damaged: {reason}"
+    try:
+        yield from damage(folder, intact=intact)
+    except (CheckpointError, OSError) as error:
+        yield str(error)
+
+
+def _is_as_written(path: Path, marker: Marker) -> bool:
+    """Return whether ``path`` is the very file that was written for ``marker``, which contains its own checksum."""
+    return path.read_bytes() == marker_text(marker).encode()
 
 
 def _content_damage(path: Path) -> str | None:
@@ -162,7 +189,8 @@ def _rows(item: CheckpointSummary) -> Iterator[tuple[str, ...]]:
     marks = ", ".join(name for name, holds in (("best", item.is_best), ("newest", item.is_newest)) if holds)
     epoch = "-" if item.epoch is None else f"{item.epoch:.2f}"
     metric = "-" if item.metric is None else f"{item.metric:.6g}"
-    first, *further = [_printable(problem) for problem in item.problems] or ["complete"]
+    states = [*(item.problems or ["complete"]), *([item.note] if item.note else [])]
+    first, *further = map(_printable, states)
     yield (str(item.step), epoch, metric, f"{item.size / 1e6:.2f}", marks, first)
     for problem in further:
         yield (*[""] * (len(_HEADINGS) - 1), problem)

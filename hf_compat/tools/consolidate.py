@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import distributed_files, names, publish
-from hf_compat.checkpoint.final_names import naming_final_folders
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.tensor_files import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.checkpoint.weight_files import weight_files
+from hf_compat.checkpoint.write_failures import as_write_error
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = ["consolidate", "has_full_weights"]
@@ -66,10 +66,11 @@ def consolidate(
         return write_model(staged, entries, shards.read, limit=limit)
 
     try:
-        with naming_final_folders():
-            return _write_in_place(write, source) if output is None else _write_new_folder(write, source, target)
+        return _write_in_place(write, source) if output is None else _write_new_folder(write, source, target)
+    except CheckpointWriteError:
+        raise
     except OSError as error:
-        raise CheckpointWriteError(f"`{target}` cannot be written: {error}. Nothing was written.") from error
+        raise as_write_error(error, target, advice="Nothing was written.") from error
 
 
 def _sharded_weights(folder: Path) -> Path:

@@ -12,6 +12,8 @@ from torch import nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
+from hf_compat.checkpoint.hidden_folders import final_name
+from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.current_run import prepare_strategy
 from hf_compat.trainer.optimizers import optimizer_of, scheduler_of
 
@@ -80,7 +82,7 @@ def _full_state_dict(trainer: Trainer) -> dict[str, Any]:
     accelerator, writes = trainer.accelerator, trainer._checkpoint_writer.writes
     if not (trainer._lightning_runtime.strategy.clones_weights and writes.is_deferring):
         return accelerator.get_state_dict(trainer.model)
-    # Late, and into the memory of the snapshot before.
+    # Into the memory of the snapshot before.
     return writes.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if trainer.args.should_save else {}
 
 
@@ -88,18 +90,22 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    logger.info("Saving model checkpoint to %s", folder)
+    logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
-    args = for_run(trainer.args)
-    # Together with the optimizer's state, unless memory was taken for the weights: more would be taken for the state.
-    write = writes.concurrently if state_dict is None else writes
-    write(
-        weights.save_weights,
-        model if state_dict is None else writes.shell_of(model),
-        folder,
-        state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict, copy_now=True),
-        safe_serialization=args.save_safetensors,
-    )
+    is_safe = for_run(trainer.args).save_safetensors
+    if not weights.reads_state_dict_alone(model):
+        weights.save_weights(model, folder, state_dict=state_dict, safe_serialization=is_safe)
+    else:
+        # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
+        write = writes.concurrently if state_dict is None else writes
+        write(
+            weights.save_weights,
+            # While it is written, training may change the modules and the configuration of a transformers model.
+            writes.shell_of(model) if is_pretrained_model(model) else model,
+            folder,
+            state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
+            safe_serialization=is_safe,
+        )
     _save_beside_weights(trainer, folder)
 
 
@@ -182,12 +188,12 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
     """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
-    args, writer = trainer.args, trainer._checkpoint_writer
+    args, writer, best = trainer.args, trainer._checkpoint_writer, trainer.state.best_model_checkpoint
     if args.should_save and args.save_total_limit is not None and args.save_total_limit > 0:
         rotation.rotate(
             args.output_dir if output_dir is None else output_dir,
             limit=args.save_total_limit,
-            best=trainer.state.best_model_checkpoint,
+            best=None if best is None else writer.begun_in / best,
             protects_newest=trainer.semantics.rotation_protects_newest,
             ledger=writer.ledger,
             remover=writer.remover if trainer.is_in_train else None,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hf_compat import hub
 from hf_compat.arguments import HubStrategy
 from hf_compat.atomic_files import read_json_object, write_text
-from hf_compat.checkpoint import publish, training_args
+from hf_compat.checkpoint import training_args
+from hf_compat.checkpoint.hidden_folders import final_name, hidden_sibling
 from hf_compat.checkpoint.model_files import copy_model_files, model_files
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.errors import HubError
@@ -140,7 +141,7 @@ class Pusher:
             hub.upload,
             self.api,
             trainer.hub_model_id,
-            args.output_dir,
+            Path(args.output_dir).absolute(),  # which may be relative, and another thread uploads it
             commit_message=commit_message,
             token=token,
             revision=args.hub_revision if revision is None else revision,
@@ -162,13 +163,13 @@ class Pusher:
         try:
             jobs = self._start_push(trainer, checkpoint, trainer.hub_model_id)
         except Exception as error:  # a failed push must not end training
-            logger.warning("`%s` was not pushed to the Hub: %r", checkpoint, error)
+            logger.warning("`%s` was not pushed to the Hub: %s", checkpoint, final_name(repr(error)))
             return
         trainer.push_in_progress = hub.PushInProgress([*(current.jobs if current and under_way else ()), *jobs])
 
     def _start_push(self, trainer: Trainer, checkpoint: Path, repo_id: str) -> list[Future[Any]]:
         """Update the output folder with ``checkpoint``; start and return its upload, and the checkpoint's."""
-        args, output = trainer.args, Path(trainer.args.output_dir)
+        args, output = trainer.args, trainer._checkpoint_writer.begun_in / trainer.args.output_dir
         weights = model_files(checkpoint)
         copy_model_files(weights, output)
         if trainer.processing_class is not None:
@@ -211,7 +212,7 @@ class Pusher:
 
 
 def _snapshot(checkpoint: Path, files: dict[str, Path], *, frozen: bool) -> Path:
-    return hub.snapshot(files, publish.hidden_sibling(checkpoint, "pushed"), frozen=frozen)
+    return hub.snapshot(files, hidden_sibling(checkpoint.absolute(), "pushed"), frozen=frozen)
 
 
 def _fire_push_begin(trainer: Trainer) -> None:

@@ -23,6 +23,7 @@ from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
+from tests.support.held_writer import HeldWriter
 
 TIMES = ("training_args.bin", "lightning.json")
 """Files that hold the time of the start or a random name of the run."""
@@ -102,26 +103,6 @@ def test_same_files(tmp_path, monkeypatch, kind):
     assert all(torch.equal(one, other) for one, other in zip(*left, strict=True))
 
 
-class HeldWriter(CheckpointWriter):
-    """Can finish a save only once the next one, or the end, waits for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.awaited, self.writing, self.most = threading.Event(), 0, 0
-
-    def wait(self):
-        self.awaited.set()
-        super().wait()
-
-    def _publish(self, publication, deferred, folder, then):
-        self.writing += 1
-        self.most = max(self.most, self.writing)
-        self.awaited.clear()
-        deferred.own.insert(0, lambda: self.awaited.wait(60))
-        super()._publish(publication, deferred, folder, then)
-        self.writing -= 1
-
-
 class Looks(TrainerCallback):
     """Remembers which checkpoints were there."""
 
@@ -143,6 +124,23 @@ def test_training_goes_on_meanwhile(tmp_path):
     trainer.train()
     assert looks.seen == {0: [], 1: [], 2: [], 3: [], 4: [2], 5: [2], "end": [2, 4, 6]}
     assert trainer._checkpoint_writer.most == 1
+
+
+class Stops(TrainerCallback):
+    """Interrupts the run after a save."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_leaves_the_checkpoint_under_way(tmp_path):
+    """What ends a run does not lose the checkpoint that is being written."""
+    trainer = run(tmp_path, callbacks=[Stops()], save_async=True)
+    trainer._checkpoint_writer = HeldWriter()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert [item.step for item in list_checkpoints(tmp_path)] == [2, 4]
 
 
 class BrokenWriter(CheckpointWriter):
@@ -233,7 +231,7 @@ def kept_memory(folder, kind=Trainer, **fields):
             if state.global_step == 5:
                 writer = trainer._checkpoint_writer
                 writer.wait()
-                kept.extend(size for size, free in writer.writes.buffers._free.items() for _ in free)
+                kept.extend(size for (size, _), free in writer.writes.buffers._free.items() for _ in free)
 
     trainer = run(folder, kind, callbacks=[Looks()], save_async=True, **fields)
     trainer.train()

@@ -3,11 +3,13 @@
 import os
 import shutil
 import subprocess
+import sys
 import threading
 
 import pytest
 
 from hf_compat.checkpoint import early_flush
+from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch
@@ -15,7 +17,7 @@ from hf_compat.errors import CheckpointWriteError
 
 PATIENCE = 60
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system has no posix_fadvise")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has no sync_file_range")
 
 
 class Begun:
@@ -23,7 +25,7 @@ class Begun:
 
     def __init__(self, monkeypatch, fail=lambda path: None):
         self._seen, self._changed = set(), threading.Condition()
-        begin_writing = early_flush._begin_writing
+        begin_writing = early_flush.begin_writing
 
         def spied(path):
             fail(path)
@@ -33,7 +35,7 @@ class Begun:
                 self._seen.add((path.name, size))
                 self._changed.notify_all()
 
-        monkeypatch.setattr(early_flush, "_begin_writing", spied)
+        monkeypatch.setattr(early_flush, "begin_writing", spied)
 
     def wait_for(self, name, size):
         with self._changed:
@@ -43,7 +45,7 @@ class Begun:
 def test_files_go_to_the_disk_as_they_grow(tmp_path, monkeypatch):
     """Each file does while the block runs, in folders too, and again when it has grown; the thread ends with it."""
     begun = Begun(monkeypatch)
-    with flushing_early(tmp_path):
+    with flushing_early(tmp_path, Checksums()):
         (tmp_path / "inner").mkdir()
         for name in ("weights", "inner/optimizer"):
             (tmp_path / name).write_bytes(b"12")
@@ -76,7 +78,7 @@ def test_a_file_that_cannot_be_opened(tmp_path, monkeypatch, error):
             raise error(path)
 
     begun = Begun(monkeypatch, fail)
-    with flushing_early(tmp_path):
+    with flushing_early(tmp_path, Checksums()):
         for name in ("a", "draft", "z"):
             (tmp_path / name).write_bytes(b"12")
         begun.wait_for("a", 2)
@@ -123,7 +125,7 @@ def test_a_disk_that_fails_while_the_rest_is_written(failing_disk, monkeypatch):
 
 
 def test_systems_that_cannot_begin_early(tmp_path, monkeypatch):
-    """Without ``posix_fadvise`` the block runs without a thread."""
-    monkeypatch.delattr(os, "posix_fadvise")
-    with flushing_early(tmp_path):
+    """Without ``sync_file_range`` the block runs without a thread."""
+    monkeypatch.setattr(early_flush, "_sync_file_range", lambda: None)
+    with flushing_early(tmp_path, Checksums()):
         assert "hf_compat-flush" not in {thread.name for thread in threading.enumerate()}

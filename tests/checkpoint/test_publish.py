@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from transformers import trainer_utils as upstream
 
-from hf_compat.checkpoint import finding, publish
+from hf_compat.checkpoint import finding, hidden_folders, publish
 from hf_compat.checkpoint.completeness import is_complete, read_marker, write_marker
-from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.errors import CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint
 from tests.support.paths import ROOT
 
@@ -134,9 +134,9 @@ def test_files_put_there_beforehand_are_kept(tmp_path):
 def test_place_that_cannot_be_written(tmp_path):
     """A file where the folder or its parent should be: an error that names the folder and the cause."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file/checkpoint-1` cannot be written: .*File exists"):
+    with pytest.raises(CheckpointWriteError, match=r"file/checkpoint-1` cannot be written: .*File exists"):
         write(tmp_path / "file" / "checkpoint-1", "text")
-    with pytest.raises(CheckpointError, match="a file with that name already exists"):
+    with pytest.raises(CheckpointWriteError, match="a file with that name already exists"):
         write(tmp_path / "file", "text")
     assert names_in(tmp_path) == ["file"]
 
@@ -145,17 +145,17 @@ def test_place_that_cannot_be_written(tmp_path):
 def test_read_only_place(tmp_path):
     """A folder without write permission: an error that names it."""
     tmp_path.chmod(0o500)
-    with pytest.raises(CheckpointError, match="Permission denied"):
+    with pytest.raises(CheckpointWriteError, match="Permission denied"):
         write(tmp_path / "checkpoint-1", "text")
     tmp_path.chmod(0o700)
 
 
 FULL_DISK = """
-import pathlib, resource, sys
+import errno, pathlib, resource, sys
 import torch
 from safetensors.torch import save_file
 from hf_compat.checkpoint import publish
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointWriteError
 
 writers = {
     "torch": lambda folder: torch.save(torch.zeros(10_000), folder / "optimizer.pt"),
@@ -166,8 +166,8 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:
     with publish.staging(sys.argv[1], step=2) as folder:
         writers[sys.argv[2]](folder)
-except CheckpointError as error:
-    print(error)
+except CheckpointWriteError as error:
+    print(errno.errorcode[error.errno], error)
 """
 
 
@@ -176,12 +176,12 @@ except CheckpointError as error:
     ["torch", pytest.param("safetensors", marks=pytest.mark.slow), pytest.param("python", marks=pytest.mark.slow)],
 )
 def test_full_disk(tmp_path, library):
-    """When no more can be written, the error names the folder, and the former checkpoint is still there."""
+    """When no more can be written, the error has the reason and the folder; the former checkpoint is still there."""
     former, final = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
     write(former, "former")
     command = [sys.executable, "-c", FULL_DISK, str(final), library]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
-    assert f"`{final}` cannot be written" in done.stdout
+    assert done.stdout.startswith(f"EFBIG `{final}` cannot be written: ")
     assert names_in(tmp_path) == ["checkpoint-1"]
     assert is_complete(former)
 
@@ -222,7 +222,7 @@ def test_kill_at_every_file_operation(tmp_path, same_name):
 
 
 def hidden(folder, kind, host=None, pid=None, token="00000000"):
-    host = publish._host() if host is None else host
+    host = hidden_folders._host() if host is None else host
     path = folder / f".checkpoint-1.{kind}-{host}-{pid or os.getpid()}-{token}"
     return small_checkpoint(path)
 
@@ -278,7 +278,7 @@ def test_no_folder_no_orphans(tmp_path):
 
 def test_host_name_is_fit_for_a_file_name():
     """Nothing in a host's name can be taken for a separator."""
-    assert set(publish._host()) - set("._") <= {char for char in socket.gethostname() if char.isalnum()}
+    assert set(hidden_folders._host()) - set("._") <= {char for char in socket.gethostname() if char.isalnum()}
 
 
 def test_delete_folder(tmp_path):

@@ -158,20 +158,18 @@ def test_what_fails_in_the_background_is_no_last_step(tmp_path):
 
 
 def test_no_error_names_a_hidden_folder(monkeypatch, tmp_path):
-    """An error while the folder is published names the checkpoint, as do the errors that led to it."""
+    """An error while the folder is published names the checkpoint, and has the number and file of what failed."""
 
     def fail(staged, **_):
-        raise OSError(errno.ENOSPC, "", str(staged))
+        raise OSError(errno.ENOSPC, "No space left on device", str(staged / "lightning.json"))
 
     monkeypatch.setattr(publish, "write_marker", fail)
     with pytest.raises(CheckpointWriteError) as caught:
         CheckpointWriter().write_alone(tmp_path / "checkpoint-1", [], step=1)
-    texts, error = [], caught.value
-    while error is not None:
-        texts.append(str(error))
-        error = error.__cause__ or error.__context__
-    assert len(texts) > 1
-    assert not [text for text in texts if "partial-" in text]
+    error, folder = caught.value, str(tmp_path / "checkpoint-1")
+    assert (error.errno, error.filename) == (errno.ENOSPC, f"{folder}/lightning.json")
+    assert str(error).startswith(f"`{folder}` cannot be written: [Errno 28] No space left on device: '{folder}/light")
+    assert "partial-" not in str(error)
 
 
 def test_writing_alone(tmp_path):

@@ -144,8 +144,6 @@ def test_resumed_run_is_the_uninterrupted_one(together, name):
 def test_saved_in_the_background(together, kind):
     """Written by threads of both processes while they train on, checkpoints are byte for byte those saved at once."""
     check_in_background(together, f"in_background_{kind}", f"resume_{kind}")
-    late = [seen(together, f"in_background_{kind}", rank)["late"] > 0 for rank in (0, 1)]
-    assert late == [kind == "sharded"] * 2  # whole, it is gathered, so it is copied
 
 
 def test_sharded_checkpoints_have_the_names_of_accelerate(together):

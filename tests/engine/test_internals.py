@@ -29,7 +29,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import callbacks, evaluating, fsdp, loops, strategies
+from hf_compat.engine.internals import callbacks, evaluating, fsdp, interrupts, loops, strategies
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -308,3 +308,17 @@ def test_steps_call_the_module_where_it_is_the_model():
         source = inspect.getsource(getattr(Strategy, name))
         assert "if self.model != self.lightning_module" in source
         assert "_step_context()" in source
+
+
+def test_ctrl_c_leaves_lightnings_trainer():
+    """Lightning makes it a SystemExit and ignores SIGINT from then on; inside the context both are undone."""
+
+    class Pressed(BoringModel):
+        def validation_step(self, *_):
+            raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts.raising_keyboard_interrupt():
+        pl.Trainer(enable_progress_bar=False, **PLAIN).validate(Pressed(), verbose=False)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert "signal.signal(signal.SIGINT, signal.SIG_IGN)" in inspect.getsource(call._call_and_handle_interrupt)

@@ -1,12 +1,18 @@
 """What users of Lightning get: its callbacks, loggers and counters on our runs."""
 
+import os
+import signal
+import sys
+
 import lightning.pytorch as pl
 import pytest
 import torch
+import transformers
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, Timer, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 
+import hf_compat
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -224,12 +230,53 @@ def test_an_error_in_a_callback_reaches_the_user(tmp_path):
     assert trainer.train().global_step == 6
 
 
-def test_interrupt_reaches_the_user(tmp_path):
-    """Ctrl+C leaves ``train`` as KeyboardInterrupt, not as an exit of the process."""
+class Keyboard:
+    """Presses Ctrl-C in the forward pass of ``model`` while ``is_pressed``."""
 
-    class Interrupt(Callback):
-        def on_train_batch_end(self, *_):
-            raise KeyboardInterrupt
+    def __init__(self, model):
+        self.is_pressed = False
+        model.register_forward_pre_hook(self._press)
 
-    with pytest.raises(KeyboardInterrupt):
-        trainer_of(tmp_path, callbacks=[Interrupt()]).train()
+    def _press(self, *_):
+        if self.is_pressed:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("call", ["train", "evaluate", "predict", "evaluate in train", "evaluate after train"])
+@pytest.mark.parametrize("library", [transformers, hf_compat], ids=["upstream", "ours"])
+def test_interrupt_reaches_the_user(call, library, tmp_path):
+    """Ctrl-C leaves every method as the KeyboardInterrupt that it is, with its traceback, and works the next time."""
+    model, rows = PlainModel(), ListDataset(vector_rows(12))
+    settings = {"use_cpu": True, "disable_tqdm": True, "report_to": "none", "save_strategy": "no", "max_steps": 2}
+    strategy = "steps" if call == "evaluate in train" else "no"
+    args = library.TrainingArguments(str(tmp_path), eval_strategy=strategy, eval_steps=1, **settings)
+    keyboard = Keyboard(model)
+
+    class PressesLater(library.TrainerCallback):
+        def on_step_end(self, *_, **__):
+            keyboard.is_pressed = call == "evaluate in train"
+
+    trainer = library.Trainer(model, args, train_dataset=rows, eval_dataset=rows, callbacks=[PressesLater()])
+    run = {"predict": lambda: trainer.predict(rows), "evaluate": trainer.evaluate}.get(call, trainer.train)
+    if call == "evaluate after train":
+        trainer.train()
+        run = trainer.evaluate
+    handler = signal.getsignal(signal.SIGINT)
+    for _ in range(2):
+        keyboard.is_pressed = call != "evaluate in train"
+        with pytest.raises(KeyboardInterrupt) as caught:
+            run()
+        assert caught.traceback[-1].name == "_press"
+        assert signal.getsignal(signal.SIGINT) is handler
+    keyboard.is_pressed = False
+    assert "eval_loss" in trainer.evaluate()
+
+
+def test_an_exit_in_a_callback_stays_an_exit(tmp_path):
+    """A user's own ``sys.exit`` leaves ``train`` and ``evaluate`` with its status."""
+    trainer = trainer_of(tmp_path)
+    torch.nn.Module.register_forward_hook(trainer.model, lambda *_: sys.exit(7))
+    for call in (trainer.train, trainer.evaluate):
+        with pytest.raises(SystemExit) as ended:
+            call()
+        assert ended.value.code == 7

@@ -13,6 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint as upstreams_get_last
 import hf_compat
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.finding import get_last_checkpoint
+from hf_compat.errors import CheckpointError
 from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
@@ -50,11 +51,7 @@ def keep_weights_and_state(folder):
             path.unlink()
 
 
-def delete_state_of_the_run(folder):
-    (folder / "trainer_state.json").unlink()
-
-
-CHANGES = [delete_states, write_other_weights, keep_weights_and_state, delete_state_of_the_run]
+CHANGES = [delete_states, write_other_weights, keep_weights_and_state]
 
 
 def changing_callback(library, change):
@@ -138,7 +135,7 @@ def test_files_in_a_checkpoint_that_is_saved_again(tmp_path):
 
 
 def test_a_kill_while_a_checkpoint_is_changed(tmp_path):
-    """The checkpoint that was being changed is not taken for complete; the one before is."""
+    """The checkpoint that was being changed is found and resumed, without the states that are gone."""
 
     class Killed(BaseException):
         """Stands for the end of the process."""
@@ -148,9 +145,31 @@ def test_a_kill_while_a_checkpoint_is_changed(tmp_path):
         if folder.name == "checkpoint-3":
             raise Killed
 
-    with pytest.raises(Killed):
-        new_trainer(hf_compat, tmp_path, [changing_callback(hf_compat, change)]).train()
-    assert get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    ends = []
+    for side, (library, find) in LIBRARIES.items():
+        with pytest.raises(Killed):
+            new_trainer(library, tmp_path / side, [changing_callback(library, change)]).train()
+        assert find(str(tmp_path / side)) == str(tmp_path / side / "checkpoint-3")
+        trainer = new_trainer(library, tmp_path / side)
+        trainer.train(resume_from_checkpoint=True)
+        ends.append(trainer.model.state_dict())
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+def test_a_checkpoint_without_the_state_of_its_run(tmp_path):
+    """It is rotated as with transformers, but not found: neither library can resume from it."""
+
+    def change(folder):
+        (folder / "trainer_state.json").unlink()
+
+    left = []
+    for side, (library, _) in LIBRARIES.items():
+        new_trainer(library, tmp_path / side, [changing_callback(library, change)]).train()
+        left.append(sorted(os.listdir(tmp_path / side)))
+        with pytest.raises((CheckpointError, FileNotFoundError), match=r"trainer_state\.json|No valid checkpoint"):
+            new_trainer(library, tmp_path / side).train(resume_from_checkpoint=True)
+    assert left == [["checkpoint-3", "checkpoint-4"]] * 2
+    assert get_last_checkpoint(tmp_path / "ours") is None
 
 
 def test_damage_after_the_changes_is_found(tmp_path):
@@ -173,7 +192,7 @@ def test_a_checkpoint_of_another_run_is_not_touched(tmp_path):
                 shutil.copytree(Path(self.args.output_dir) / "checkpoint-1", folder)
 
     new_trainer(hf_compat, tmp_path, kind=Own, max_steps=2).train()
-    assert not is_complete(tmp_path / "checkpoint-1")
+    assert "optimizer.pt" in read_marker(tmp_path / "checkpoint-1").files
     assert read_marker(tmp_path / "checkpoint-2").step == 1
 
 

@@ -21,7 +21,6 @@ from tests.scripts.sharded_common import (
     CountsReductions,
     Seen,
     held,
-    late_copies,
     run_scenario,
     second_model,
     set_up_process,
@@ -235,7 +234,7 @@ def _in_background(folder: Path, **config: Any) -> Seen:
     fields: Seen = {"save_strategy": "steps", "save_steps": 3, "save_async": True}
     trainer = held(trainer_for(folder, "full_shard", config, **fields))
     trainer.train()
-    return {"whole": seen_of(trainer), "late": late_copies(trainer)}
+    return {"whole": seen_of(trainer)}
 
 
 def in_background_whole(folder: Path) -> Seen:

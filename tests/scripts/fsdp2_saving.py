@@ -13,7 +13,7 @@ from hf_compat import HFCompatError, TrainingArguments
 from hf_compat.checkpoint import dtensors
 from hf_compat.distributed import collectives
 from tests.scripts.fsdp2_script import FULL, LAYERS, SHARDED, seen_of, trainer_for
-from tests.scripts.sharded_common import Seen, held, late_copies, llama, world
+from tests.scripts.sharded_common import Seen, held, llama, world
 from tests.support import helpers
 
 SAVES = {
@@ -97,10 +97,10 @@ def in_background(folder: Path, fsdp: Seen) -> Seen:
 
     trainer._save = watched  # type: ignore[method-assign]
     trainer.train()
-    whole, late = seen_of(trainer), late_copies(trainer)
+    whole = seen_of(trainer)
     trainer = trainer_for(folder / "rest", dropping(1), fsdp, **SAVES, save_async=True)
     trainer.train(resume_from_checkpoint=str(folder / "whole" / "output" / "checkpoint-3"))
-    return {"whole": whole, "rest": seen_of(trainer), "is_shared": is_shared, "late": late}
+    return {"whole": whole, "rest": seen_of(trainer), "is_shared": is_shared}
 
 
 def in_background_full(folder: Path) -> Seen:

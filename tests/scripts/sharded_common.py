@@ -19,7 +19,6 @@ from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import NotSupportedError
 from tests.support import helpers
-from tests.support.held_copies import HeldCopies
 
 GLOBAL_BATCH = 4
 SETTINGS: dict[str, Any] = {
@@ -108,11 +107,10 @@ class UnwatchedWriter(CheckpointWriter):
 
 
 class HeldWriter(UnwatchedWriter):
-    """Copies as late as it may, and writes nothing in the background before the next update has changed the weights."""
+    """Writes nothing in the background before the next update has changed the weights."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes.late = HeldCopies()
         self.is_trained: defaultdict[int, threading.Event] = defaultdict(threading.Event)
 
     def _publish(self, publication: Any, deferred: Any, folder: Path, then: Any) -> None:
@@ -146,13 +144,6 @@ def held(trainer: Trainer) -> Trainer:
 
     trainer._finalize_training = release_and_finalize  # type: ignore[method-assign]
     return trainer
-
-
-def late_copies(trainer: Trainer) -> int:
-    """Return of how many checkpoints of ``trainer``, which is ``held``, something was copied late."""
-    late = trainer._checkpoint_writer.writes.late
-    assert isinstance(late, HeldCopies)
-    return late.count
 
 
 def run_scenario(name: str, folder: Path, body: Callable[[Path], Seen]) -> None:

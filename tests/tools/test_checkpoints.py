@@ -232,6 +232,7 @@ def test_json(run, capsys):
         "problems": [],
         "is_best": False,
         "is_newest": False,
+        "note": "",
     }
     assert content[1]["problems"] == ["`optimizer.pt` is missing."]
     assert [item["is_newest"] for item in content] == [False, False, True]

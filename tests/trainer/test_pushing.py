@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from packaging.version import Version
 
 import hf_compat
 from hf_compat.errors import HubError
+from tests.support.held_writer import HeldWriter
 from tests.support.helpers import ListDataset, PadCollator, gpt2, token_rows, tokenizer
 from tests.support.hub_server import OWNER, TOKEN, local_hub
 from tests.support.parity import clean_process, compare
@@ -284,3 +287,51 @@ def test_checkpoints_written_in_the_background_are_pushed_once_they_are_there(lo
         assert json.loads(commit.files[f"checkpoint-{step}/trainer_state.json"])["global_step"] == step
         assert f"checkpoint-{step}/lightning.json" in commit.files
     assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.mark.parametrize("save_async", [False, True], ids=["synchronously", "in the background"])
+def test_a_checkpoint_is_pushed_from_where_its_save_began(local_hub, tmp_path, monkeypatch, save_async):
+    """A run that changes the working directory pushes each checkpoint from the relative ``output_dir`` of its save."""
+
+    class Moves(hf_compat.TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 3:
+                os.chdir(tmp_path / "elsewhere")
+
+    for name in ("here", "elsewhere"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    trainer = trainer_of(
+        hf_compat,
+        Path(),
+        waits=False,
+        callbacks=[Moves()],
+        save_async=save_async,
+        hub_always_push=True,
+        hub_strategy="all_checkpoints",
+    )
+    trainer._checkpoint_writer = HeldWriter()
+    trainer.train()
+    steps = [f"step {step}{what}" for step in (2, 4) for what in ("", ", checkpoint")]
+    assert sorted(commit.message for commit in local_hub.commits) == [f"Training in progress, {step}" for step in steps]
+    for name, step in (("here", 2), ("elsewhere", 4)):
+        found = {path.name for path in (tmp_path / name / "out").iterdir()}
+        assert {"model.safetensors", "training_args.bin", f"checkpoint-{step}"} <= found
+        assert not [entry for entry in found if entry.startswith(".") or entry == f"checkpoint-{6 - step}"]
+
+
+def test_an_override_that_follows_a_save_is_waited_for(local_hub, tmp_path):
+    """Written in the background, a checkpoint that a subclass pushes by itself holds up training until it has."""
+    seen = []
+
+    class PushesItself(hf_compat.Trainer):
+        def _push_from_checkpoint(self, checkpoint_folder):
+            seen.append((Path(checkpoint_folder).name, self.state.global_step))
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hf_compat, "Trainer", PushesItself)
+        trainer = trainer_of(hf_compat, tmp_path, waits=False, save_async=True, save_steps=1)
+    trainer._checkpoint_writer = HeldWriter()
+    trainer.train()
+    assert seen == [(f"checkpoint-{step}", step) for step in (1, 2, 3, 4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,6 @@ class ModelStrategy(Strategy):
     """DeepSpeed's engine, which contains model, optimizer and schedule; None without DeepSpeed."""
     ends_update: bool = True
     """Whether the current backward pass is the last of its update step; set by :meth:`accumulating`."""
-    before_step: Callable[[], object] = staticmethod(lambda: None)
-    """Called right before an engine's step in the backward pass; others' steps follow ``on_before_optimizer_step``."""
     gathers_weights = False
     """Whether every rank has to call ``full_state_dict`` to save the model."""
     copies_weights = False

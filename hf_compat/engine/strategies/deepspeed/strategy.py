@@ -162,7 +162,6 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self.engine.set_gradient_accumulation_boundary(is_boundary=self.ends_update)
         self.engine.backward(closure_loss, scale_wrt_gas=False, **keywords)
         if self.ends_update:
-            self.before_step()
             self.engine.step()
 
     def without_sync(self, model: nn.Module) -> None:

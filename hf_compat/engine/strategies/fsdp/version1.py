@@ -165,12 +165,12 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
             return
         saves_common = saves_common and self._launch.rank == 0
         if saves_common:
-            writes(torch.save, writes.snapshot(state, copy_now=True), Path(folder, names.FULL_OPTIMIZER_NAME))
+            writes(torch.save, writes.snapshot(state), Path(folder, names.FULL_OPTIMIZER_NAME))
         del state  # before the next file's content is gathered
         model = unwrap_model(root)
         resumable = optimizer_states.weights_for_resuming(model, self.full_state_dict(model))
         if saves_common:
-            writes(torch.save, writes.snapshot(resumable, copy_now=True), Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
+            writes(torch.save, writes.snapshot(resumable), Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""

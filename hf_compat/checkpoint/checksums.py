@@ -1,0 +1,95 @@
+"""Checksums of the files of a checkpoint, made while they are still in the page cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import xxhash
+
+__all__ = ["ALGORITHM", "Checksums", "checksum", "checksum_of_text"]
+
+ALGORITHM = "xxh3_128"
+"""An algorithm as fast as the memory, for damage that happens by itself; no protection from forgery."""
+
+_EARLY_SIZE = 2**20
+"""Bytes from which a file's checksum is worth making before the folder is complete."""
+_QUIET = 0.1
+"""Seconds without a change after which a file is taken for finished, a few times the resolution of file times."""
+_RANK = re.compile(r"(?:^__|rank_|rng_state_)([0-9]+)")
+"""The rank that wrote a file, in the names that torch, DeepSpeed and transformers give."""
+
+_Stamp: TypeAlias = tuple[int, int, int, int]
+
+
+def checksum(path: Path) -> str:
+    """Return the checksum of the file ``path``, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
+
+
+def checksum_of_text(text: str) -> str:
+    """Return the checksum of a file that contains ``text`` in UTF-8."""
+    return xxhash.xxh3_128(text.encode()).hexdigest()
+
+
+class Checksums:
+    """Checksums of the files of a folder, each made once unless the file changes afterwards."""
+
+    def __init__(self) -> None:
+        self._made: dict[Path, tuple[_Stamp, str]] = {}
+        self._taken: dict[str, str] = {}
+
+    def make_early(self, path: Path) -> None:
+        """Make the checksum of ``path`` if it is large and seems finished; it is made again if the file changes."""
+        status = path.stat()
+        is_quiet = time.time() - status.st_mtime > _QUIET
+        if status.st_size >= _EARLY_SIZE and is_quiet and path not in self._made:
+            self._make(path)
+
+    def take(self, others: Mapping[str, str]) -> None:
+        """Use ``others``, which another node made of files that it wrote: path inside the folder → checksum."""
+        self._taken.update(others)
+
+    def of_folder(self, folder: Path, *, ranks: Collection[int] | None = None) -> dict[str, str]:
+        """Return the checksum of each file in ``folder``, by its path inside with forward slashes.
+
+        Args:
+            folder: Nothing is written into it any more.
+            ranks: Only files with the number of one of these ranks in their names. Default: all files.
+        """
+        sums = {}
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if ranks is not None and _rank_of(path.name) not in ranks:
+                continue
+            with suppress(FileNotFoundError):  # deleted meanwhile
+                if path.is_file():
+                    sums[name] = self._taken.get(name) or self._of(path)
+        return sums
+
+    def _of(self, path: Path) -> str:
+        made = self._made.get(path)
+        return made[1] if made is not None and made[0] == _stamp(path) else self._make(path)
+
+    def _make(self, path: Path) -> str:
+        stamp = _stamp(path)  # before the file is read: a change while it is read makes the checksum void
+        digest = checksum(path)
+        self._made[path] = stamp, digest
+        return digest
+
+
+def _rank_of(name: str) -> int | None:
+    found = _RANK.search(name)
+    return None if found is None else int(found[1])
+
+
+def _stamp(path: Path) -> _Stamp:
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
