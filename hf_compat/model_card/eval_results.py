@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import Semantics
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def hyperparameters(args: TrainingArguments, semantics: Semantics, data_parallel
     devices, accumulated = args.world_size, args.gradient_accumulation_steps
     train, evaluated = args.train_batch_size, args.eval_batch_size
     total = train * data_parallel_size * accumulated
-    ratio = 0.0 if semantics.warmup_below_one_is_ratio else args.warmup_ratio
+    ratio = 0.0 if semantics.warmup_ratio_replaces_steps else for_run(args).warmup_ratio
     rows: tuple[tuple[str, Any, bool], ...] = (
         ("learning_rate", args.learning_rate, True),
         ("train_batch_size", train, True),

@@ -33,7 +33,7 @@ from hf_compat.arguments.fields.aliases import (
     apply_warmup_ratio,
 )
 from hf_compat.arguments.fsdp.fields import resolve_fsdp
-from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics, semantics_problem
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.devices import mps_is_available
 from hf_compat.errors import ArgumentsError
@@ -234,13 +234,9 @@ STEPS: tuple[Callable[[TrainingArguments, Semantics], Problems | None], ...] = (
 
 
 def semantics_of(args: TrainingArguments) -> tuple[Semantics, list[Problem]]:
-    """Return the behaviours that ``args`` ask for, and the problem if they are unknown."""
-    try:
-        return resolve_semantics(args.semantics), []
-    except ArgumentsError:
-        requested = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
-        text = "use 'corrected' or a transformers release such as '4.57'."
-        return resolve_semantics("corrected"), [Problem("semantics", requested, text)]
+    """Return the behaviours that ``args`` ask for, and the problem if they are none that can be followed."""
+    problem = semantics_problem(args.semantics)
+    return (resolve_semantics(args.semantics), []) if problem is None else (resolve_semantics("corrected"), [problem])
 
 
 def resolve(args: TrainingArguments, semantics: Semantics) -> list[Problem]:

@@ -12,6 +12,7 @@ from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.errors import HFCompatWarning
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -138,9 +139,18 @@ def apply_tokens_alias(args: TrainingArguments, semantics: Semantics) -> None:
 
 
 def apply_warmup_ratio(args: TrainingArguments, semantics: Semantics) -> None:
-    """Move ``warmup_ratio`` to ``warmup_steps`` from 5.0 on; before, it stays a field."""
+    """Warn of ``warmup_ratio`` from 5.0 on, and copy it to ``warmup_steps`` in the releases that do."""
+    ratio, steps = args.warmup_ratio, args.warmup_steps
     if semantics.release < SINCE["drops_warmup_ratio"]:
-        args.warmup_ratio = args.warmup_ratio or 0.0
-    elif args.warmup_ratio:
+        args.warmup_ratio = ratio or 0.0
+    elif ratio is not None:
         _warn("warmup_ratio", "warmup_steps")
-        args.warmup_steps = args.warmup_ratio
+    if ratio is None or not semantics.warmup_ratio_replaces_steps:
+        return
+    args.warmup_steps = ratio
+    if ratio == 1 or steps not in (0, ratio):
+        text = (
+            f"transformers {semantics.release} replaces `warmup_steps={steps}` with `warmup_ratio={ratio}`, as which 1.0 "
+            "is one update step, and so does this run. Set `warmup_steps` only, or `semantics='corrected'`."
+        )
+        warnings.warn(text, HFCompatWarning, stacklevel=6)
