@@ -195,6 +195,7 @@ ONE_OF_EACH = {
     "deepspeed": ("ds.json", "deepspeed_problems"),
     "tpu_num_cores": (8, "unsupported_problems"),
     "learning_rate": ("fast", "_numbers"),
+    "optim_args": (3, "_types"),
     "adam_beta1": (2, "_bounds"),
     "dataloader_num_workers": (-1, "_counts"),
     "log_level": ("loud", "_choices"),

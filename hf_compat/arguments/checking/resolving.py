@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import datetime
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,15 +133,15 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = args.do_eval or args.eval_strategy != "no"
-    args.eval_delay = args.eval_delay or 0  # None until 4.56
-    if args.eval_strategy == "steps" and not args.eval_steps:
+    args.eval_delay = 0 if args.eval_delay is None else args.eval_delay  # None until 4.56
+    if args.eval_strategy == "steps" and args.eval_steps in (None, 0):
         args.eval_steps = args.logging_steps
         logger.info("using `logging_steps` to initialize `eval_steps` to %s", args.logging_steps)
     if args.metric_for_best_model is None and (
         args.load_best_model_at_end or args.lr_scheduler_type in _METRIC_SCHEDULES
     ):
         args.metric_for_best_model = "loss"
-    if args.greater_is_better is None and args.metric_for_best_model is not None:
+    if args.greater_is_better is None and isinstance(args.metric_for_best_model, str):
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 
 
@@ -147,8 +149,8 @@ def _whole_steps(args: TrainingArguments, semantics: Semantics) -> None:
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         steps = getattr(args, name)
-        if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, float) and steps > 1:
-            setattr(args, name, int(steps) if steps.is_integer() else steps)
+        if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, Real) and 1 < steps < math.inf:
+            setattr(args, name, int(steps) if steps == int(steps) else steps)
     takes_whole_warmup = not semantics.warmup_below_one_is_ratio
     if takes_whole_warmup and isinstance(args.warmup_steps, float) and args.warmup_steps.is_integer():
         args.warmup_steps = int(args.warmup_steps)  # a command line gives a float

@@ -139,6 +139,8 @@ class Semantics:
     """With ``eval_strategy="steps"`` the last update step is always evaluated."""
     counts_shifted_labels: bool = _since("5.10")
     """A causal language model's items are the labels after the first position; before, all labels."""
+    counts_shifted_labels_of_encoder_decoders: bool = _since("5.10", until="5.15", corrected=False)
+    """So are those of an encoder-decoder model, whose loss scores the first label too; before and since, all labels."""
     liger_skips_unused_logits: bool = _since("5.15")
     """With Liger kernels an evaluation that only keeps the loss does not compute logits."""
     smoother_takes_item_count: bool = _since("5.15")
@@ -198,7 +200,9 @@ def _default_release() -> Version:
 
 def semantics_problem(requested: str | None) -> Problem | None:
     """Return why :func:`resolve_semantics` cannot follow ``requested``, or else what the environment requests."""
-    name, chosen = ("semantics", requested) if requested else (ENVIRONMENT_VARIABLE, os.environ.get(ENVIRONMENT_VARIABLE))
+    name, chosen = (
+        ("semantics", requested) if requested else (ENVIRONMENT_VARIABLE, os.environ.get(ENVIRONMENT_VARIABLE))
+    )
     if not chosen or chosen == "corrected":
         return None
     try:
