@@ -62,9 +62,8 @@ def _checkpointing(args: TrainingArguments, semantics: Semantics) -> None:
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = args.eval_strategy != "no"
-    args.eval_delay = (
-        0 if args.eval_delay is None else args.eval_delay
-    )  # upstream leaves None, which cannot be compared with update steps
+    if args.eval_delay is None:  # upstream leaves it, and then cannot compare it with update steps
+        args.eval_delay = 0
 
 
 def _trackers(args: TrainingArguments, semantics: Semantics) -> None:

@@ -98,9 +98,8 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
     keywords = {name: value for name, value in meant.keywords.items() if name not in _SETTLED}
     if meant.plugin is not None:
         keywords["plugins"] = [*user_plugins(given), meant.plugin]
-    return Settings(
-        _with_fields(args, meant.fields, meant.written), keywords, _limits_meant(meant.keywords), meant.loop
-    )
+    args = _with_fields(args, meant.fields, meant.written)
+    return Settings(args, keywords, _limits_meant(meant.keywords), meant.loop)
 
 
 class _Meaning:

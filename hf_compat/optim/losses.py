@@ -78,9 +78,7 @@ def check_loss(loss: object, source: str) -> None:
         LossError: If it is no tensor.
     """
     if not isinstance(loss, Tensor):
-        raise LossError(
-            f"{source} returned {_shown(loss)} instead of the loss. Return the loss, a tensor with one element."
-        )
+        raise LossError(f"{source} returned {_shown(loss)} instead of the loss. Return a tensor with one element.")
 
 
 def loss_and_outputs(returned: Any, source: str) -> tuple[Tensor, Any]:
@@ -91,8 +89,8 @@ def loss_and_outputs(returned: Any, source: str) -> tuple[Tensor, Any]:
     """
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise LossError(
-            f"{source} returned {_shown(returned)} for `return_outputs=True`. Return the loss, a tensor with one element, "
-            "and the model's outputs: `return (loss, outputs) if return_outputs else loss`."
+            f"{source} returned {_shown(returned)} for `return_outputs=True`. Return the loss and the model's outputs: "
+            "`return (loss, outputs) if return_outputs else loss`."
         )
     loss, outputs = returned
     check_loss(loss, source)

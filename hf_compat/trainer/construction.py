@@ -149,9 +149,7 @@ def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
         raise ModelInitError("`model_init=None`: pass a function that returns a model to the Trainer.")
     if isinstance(trainer.model_init, nn.Module):
         name = type(trainer.model_init).__name__
-        raise ModelInitError(
-            f"`model_init`: this {name} is a model, not a function that returns one. Pass it as `model`."
-        )
+        raise ModelInitError(f"`model_init`: {name} is a model, not a function that returns one. Pass it as `model`.")
     if not callable(trainer.model_init):
         raise ModelInitError(
             f"`model_init={trainer.model_init!r}` cannot be called. Pass a function that returns a model."

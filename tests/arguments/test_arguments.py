@@ -9,8 +9,10 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
+import numpy
 import pytest
 
 from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
@@ -162,6 +164,37 @@ WRONG = {
     "accelerator file": ({"accelerator_config": "none.json"}, "`accelerator_config='none.json'`"),
     "tokens": ({"include_num_input_tokens_seen": "some"}, "`include_num_input_tokens_seen='some'`"),
     "release": ({"semantics": "newest"}, "`semantics='newest'`"),
+    "release before 4.57": ({"semantics": "4.46"}, "`semantics='4.46'`: .*use '4.57'"),
+    "half an update step": ({"max_steps": 3.5}, "`max_steps=3.5`.*must be an integer"),
+    "half a checkpoint": ({"save_total_limit": 1.5}, "`save_total_limit=1.5`.*must be an integer"),
+    "checkpoints as text": ({"save_total_limit": "2"}, "`save_total_limit='2'`: must be a number; write it without"),
+    "no timeout": ({"ddp_timeout": None}, r"`ddp_timeout=None`: must be a number\.$"),
+    "endless timeout": ({"ddp_timeout": float("inf")}, "`ddp_timeout=inf`: must be a number of seconds"),
+    "backend": ({"ddp_backend": 0}, "`ddp_backend=0`: must be a string"),
+    "seed of a float": ({"seed": 1.5}, "`seed=1.5`.*must be an integer"),
+    "seed as text": ({"data_seed": "x"}, "`data_seed='x'`: must be a number"),
+    "labels as text": ({"label_names": "labels"}, "`label_names='labels'`: must be a list of names"),
+    "no metrics": ({"include_for_metrics": 1}, "`include_for_metrics=1`: must be a list of names"),
+    "no metric": (
+        {"metric_for_best_model": "", "eval_strategy": "epoch"},
+        "`metric_for_best_model=''`: must be the name of a metric",
+    ),
+    "metric of a number": ({"metric_for_best_model": 1}, "`metric_for_best_model=1`: must be a string"),
+    "delay as text": ({"eval_delay": ""}, "`eval_delay=''`: must be a number"),
+    "interval as text": ({"eval_strategy": "steps", "eval_steps": ""}, "`eval_steps=''`: must be a number"),
+    "endless interval": ({"logging_steps": float("inf")}, "`logging_steps=inf`: --logging_steps must be an integer"),
+    "no interval": ({"save_steps": float("nan")}, "`save_steps=nan`: --save_steps must be an integer"),
+    "endless epochs": ({"num_train_epochs": float("inf")}, "`num_train_epochs=inf`: must be finite; .*`max_steps`"),
+    "endless warmup": ({"warmup_steps": float("inf"), "semantics": RELEASE_5}, "`warmup_steps=inf`: must be finite"),
+    "schedule settings": ({"lr_scheduler_kwargs": []}, r"`lr_scheduler_kwargs=\[\]`: must be a dict"),
+    "optimizer settings": ({"optim_args": {"a": 1}}, "`optim_args=.*must be a string, 'name=value,name=value'"),
+    "compiler": ({"torch_compile_backend": ""}, "`torch_compile_backend=''`: must be the name of a backend"),
+    "folder": ({"logging_dir": 3}, "`logging_dir=3`: must be the path of a folder"),
+    "size of FSDP's layers": ({"fsdp_min_num_params": "x"}, "`fsdp_min_num_params='x'`: must be a number"),
+    "start method": (
+        {"dataloader_multiprocessing_context": "threads", "dataloader_num_workers": 1},
+        "`dataloader_multiprocessing_context='threads'`: choose one of",
+    ),
     "bfloat16 without a gpu": ({"bf16": True}, "`bf16=True`: .*`use_cpu=True`"),
     "bfloat16 evaluation without a gpu": ({"bf16_full_eval": True}, "`bf16_full_eval=True`: .*`use_cpu=True`"),
 }
@@ -175,6 +208,49 @@ def test_wrong_values(settings, message):
         TrainingArguments("out", **settings)
     assert len(caught.value.problems) == 1
     assert not isinstance(caught.value, UnsupportedArgumentsError)
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ({"max_grad_norm": None}, {"max_grad_norm": None}),
+        ({"eval_delay": None, "eval_strategy": "epoch"}, {"eval_delay": 0}),
+        ({"report_to": None, "semantics": RELEASE_5}, {"report_to": []}),
+        ({"metric_for_best_model": ""}, {"metric_for_best_model": "", "greater_is_better": True}),
+        ({"num_train_epochs": float("inf"), "max_steps": 5}, {"max_steps": 5}),
+        ({"include_for_metrics": "loss"}, {"include_for_metrics": "loss"}),
+        ({"label_names": ("a", "b")}, {"label_names": ("a", "b")}),
+        ({"save_steps": numpy.int64(7), "save_total_limit": numpy.int64(2)}, {"save_steps": 7, "save_total_limit": 2}),
+        ({"logging_steps": numpy.float32(4)}, {"logging_steps": 4}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_odd_values_that_mean_something(given, fields):
+    """Values of an unusual kind that say what they mean are accepted; intervals become plain integers for JSON."""
+    args = TrainingArguments("out", **given)
+    assert {name: getattr(args, name) for name in fields} == fields
+    assert type(args.save_steps) is type(args.logging_steps) is int
+
+
+def test_a_timeout_of_any_number():
+    """A number of numpy is a timeout in seconds too."""
+    assert TrainingArguments("out", ddp_timeout=numpy.int64(2)).ddp_timeout_delta == timedelta(seconds=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("set_lr_scheduler", ["cosine", 3, -1, 0.1], "`warmup_steps=0.1`.*set `warmup_ratio`"),
+        ("set_dataloader", [8, 8, False, 0, True, False, None, True], "`dataloader_multiprocessing_context=True`"),
+        ("set_training", [5e-5, 0], "`per_device_train_batch_size=0`"),
+        ("set_save", ["steps", 5, 1.5], "`save_total_limit=1.5`"),
+    ],
+)
+def test_setters_check_what_they_set(name, given, message):
+    """What a method sets is checked, as parameters in the order of an older release may land in another field."""
+    args = TrainingArguments("out", semantics=RELEASE_4)
+    with pytest.raises(ArgumentsError, match=message):
+        getattr(args, name)(*given)
 
 
 def test_all_problems_in_one_error():

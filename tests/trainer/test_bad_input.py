@@ -83,7 +83,7 @@ def test_what_is_no_model(model, message, tmp_path):
         ("bert-base-cased", r"`model_init='bert-base-cased'` cannot be called"),
         (
             PlainModel(),
-            r"`model_init`: this PlainModel is a model, not a function that returns one. Pass it as `model`",
+            r"`model_init`: PlainModel is a model, not a function that returns one. Pass it as `model`",
         ),
     ],
     ids=["string", "model"],

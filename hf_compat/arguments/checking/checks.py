@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from numbers import Integral, Real
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
@@ -38,15 +39,12 @@ __all__ = ["VALUE_CHECKS", "find_problems"]
 
 Problems = Iterator[Problem]
 
-_LONGEST = timedelta.max.total_seconds() // 1
-
 BOUNDS: dict[str, tuple[float, float]] = {
     "learning_rate": (0, float("inf")),
     "adam_beta1": (0, 1),
     "adam_beta2": (0, 1),
     "adam_epsilon": (0, float("inf")),
     "label_smoothing_factor": (float("-inf"), 1),
-    "ddp_timeout": (-_LONGEST, _LONGEST),
     "weight_decay": (float("-inf"), float("inf")),
     "warmup_steps": (0, float("inf")),
 }
@@ -58,8 +56,9 @@ MINIMUMS: dict[str, float] = {
     "gradient_accumulation_steps": 1,
     "dataloader_num_workers": 0,
     "torch_empty_cache_steps": 1,
-    "past_index": -1,
+    "past_index": -math.inf,
     "data_seed": -math.inf,
+    "fsdp_min_num_params": -math.inf,
     "max_steps": -math.inf,
     "save_total_limit": -math.inf,
     "seed": -math.inf,
@@ -82,6 +81,7 @@ _BEFORE_BALANCING = {
 NUMBERS = (
     *BOUNDS,
     *MINIMUMS,
+    "ddp_timeout",
     "eval_accumulation_steps",
     "eval_delay",
     "eval_steps",
@@ -98,8 +98,18 @@ _MAY_BE_NONE = (
     *("data_seed", "eval_accumulation_steps", "eval_steps", "max_grad_norm", "neftune_noise_alpha"),
     *("save_total_limit", "torch_empty_cache_steps", "warmup_ratio"),
 )
-NAMES = ("include_for_metrics", "label_names")
-"""Fields that must be lists of names."""
+NAMES: dict[str, tuple[type, ...]] = {"include_for_metrics": (Mapping, NoneType), "label_names": (Mapping, str)}
+"""Field that must be a list of names → collections that do not do as one."""
+
+WORDS = {
+    "ddp_backend": "the name of a backend",
+    "optim_args": "'name=value,name=value'",
+    "torch_compile_backend": "the name of a backend",
+    "torch_compile_mode": "the name of a mode",
+    "metric_for_best_model": "the name of a metric",
+}
+"""Field that must be a string → what it says."""
+_LONGEST = timedelta.max.total_seconds() // 1
 _LARGEST_SEED = 2**32 - 1
 _RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the rounding of floats
 _ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
@@ -115,22 +125,21 @@ def _numbers(args: TrainingArguments) -> Problems:
 
 def _types(args: TrainingArguments, semantics: Semantics) -> Problems:
     """Check fields that are neither numbers nor switches."""
-    for name in NAMES:
+    for name, others in NAMES.items():
         value = getattr(args, name)
-        if isinstance(value, str) or not isinstance(value, Collection | None):
+        if not isinstance(value, Collection | None) or isinstance(value, others):
             yield Problem(name, value, "must be a list of names.", wrong_type=True)
     options = args.lr_scheduler_kwargs
     is_bad_json = isinstance(options, str) and options.startswith("{")  # reported when it was read
     if not (isinstance(options, Mapping | None) or is_bad_json):
         yield Problem("lr_scheduler_kwargs", options, "must be a dict, or JSON of one.", wrong_type=True)
-    if not isinstance(args.optim_args, str | None):
-        yield Problem("optim_args", args.optim_args, "must be a string, 'name=value,name=value'.", wrong_type=True)
-    metric = args.metric_for_best_model
-    if not isinstance(metric, str | None):
-        yield Problem("metric_for_best_model", metric, "must be the name of a metric.", wrong_type=True)
-    elif metric == "" and args.eval_strategy != "no":
-        text = "no metric has that name; set the name of one, or None."
-        yield Problem("metric_for_best_model", metric, text)
+    may_be_empty = ("optim_args", "metric_for_best_model") if args.eval_strategy == "no" else ("optim_args",)
+    for name, meaning in WORDS.items():
+        value = getattr(args, name)
+        if not isinstance(value, str | None):
+            yield Problem(name, value, f"must be a string, {meaning}.", wrong_type=True)
+        elif value == "" and name not in may_be_empty:
+            yield Problem(name, value, f"must be {meaning}; set it, or None.")
 
 
 def _bounds(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -175,6 +184,8 @@ def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.max_steps < 0 and not math.isfinite(args.num_train_epochs):
         text = "must be finite; to end a run by its update steps set `max_steps`."
         yield Problem("num_train_epochs", args.num_train_epochs, text)
+    if not -_LONGEST <= args.ddp_timeout <= _LONGEST:
+        yield Problem("ddp_timeout", args.ddp_timeout, "must be a number of seconds.")
     if args.warmup_steps == math.inf:
         yield Problem("warmup_steps", args.warmup_steps, "must be finite.")
     ratio = args.warmup_ratio

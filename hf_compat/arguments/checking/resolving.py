@@ -62,7 +62,12 @@ ENUMS: dict[str, type[ExplicitEnum]] = {
 _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
-def _paths(args: TrainingArguments, semantics: Semantics) -> None:
+def _paths(args: TrainingArguments, semantics: Semantics) -> Problems:
+    for name in ("output_dir", "logging_dir"):
+        value = getattr(args, name)
+        if not isinstance(value, str | os.PathLike | None):
+            yield Problem(name, value, "must be the path of a folder.", wrong_type=True)
+            setattr(args, name, None)
     if args.output_dir is None:
         logger.info("No output directory specified, defaulting to 'trainer_output': set `output_dir` for another.")
     args.output_dir = os.path.expanduser("trainer_output" if args.output_dir is None else args.output_dir)
@@ -133,7 +138,8 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = args.do_eval or args.eval_strategy != "no"
-    args.eval_delay = 0 if args.eval_delay is None else args.eval_delay  # None until 4.56
+    if args.eval_delay is None:  # the default until 4.56
+        args.eval_delay = 0
     if args.eval_strategy == "steps" and args.eval_steps in (None, 0):
         args.eval_steps = args.logging_steps
         logger.info("using `logging_steps` to initialize `eval_steps` to %s", args.logging_steps)
@@ -199,7 +205,8 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
 
 
 def _compilation(args: TrainingArguments, semantics: Semantics) -> None:
-    args.torch_compile = args.torch_compile or bool(args.torch_compile_mode or args.torch_compile_backend)
+    is_named = args.torch_compile_mode is not None or args.torch_compile_backend is not None
+    args.torch_compile = args.torch_compile or is_named
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
 

@@ -182,9 +182,9 @@ def installed_release() -> Version:
 def _warn_of_older(installed: Version) -> None:
     """Warn, once a process, that ``installed`` is older than what can be followed."""
     warnings.warn(
-        f"transformers {installed} is installed, but hf_compat reproduces transformers {OLDEST_RELEASE} and later: runs "
-        f"follow {OLDEST_RELEASE}, whose numbers are not always those of {installed}. Upgrade transformers, or accept "
-        f"this with {ENVIRONMENT_VARIABLE}={OLDEST_RELEASE}.",
+        f"transformers {installed} is installed, but hf_compat reproduces transformers {OLDEST_RELEASE} and later: "
+        f"runs follow {OLDEST_RELEASE}, whose numbers are not always those of {installed}. Upgrade transformers, or "
+        f"accept this with {ENVIRONMENT_VARIABLE}={OLDEST_RELEASE}.",
         HFCompatWarning,
         stacklevel=3,
     )
@@ -200,9 +200,8 @@ def _default_release() -> Version:
 
 def semantics_problem(requested: str | None) -> Problem | None:
     """Return why :func:`resolve_semantics` cannot follow ``requested``, or else what the environment requests."""
-    name, chosen = (
-        ("semantics", requested) if requested else (ENVIRONMENT_VARIABLE, os.environ.get(ENVIRONMENT_VARIABLE))
-    )
+    name = "semantics" if requested else ENVIRONMENT_VARIABLE
+    chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE)
     if not chosen or chosen == "corrected":
         return None
     try:
@@ -211,7 +210,7 @@ def semantics_problem(requested: str | None) -> Problem | None:
         return Problem(name, chosen, "use 'corrected' or a transformers release such as '4.57'.")
     if release >= OLDEST_RELEASE:
         return None
-    text = f"numbers of releases before {OLDEST_RELEASE} are not reproduced; use '{OLDEST_RELEASE}', the oldest, or a newer release."
+    text = f"numbers of releases before {OLDEST_RELEASE} are not reproduced; use '{OLDEST_RELEASE}'."
     return Problem(name, chosen, text)
 
 
