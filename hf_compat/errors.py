@@ -13,6 +13,7 @@
     ├── DataError (ValueError)                 an unusable dataset or data loader
     │   └── DataCollatorError (TypeError)      a collator that cannot be called
     ├── ModelError (ValueError)                a model that cannot be trained
+    │   ├── LossError (AttributeError, TypeError)  a loss that is no tensor
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
     ├── CallbackError (ValueError)             what is no callback, or one that the Trainer does not have
     ├── MetricsError (TypeError)               a `compute_metrics` that returns no dict
@@ -57,6 +58,7 @@ __all__ = [
     "HFCompatWarning",
     "HubError",
     "LaunchError",
+    "LossError",
     "MetricNameError",
     "MetricsError",
     "MissingPackageError",
@@ -144,6 +146,10 @@ class DataCollatorError(DataError, TypeError):
 
 class ModelError(HFCompatError, ValueError):
     """A model that cannot be trained."""
+
+
+class LossError(ModelError, AttributeError, TypeError):
+    """A loss that is no tensor, from ``compute_loss``, ``compute_loss_func`` or ``training_step``."""
 
 
 class ModelOutputError(ModelError, IndexError, KeyError):

@@ -141,10 +141,16 @@ def _transformers(module: str, name: str) -> Any:
         return None
 
 
-def shifts_labels(model: nn.Module) -> bool:
-    """Return whether ``model``'s loss compares the logits of position ``t`` with label ``t + 1``."""
+def shifts_labels(model: nn.Module, *, encoder_decoders_too: bool = False) -> bool:
+    """Return whether ``model``'s loss compares the logits of position ``t`` with label ``t + 1``.
+
+    Args:
+        model: The model.
+        encoder_decoders_too: Whether that is also said of encoder-decoder models with such a loss, which compare them
+            with label ``t``, as transformers 5.10 to 5.14 do.
+    """
     inner = unwrap_peft(model)
-    if getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
+    if not encoder_decoders_too and getattr(getattr(inner, "config", None), "is_encoder_decoder", False):
         return False
     losses = _transformers("loss.loss_utils", "LOSS_MAPPING") or {}
     loss_type = getattr(inner, "loss_type", None)

@@ -264,7 +264,6 @@ def test_a_field_is_read_where_its_rule_says(rule):
 
 BEHIND_A_FLAG = {
     ("loss.py", "_uses_cpu_amp", "half_precision_backend"),  # called with what ``for_run`` returns
-    ("eval_results.py", "hyperparameters", "warmup_ratio"),
     ("tokens.py", "count_train_tokens", "include_tokens_per_second"),
     ("trainer.py", "Trainer.__init__", "use_cache"),
 }

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from hf_compat.arguments.checking.checks import VALUE_CHECKS, find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.reporters import tracker_names
 from hf_compat.arguments.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.arguments.fields.aliases import apply_checkpointing_alias, apply_warmup_ratio
 from hf_compat.arguments.fields.redeclared import script_values_aside
-from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ def _checkpointing(args: TrainingArguments, semantics: Semantics) -> None:
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = args.eval_strategy != "no"
-    args.eval_delay = args.eval_delay or 0  # upstream leaves None, which cannot be compared with update steps
+    if args.eval_delay is None:  # upstream leaves it, and then cannot compare it with update steps
+        args.eval_delay = 0
 
 
 def _trackers(args: TrainingArguments, semantics: Semantics) -> None:
@@ -164,7 +165,7 @@ def set_fields(args: Arguments, topic: Topic, given: Mapping[str, object]) -> Ar
         given: Its parameters with their values, ``self`` among them.
 
     Raises:
-        ArgumentsError: For ``steps=0`` with ``strategy="steps"``.
+        ArgumentsError: For invalid values, and for ``steps=0`` with ``strategy="steps"``.
         UnsupportedArgumentsError: For values that are not supported.
         ValueError: For an unknown name.
     """
@@ -179,7 +180,9 @@ def set_fields(args: Arguments, topic: Topic, given: Mapping[str, object]) -> Ar
         if topic.switch is not None:
             setattr(args, topic.switch, True)
         topic.finish(args, semantics)
-        raise_all(unsupported_problems(args))
+        names = {topic.fields.get(name, name) for name in values}
+        found = find_problems(args, semantics, VALUE_CHECKS)
+        raise_all(problem for problem in found if problem.unsupported or problem.field in names)
     return args
 
 

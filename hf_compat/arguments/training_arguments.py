@@ -405,7 +405,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
     @property
     def ddp_timeout_delta(self) -> timedelta:
         """``ddp_timeout`` as a duration."""
-        return timedelta(seconds=self.ddp_timeout)
+        return timedelta(seconds=float(self.ddp_timeout))
 
     @property
     def _no_sync_in_gradient_accumulation(self) -> bool:
@@ -455,9 +455,9 @@ class TrainingArguments(metaclass=CountsCounterparts):
 
     # ---- the fields of one topic ----
     #
-    # All raise ArgumentsError for `steps=0` with `strategy="steps"`, ValueError for an unknown name, and
-    # UnsupportedArgumentsError for values that are not supported. Their defaults are upstream's, which are not always
-    # those of the fields.
+    # All raise ArgumentsError for invalid values and for `steps=0` with `strategy="steps"`, ValueError for an unknown
+    # name, and UnsupportedArgumentsError for values that are not supported. Their defaults are upstream's, which are
+    # not always those of the fields.
 
     def set_training(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
 from hf_compat.errors import TrainerSetupError
@@ -60,15 +61,33 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
+def _is_logging(value: object) -> bool:
+    loggers = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+    return all(each is None or isinstance(each, bool | Logger) for each in loggers)
+
+
+def _is_switch(value: object) -> bool:
+    return value is None or isinstance(value, bool)
+
+
 VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "accumulate_grad_batches": (lambda value: _is_count(value, 1), "a number of batches, 1 or more"),
     "barebones": (lambda value: isinstance(value, bool), "True or False"),
     "fast_dev_run": (lambda value: isinstance(value, bool) or _is_count(value), "a bool, or a number of update steps"),
+    "enable_checkpointing": (_is_switch, "True, False or None"),
+    "enable_progress_bar": (_is_switch, "True, False or None"),
     "gradient_clip_algorithm": (
         lambda value: value is None or str(value).lower() in ("norm", "value"),
         "'norm' or 'value'",
     ),
     "gradient_clip_val": (lambda value: value is None or _is_number(value), "a number, 0 for no clipping"),
     "inference_mode": (lambda value: isinstance(value, bool), "True or False"),
+    "logger": (_is_logging, "a Lightning logger, a list of them, or True, False or None"),
+    "max_epochs": (
+        lambda value: value is None or _is_count(value, -1) or (isinstance(value, float) and 0 <= value < float("inf")),
+        "a number of epochs, or -1 for no limit",
+    ),
+    "max_steps": (lambda value: _is_count(value, -1), "a number of update steps, or -1 for no limit"),
     "min_epochs": (lambda value: value is None or _is_count(value), "a number of epochs"),
     "min_steps": (lambda value: value is None or _is_count(value), "a number of update steps"),
     "num_sanity_val_steps": (
@@ -78,7 +97,7 @@ VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "reload_dataloaders_every_n_epochs": (_is_count, "a number of epochs, 0 for never"),
     "use_distributed_sampler": (lambda value: isinstance(value, bool), "True or False"),
 }
-"""Keywords that decide how a run goes about its work → whether a value is one, and what it may be."""
+"""Keywords that set fields, or decide how a run goes about its work → whether a value is one, and what it may be."""
 
 _PRECISIONS: dict[Any, str] = {
     **dict.fromkeys((32, "32", "32-true"), "no"),

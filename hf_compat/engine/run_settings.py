@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.checking.checks import find_problems
-from hf_compat.arguments.checking.problems import raise_all
+from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.reporters import tracker_names, with_job_tracker
 from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
@@ -97,7 +98,8 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
     keywords = {name: value for name, value in meant.keywords.items() if name not in _SETTLED}
     if meant.plugin is not None:
         keywords["plugins"] = [*user_plugins(given), meant.plugin]
-    return Settings(_with_fields(args, meant.fields), keywords, _limits_meant(meant.keywords), meant.loop)
+    args = _with_fields(args, meant.fields, meant.written)
+    return Settings(args, keywords, _limits_meant(meant.keywords), meant.loop)
 
 
 class _Meaning:
@@ -117,6 +119,8 @@ class _Meaning:
         self._given = given
         self.keywords = keywords
         self.fields: dict[str, Any] = {}
+        self.written: dict[str, str] = {}
+        """Field to the keywords that set it, as the user wrote them."""
         self.problems: list[str] = []
         self.plugin: Precision | None = None
         self._clip_value: float | None = None
@@ -154,6 +158,7 @@ class _Meaning:
             if current != value and not _is_default(self._args, name):
                 self.problems.append(_contradiction(keyword, name, current))
             self.fields[name] = value
+            self.written[name] = f"lightning={{{keyword}}}"
 
     def _read_fields(self) -> None:
         args, keywords = self._args, self.keywords
@@ -195,7 +200,7 @@ class _Meaning:
 
     def _read_precision(self) -> None:
         self.plugin, mixed = _precision_meant(self._args, self.keywords)
-        self.fields |= mixed
+        self._set(as_given(self._given, ("precision",)), mixed)
 
     def _check_end(self) -> None:
         """Note a minimum that is behind the end of the run."""
@@ -269,11 +274,18 @@ def _limits_meant(given: Mapping[str, Any]) -> DataLimits:
     )
 
 
-def _with_fields(args: TrainingArguments, fields: Mapping[str, Any]) -> TrainingArguments:
+def _with_fields(
+    args: TrainingArguments, fields: Mapping[str, Any], written: Mapping[str, str] = MappingProxyType({})
+) -> TrainingArguments:
     """Return ``args``, or a copy of them in which ``fields`` are set.
 
+    Args:
+        args: The training arguments.
+        fields: Field to value.
+        written: Field to the keywords that set it, as the user wrote them.
+
     Raises:
-        ArgumentsError: If they are then not valid.
+        ArgumentsError: If they are then not valid; of a field that a keyword set, it names the keyword.
     """
     if all(getattr(args, name) == value for name, value in fields.items()):
         return args
@@ -283,5 +295,14 @@ def _with_fields(args: TrainingArguments, fields: Mapping[str, Any]) -> Training
     for precision in ("bf16", "fp16"):
         if fields.get(precision):
             args.mixed_precision = precision
-    raise_all(find_problems(args, resolve_semantics(args.semantics)))
+    raise_all(_as_written(problem, written) for problem in find_problems(args, resolve_semantics(args.semantics)))
     return args
+
+
+def _as_written(problem: Problem, written: Mapping[str, str]) -> Problem:
+    """Return ``problem`` with the keyword that set its field, or that set another field which its text names."""
+    if problem.field in written:
+        return replace(problem, written=written[problem.field])
+    named = dict.fromkeys(keyword for name, keyword in written.items() if f"`{name}" in problem.text)
+    sources = ", ".join(f"`{keyword}`" for keyword in named)
+    return replace(problem, text=f"{problem.text} Set by {sources}.") if named else problem

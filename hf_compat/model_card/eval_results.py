@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import Semantics
 
 if TYPE_CHECKING:
@@ -93,10 +94,11 @@ def hyperparameters(args: TrainingArguments, semantics: Semantics, data_parallel
         semantics: The transformers release to follow.
         data_parallel_size: Data-parallel world size.
     """
+    args = for_run(args)
     devices, accumulated = args.world_size, args.gradient_accumulation_steps
     train, evaluated = args.train_batch_size, args.eval_batch_size
     total = train * data_parallel_size * accumulated
-    ratio = 0.0 if semantics.warmup_below_one_is_ratio else args.warmup_ratio
+    ratio = 0.0 if semantics.warmup_ratio_replaces_steps else args.warmup_ratio
     rows: tuple[tuple[str, Any, bool], ...] = (
         ("learning_rate", args.learning_rate, True),
         ("train_batch_size", train, True),

@@ -1,4 +1,4 @@
-"""Losses that the Trainer computes instead of the model."""
+"""Losses that the Trainer computes instead of the model, and checks of those that users' code returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-__all__ = ["LabelSmoother"]
+from hf_compat.errors import LossError
+
+__all__ = ["LabelSmoother", "check_loss", "loss_and_outputs"]
 
 
 @dataclass
@@ -67,3 +69,33 @@ class LabelSmoother:
         if num_items is None:
             return ignored.numel() - ignored.long().sum()
         return num_items.to(ignored.device) if isinstance(num_items, Tensor) else num_items
+
+
+def check_loss(loss: object, source: str) -> None:
+    """Raise if what ``source`` returned is no loss.
+
+    Raises:
+        LossError: If it is no tensor.
+    """
+    if not isinstance(loss, Tensor):
+        raise LossError(f"{source} returned {_shown(loss)} instead of the loss. Return a tensor with one element.")
+
+
+def loss_and_outputs(returned: Any, source: str) -> tuple[Tensor, Any]:
+    """Return the two parts of what ``source`` returned for ``return_outputs=True``.
+
+    Raises:
+        LossError: If it is no pair of a loss and outputs.
+    """
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        raise LossError(
+            f"{source} returned {_shown(returned)} for `return_outputs=True`. Return the loss and the model's outputs: "
+            "`return (loss, outputs) if return_outputs else loss`."
+        )
+    loss, outputs = returned
+    check_loss(loss, source)
+    return loss, outputs
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -25,6 +25,7 @@ from hf_compat.engine.runtime import Runtime
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
+from hf_compat.optim.losses import check_loss
 from hf_compat.optim.rank_states import share_states
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
@@ -344,12 +345,14 @@ class TrainingRun:
 
     def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
         """Call the Trainer's ``training_step`` with one batch; return its loss, ``()``."""
-        return call_as_defined(  # type: ignore[no-any-return]
+        loss: Tensor = call_as_defined(
             self.host.training_step,
             ("model", self.host.model_wrapped),
             ("inputs", batch),
             ("num_items_in_batch", num_items),
         )
+        check_loss(loss, f"`{type(self.host).__name__}.training_step`")
+        return loss
 
     def original(self, name: str) -> Callable[..., Any]:
         """Return the Trainer's method ``name``; where the module or the data stands in for it, the one before."""

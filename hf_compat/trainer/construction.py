@@ -29,7 +29,7 @@ from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import is_ours
 from hf_compat.state import TrainerState, is_exportable
-from hf_compat.trainer.loaded_models import check_loaded_model
+from hf_compat.trainer.loaded_models import check_is_model, check_loaded_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -111,6 +111,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             warnings.warn(text, FutureWarning, stacklevel=3)
         model = trainer.call_model_init()
     assert model is not None, "checked before"
+    check_is_model(model, "`model`")
     if is_bare_model(model) and _uses_model_loss(trainer):
         raise ModelError(
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
@@ -146,12 +147,23 @@ def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
     """Return a new model; see the Trainer's ``call_model_init``."""
     if trainer.model_init is None:
         raise ModelInitError("`model_init=None`: pass a function that returns a model to the Trainer.")
+    if isinstance(trainer.model_init, nn.Module):
+        name = type(trainer.model_init).__name__
+        raise ModelInitError(f"`model_init`: {name} is a model, not a function that returns one. Pass it as `model`.")
+    if not callable(trainer.model_init):
+        raise ModelInitError(
+            f"`model_init={trainer.model_init!r}` cannot be called. Pass a function that returns a model."
+        )
     arguments = number_of_arguments(trainer.model_init)
     if arguments > 1:
         raise ModelInitError(f"model_init should have 0 or 1 argument, the trial, but it has {arguments}.")
     model = trainer.model_init(trial) if arguments else trainer.model_init()
     if model is None:
         raise ModelInitError("model_init should not return None: return the model.")
+    try:
+        check_is_model(model, "`model_init` returned what is not a model")
+    except ModelError as error:
+        raise ModelInitError(str(error)) from None
     return model
 
 
@@ -161,7 +173,8 @@ def inspect_model(trainer: Trainer) -> None:
     trainer.model_accepts_loss_kwargs = accepts_loss_kwargs(trainer.model)
     trainer.label_names = find_labels(inner) if args.label_names is None else args.label_names
     trainer.can_return_loss = can_return_loss(inner)
-    trainer._loss_shifts_labels = shifts_labels(inner)
+    as_decoder = trainer.semantics.counts_shifted_labels_of_encoder_decoders
+    trainer._loss_shifts_labels = shifts_labels(inner, encoder_decoders_too=as_decoder)
     trainer.label_smoother = None
     if args.label_smoothing_factor != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":

@@ -23,6 +23,7 @@ from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
+from hf_compat.optim.losses import loss_and_outputs
 from hf_compat.overriding import call_as_defined
 from hf_compat.plan.data_limits import share_of
 from hf_compat.run.past import fresh_past
@@ -262,9 +263,10 @@ def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored:
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
     context, inputs = trainer._prepare_context_parallel_inputs(model, inputs)
     with trainer.compute_loss_context_manager(), context():
-        loss, outputs = call_as_defined(
+        returned = call_as_defined(
             trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
         )
+    loss, outputs = loss_and_outputs(returned, f"`{type(trainer).__name__}.compute_loss`")
     return loss.detach().mean(), outputs
 
 

@@ -1,4 +1,4 @@
-"""Which models cannot be trained because of how they were loaded: quantized, or in shards."""
+"""Checks of what was passed as a model: that it is one, and that it was not loaded quantized or in shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,31 @@ from torch import nn
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_peft_model
 
-__all__ = ["check_loaded_model"]
+__all__ = ["check_is_model", "check_loaded_model"]
+
+
+def check_is_model(model: object, source: str) -> None:
+    """Raise if ``model`` is no ``torch.nn.Module``, but a class, a name or something else.
+
+    Args:
+        model: The value passed as a model.
+        source: What it is, for the message.
+
+    Raises:
+        ModelError: If so; it says what to pass.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        name = model.__name__
+        loaded = f" or `{name}.from_pretrained(...)`" if hasattr(model, "from_pretrained") else ""
+        raise ModelError(f"{source}: {name} is a class. Pass an instance of it: `{name}(...)`{loaded}.")
+    if isinstance(model, str):
+        raise ModelError(
+            f"{source}: {model!r} is a string. Load the model of that name first, for instance with "
+            f"`AutoModelFor....from_pretrained({model!r})`, and pass it."
+        )
+    raise ModelError(f"{source}: an object of type {type(model).__name__}. Pass a `torch.nn.Module`.")
 
 
 def check_loaded_model(model: nn.Module) -> None:

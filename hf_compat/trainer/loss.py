@@ -17,6 +17,7 @@ from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import MAPPINGS, map_nested
 from hf_compat.optim.division import divided
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
+from hf_compat.optim.losses import check_loss
 from hf_compat.overriding import call_as_defined, is_ours
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def forward_and_backward(
         loss: Tensor = call_as_defined(
             trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
         )
+    check_loss(loss, f"`{type(trainer).__name__}.compute_loss`")
     del inputs
     every = args.torch_empty_cache_steps
     if every is not None and trainer.state.global_step % every == 0 and torch.cuda.is_available():
@@ -118,6 +120,7 @@ def compute_loss(
             text = "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, it is called with None."
             trainer._warn_once.in_log(logger, text)
         loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        check_loss(loss, "`compute_loss_func`")
     elif labels is not None:
         loss = _smoothed_loss(trainer, model, outputs, labels, num_items_in_batch)
     else:

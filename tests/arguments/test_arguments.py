@@ -9,15 +9,17 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
+import numpy
 import pytest
 
 from hf_compat.arguments import FIELD_RULES, AcceleratorConfig, Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.arguments.checking import checks
 from hf_compat.arguments.fields.aliases import ALIASES
 from hf_compat.arguments.fields.defaults import defaults
-from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
+from hf_compat.errors import ArgumentsError, HFCompatWarning, UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.paths import FACTS_FOLDER
 
 FACTS = json.loads((FACTS_FOLDER / "training_arguments.json").read_text(encoding="utf-8"))
@@ -162,6 +164,37 @@ WRONG = {
     "accelerator file": ({"accelerator_config": "none.json"}, "`accelerator_config='none.json'`"),
     "tokens": ({"include_num_input_tokens_seen": "some"}, "`include_num_input_tokens_seen='some'`"),
     "release": ({"semantics": "newest"}, "`semantics='newest'`"),
+    "release before 4.57": ({"semantics": "4.46"}, "`semantics='4.46'`: .*use '4.57'"),
+    "half an update step": ({"max_steps": 3.5}, "`max_steps=3.5`.*must be an integer"),
+    "half a checkpoint": ({"save_total_limit": 1.5}, "`save_total_limit=1.5`.*must be an integer"),
+    "checkpoints as text": ({"save_total_limit": "2"}, "`save_total_limit='2'`: must be a number; write it without"),
+    "no timeout": ({"ddp_timeout": None}, r"`ddp_timeout=None`: must be a number\.$"),
+    "endless timeout": ({"ddp_timeout": float("inf")}, "`ddp_timeout=inf`: must be a number of seconds"),
+    "backend": ({"ddp_backend": 0}, "`ddp_backend=0`: must be a string"),
+    "seed of a float": ({"seed": 1.5}, "`seed=1.5`.*must be an integer"),
+    "seed as text": ({"data_seed": "x"}, "`data_seed='x'`: must be a number"),
+    "labels as text": ({"label_names": "labels"}, "`label_names='labels'`: must be a list of names"),
+    "no metrics": ({"include_for_metrics": 1}, "`include_for_metrics=1`: must be a list of names"),
+    "no metric": (
+        {"metric_for_best_model": "", "eval_strategy": "epoch"},
+        "`metric_for_best_model=''`: must be the name of a metric",
+    ),
+    "metric of a number": ({"metric_for_best_model": 1}, "`metric_for_best_model=1`: must be a string"),
+    "delay as text": ({"eval_delay": ""}, "`eval_delay=''`: must be a number"),
+    "interval as text": ({"eval_strategy": "steps", "eval_steps": ""}, "`eval_steps=''`: must be a number"),
+    "endless interval": ({"logging_steps": float("inf")}, "`logging_steps=inf`: --logging_steps must be an integer"),
+    "no interval": ({"save_steps": float("nan")}, "`save_steps=nan`: --save_steps must be an integer"),
+    "endless epochs": ({"num_train_epochs": float("inf")}, "`num_train_epochs=inf`: must be finite; .*`max_steps`"),
+    "endless warmup": ({"warmup_steps": float("inf"), "semantics": RELEASE_5}, "`warmup_steps=inf`: must be finite"),
+    "schedule settings": ({"lr_scheduler_kwargs": []}, r"`lr_scheduler_kwargs=\[\]`: must be a dict"),
+    "optimizer settings": ({"optim_args": {"a": 1}}, "`optim_args=.*must be a string, 'name=value,name=value'"),
+    "compiler": ({"torch_compile_backend": ""}, "`torch_compile_backend=''`: must be the name of a backend"),
+    "folder": ({"logging_dir": 3}, "`logging_dir=3`: must be the path of a folder"),
+    "size of FSDP's layers": ({"fsdp_min_num_params": "x"}, "`fsdp_min_num_params='x'`: must be a number"),
+    "start method": (
+        {"dataloader_multiprocessing_context": "threads", "dataloader_num_workers": 1},
+        "`dataloader_multiprocessing_context='threads'`: choose one of",
+    ),
     "bfloat16 without a gpu": ({"bf16": True}, "`bf16=True`: .*`use_cpu=True`"),
     "bfloat16 evaluation without a gpu": ({"bf16_full_eval": True}, "`bf16_full_eval=True`: .*`use_cpu=True`"),
 }
@@ -175,6 +208,49 @@ def test_wrong_values(settings, message):
         TrainingArguments("out", **settings)
     assert len(caught.value.problems) == 1
     assert not isinstance(caught.value, UnsupportedArgumentsError)
+
+
+@pytest.mark.parametrize(
+    ("given", "fields"),
+    [
+        ({"max_grad_norm": None}, {"max_grad_norm": None}),
+        ({"eval_delay": None, "eval_strategy": "epoch"}, {"eval_delay": 0}),
+        ({"report_to": None, "semantics": RELEASE_5}, {"report_to": []}),
+        ({"metric_for_best_model": ""}, {"metric_for_best_model": "", "greater_is_better": True}),
+        ({"num_train_epochs": float("inf"), "max_steps": 5}, {"max_steps": 5}),
+        ({"include_for_metrics": "loss"}, {"include_for_metrics": "loss"}),
+        ({"label_names": ("a", "b")}, {"label_names": ("a", "b")}),
+        ({"save_steps": numpy.int64(7), "save_total_limit": numpy.int64(2)}, {"save_steps": 7, "save_total_limit": 2}),
+        ({"logging_steps": numpy.float32(4)}, {"logging_steps": 4}),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_odd_values_that_mean_something(given, fields):
+    """Values of an unusual kind that say what they mean are accepted; intervals become plain integers for JSON."""
+    args = TrainingArguments("out", **given)
+    assert {name: getattr(args, name) for name in fields} == fields
+    assert type(args.save_steps) is type(args.logging_steps) is int
+
+
+def test_a_timeout_of_any_number():
+    """A number of numpy is a timeout in seconds too."""
+    assert TrainingArguments("out", ddp_timeout=numpy.int64(2)).ddp_timeout_delta == timedelta(seconds=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("set_lr_scheduler", ["cosine", 3, -1, 0.1], "`warmup_steps=0.1`.*set `warmup_ratio`"),
+        ("set_dataloader", [8, 8, False, 0, True, False, None, True], "`dataloader_multiprocessing_context=True`"),
+        ("set_training", [5e-5, 0], "`per_device_train_batch_size=0`"),
+        ("set_save", ["steps", 5, 1.5], "`save_total_limit=1.5`"),
+    ],
+)
+def test_setters_check_what_they_set(name, given, message):
+    """What a method sets is checked, as parameters in the order of an older release may land in another field."""
+    args = TrainingArguments("out", semantics=RELEASE_4)
+    with pytest.raises(ArgumentsError, match=message):
+        getattr(args, name)(*given)
 
 
 def test_all_problems_in_one_error():
@@ -195,6 +271,7 @@ ONE_OF_EACH = {
     "deepspeed": ("ds.json", "deepspeed_problems"),
     "tpu_num_cores": (8, "unsupported_problems"),
     "learning_rate": ("fast", "_numbers"),
+    "optim_args": (3, "_types"),
     "adam_beta1": (2, "_bounds"),
     "dataloader_num_workers": (-1, "_counts"),
     "log_level": ("loud", "_choices"),
@@ -316,7 +393,7 @@ OLDER_NAMES = [
     pytest.param({"torchdynamo": "eager"}, {"torch_compile_backend": "eager"}, True, id="dynamo"),
     pytest.param({"split_batches": False}, {"accelerator_config": AcceleratorConfig()}, True, id="split batches"),
     pytest.param({"gradient_checkpointing": True}, {"activation_checkpointing": True}, True, id="checkpointing"),
-    pytest.param({"warmup_ratio": 0.25}, {"warmup_steps": 0.25}, True, id="warmup"),
+    pytest.param({"warmup_ratio": 0.25}, {"warmup_ratio": 0.25, "warmup_steps": 0}, True, id="warmup"),
     pytest.param({"logging_dir": "logs"}, {"logging_dir": "logs"}, True, id="logging"),
     pytest.param(
         {"dispatch_batches": False},
@@ -381,13 +458,47 @@ def test_both_names_of_checkpointing_read_the_same(name, semantics):
         ({"warmup_ratio": 0.25}, RELEASE_4, 3),
         ({"warmup_ratio": 0.25, "warmup_steps": 7}, RELEASE_4, 7),
         ({"warmup_ratio": 0.25}, RELEASE_5, 3),
+        ({"warmup_ratio": 1.0}, RELEASE_4, 10),
+        ({"warmup_ratio": 1.0}, "5.14", 1),
+        ({"warmup_ratio": 1.0}, RELEASE_5, 10),
+        ({"warmup_ratio": 0.5, "warmup_steps": 2}, "5.14", 5),
+        ({"warmup_ratio": 0.5, "warmup_steps": 2}, RELEASE_5, 2),
+        ({"warmup_ratio": 0.0, "warmup_steps": 2}, RELEASE_4, 2),
+        ({"warmup_ratio": 0.0, "warmup_steps": 2}, "5.14", 0),
+        ({"warmup_ratio": 0.0, "warmup_steps": 2}, RELEASE_5, 2),
         ({}, RELEASE_4, 0),
     ],
 )
-@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::hf_compat.errors.HFCompatWarning")
 def test_warmup_steps(settings, semantics, expected):
-    """Of 10 update steps a share is rounded up; what counts as a share depends on the release."""
-    assert TrainingArguments("out", semantics=semantics, **settings).get_warmup_steps(10) == expected
+    """Of 10 update steps a share is rounded up; what counts as a share, and what wins, depends on the release."""
+    args = TrainingArguments("out", semantics=semantics, **settings)
+    copied = dataclasses.replace(args)
+    assert args.get_warmup_steps(10) == copied.get_warmup_steps(10) == expected
+    assert TrainingArguments("out", semantics=semantics).set_lr_scheduler(**settings).get_warmup_steps(10) == expected
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_copy_may_change_either_field_of_warmup():
+    """In a copy a new ratio replaces the old one, new steps replace both, and so do values assigned later."""
+    args = TrainingArguments("out", semantics=RELEASE_5, warmup_ratio=0.5)
+    assert dataclasses.replace(args, warmup_ratio=0.3).get_warmup_steps(10) == 3
+    assert dataclasses.replace(args, warmup_steps=0.2).get_warmup_steps(10) == 2
+    assert dataclasses.replace(args, warmup_steps=7).get_warmup_steps(10) == 7
+    args.warmup_ratio = 1.0
+    assert args.get_warmup_steps(10) == 10
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_ratio_that_releases_misread_warns():
+    """5.0 to 5.14 read a ratio of 1.0 as one update step, and let it win; a run says so where that matters."""
+    for given in ({"warmup_ratio": 1.0}, {"warmup_ratio": 0.5, "warmup_steps": 2}):
+        with pytest.warns(HFCompatWarning, match=r"transformers 5\.14 replaces `warmup_steps=.*semantics='corrected'"):
+            TrainingArguments("out", semantics="5.14", **given)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", HFCompatWarning)
+        dataclasses.replace(TrainingArguments("out", semantics="5.14", warmup_ratio=0.5))
+        TrainingArguments("out", semantics=RELEASE_5, warmup_ratio=1.0)
 
 
 def test_release_decides_reports_and_folders():

@@ -387,7 +387,7 @@ def test_a_field_stays_where_nobody_takes_its_name(parser, order):
     )
     for kind in (TrainingArguments, ScriptArguments):
         args, _ = attempt(parser, (kind, Model)[::order], [*line.split(), "--depth", "1"])[::order]
-        assert (args.eval_strategy, args.warmup_steps, args.use_cache) == ("epoch", 0.1, True)
+        assert (args.eval_strategy, args.warmup_ratio, args.use_cache) == ("epoch", 0.1, True)
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=["transformers' parser", "our parser"])

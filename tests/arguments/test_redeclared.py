@@ -120,7 +120,7 @@ def test_a_field_of_the_release_stays_the_librarys():
 
 
 def test_setters_leave_it_alone():
-    """A method that sets the old name sets what it stands for."""
+    """A method that sets the old name sets the value of the run."""
 
     @dataclass
     class ScriptArguments(TrainingArguments):
@@ -129,7 +129,7 @@ def test_setters_leave_it_alone():
     args = ScriptArguments("out", semantics="5.23")
     with pytest.warns(FutureWarning, match="warmup_ratio"):
         args.set_lr_scheduler(warmup_ratio=0.1)
-    assert (args.warmup_ratio, args.warmup_steps) == (0.5, 0.1)
+    assert (args.warmup_ratio, args.get_warmup_steps(30)) == (0.5, 3)
 
 
 def test_the_installed_release_has_the_fields():

@@ -19,11 +19,14 @@ from tests.support.helpers import (
     bert_classifier,
     gpt2,
     labelled_rows,
+    t5,
     vector_rows,
 )
 
 RELEASE_4 = "4.57.6"
 RELEASE_5 = "5.24.0"
+DIVIDES_ONCE = {"semantics": RELEASE_5} if resolve_semantics().divides_gradients_twice else {}
+"""Arguments with which accumulated gradients are not divided twice, whatever is installed."""
 
 
 def test_installed_release_decides():
@@ -39,30 +42,61 @@ def test_environment_overrides_and_the_argument_wins(monkeypatch):
     assert resolve_semantics(RELEASE_5).logs_unrounded_loss
 
 
-def test_older_releases_follow_the_oldest_known():
-    """A release before 4.57 follows 4.57; no flag is on for it."""
-    assert resolve_semantics("4.31").release == Version("4.57")
-    assert resolve_semantics("4.31") == resolve_semantics("4.57")
+@pytest.fixture
+def installed(monkeypatch):
+    """Return a function that has a version of transformers, or with None no transformers, seem to be installed."""
 
+    def pretend(version):
+        def of_package(name):
+            if version is None:
+                raise semantics.metadata.PackageNotFoundError(name)
+            return version
 
-def test_without_transformers_the_newest_is_followed(monkeypatch):
-    """With no transformers installed, every change up to the newest known release is on."""
-
-    def missing(name):
-        raise semantics.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(semantics.metadata, "version", missing)
-    semantics.installed_release.cache_clear()
-    try:
-        assert resolve_semantics() == resolve_semantics(RELEASE_5)
-    finally:
+        monkeypatch.setattr(semantics.metadata, "version", of_package)
         semantics.installed_release.cache_clear()
+        semantics._warn_of_older.cache_clear()
+
+    yield pretend
+    semantics.installed_release.cache_clear()
+    semantics._warn_of_older.cache_clear()
 
 
-def test_a_wish_that_is_no_release():
+def test_an_older_installation_follows_the_oldest_known_and_warns_once(installed, tmp_path):
+    """With transformers 4.46 installed runs follow 4.57, which is said once; chosen by name, it is not said."""
+    installed("4.46.3")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert resolve_semantics("4.57").release == Version("4.57")
+    with pytest.warns(HFCompatWarning, match=r"transformers 4\.46\.3 is installed.*4\.57 and later") as caught:
+        args = [TrainingArguments(str(tmp_path), report_to="none") for _ in range(2)]
+    assert len(caught) == 1
+    assert resolve_semantics(args[0].semantics) == resolve_semantics("4.57")
+
+
+def test_a_release_before_the_oldest_known_is_refused(monkeypatch):
+    """A run cannot follow 4.46, whether the argument names it or the environment; the error names which of them."""
+    for call in (lambda: resolve_semantics("4.46"), lambda: TrainingArguments("out", semantics="4.46")):
+        with pytest.raises(
+            ArgumentsError, match=r"`semantics='4\.46'`: .*before 4\.57 are not reproduced; use '4\.57'"
+        ):
+            call()
+    monkeypatch.setenv(semantics.ENVIRONMENT_VARIABLE, "4.46")
+    with pytest.raises(ArgumentsError, match=r"`HF_COMPAT_SEMANTICS='4\.46'`: .*before 4\.57 are not reproduced"):
+        TrainingArguments("out")
+    assert TrainingArguments("out", semantics="4.57").semantics == "4.57"
+
+
+def test_without_transformers_the_newest_is_followed(installed):
+    """With no transformers installed, every change up to the newest known release is on."""
+    installed(None)
+    assert resolve_semantics() == resolve_semantics(RELEASE_5)
+
+
+@pytest.mark.parametrize("wish", ["newest", 0.5])
+def test_a_wish_that_is_no_release(wish):
     """Anything else is refused with what would do."""
     with pytest.raises(ArgumentsError, match="'corrected' or a transformers release"):
-        resolve_semantics("newest")
+        resolve_semantics(wish)
 
 
 def test_every_row_says_since_when():
@@ -110,7 +144,7 @@ def test_corrected_divides_what_upstream_does_not(tmp_path):
     whole = gradient_norm(tmp_path, 1)
     corrected = gradient_norm(tmp_path, 4, semantics="corrected")
     with pytest.warns(HFCompatWarning, match=r"MeanOverBatch.*semantics='corrected'"):
-        upstream = gradient_norm(tmp_path, 4)
+        upstream = gradient_norm(tmp_path, 4, **DIVIDES_ONCE)
     assert corrected["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-5)
     assert corrected["loss"] == pytest.approx(whole["loss"], rel=1e-3)
     assert upstream["grad_norm"] == pytest.approx(4 * whole["grad_norm"], rel=1e-5)
@@ -132,6 +166,7 @@ def test_warning_is_given_once_and_only_where_it_matters(tmp_path):
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         remove_unused_columns=False,
+        **DIVIDES_ONCE,
     )
     model = bert_classifier()
     trainer = Trainer(model, args, train_dataset=rows, data_collator=PadCollator())
@@ -223,6 +258,20 @@ def test_a_second_division_is_reproduced_and_corrected():
     }
     assert by_release == {"5.1": False, "5.2": True, "5.5.4": True, "5.6": False}
     assert not resolve_semantics("corrected").divides_gradients_twice
+
+
+@pytest.mark.parametrize(
+    ("wish", "counted"),
+    [("5.9", 8), ("5.10", 6), ("5.14", 6), ("5.15", 8), ("corrected", 8)],
+    ids=lambda value: str(value),
+)
+def test_an_encoder_decoder_model_scores_every_label(wish, counted, tmp_path):
+    """5.10 to 5.14 leave the first label of each row out of the count, as of a model that predicts the next token."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", semantics=wish)
+    trainer = Trainer(t5(), args)
+    trainer.model_accepts_loss_kwargs = True  # that of 4.57 does not
+    labels = torch.ones(2, 4, dtype=torch.int64)
+    assert trainer._get_num_items_in_batch([{"labels": labels}], args.device) == counted
 
 
 def test_language_models_use_the_count():

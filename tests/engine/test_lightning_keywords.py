@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import importlib.util
+import re
 
 import lightning.pytorch as pl
 import pytest
@@ -12,7 +13,8 @@ from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, 
 from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.errors import DataError, HFCompatWarning, MissingPackageError, TrainerSetupError
+from hf_compat.arguments.checking import checks
+from hf_compat.errors import ArgumentsError, DataError, HFCompatWarning, MissingPackageError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
 from tests.support.keyword_runs import (
     Batches,
@@ -203,6 +205,14 @@ def test_what_agrees_with_a_field_is_not_refused(tmp_path):
         ({"limit_train_batches": 1.5}, "'limit_train_batches': 1.5.*fraction from 0.0 to 1.0"),
         ({"limit_val_batches": -1}, "'limit_val_batches': -1"),
         ({"max_epochs": -1}, "'max_epochs': -1.*`max_steps`"),
+        ({"max_epochs": -5}, "'max_epochs': -5.*pass a number of epochs"),
+        ({"max_epochs": "2"}, "'max_epochs': '2'.*pass a number of epochs"),
+        ({"max_steps": None}, "'max_steps': None.*pass a number of update steps"),
+        ({"max_steps": 1.5}, "'max_steps': 1.5.*pass a number of update steps"),
+        ({"accumulate_grad_batches": 0}, "'accumulate_grad_batches': 0.*pass a number of batches, 1 or more"),
+        ({"enable_checkpointing": "no"}, "'enable_checkpointing': 'no'.*pass True, False or None"),
+        ({"enable_progress_bar": 0}, "'enable_progress_bar': 0.*pass True, False or None"),
+        ({"logger": "csv"}, "'logger': 'csv'.*pass a Lightning logger"),
         ({"precision": "bf16-true", "plugins": [DoublePrecision()]}, "both set the precision"),
     ],
 )
@@ -210,6 +220,33 @@ def test_what_cannot_be_is_refused(tmp_path, keywords, message):
     """Values that mean nothing are refused before anything runs."""
     with pytest.raises(TrainerSetupError, match=message):
         trainer_of(tmp_path, keywords)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "fields", "message"),
+    [
+        ({"precision": "bf16-mixed"}, {}, r"^  `lightning=\{'precision': 'bf16-mixed'\}`: Your setup doesn't support"),
+        (
+            {"val_check_interval": 1.0},
+            {"load_best_model_at_end": True, "save_strategy": "no"},
+            r"^  `load_best_model_at_end=True`: .*`eval_strategy='epoch'`.* Set by .*'val_check_interval': 1.0\}`\.",
+        ),
+        (
+            {"enable_checkpointing": False},
+            {"load_best_model_at_end": True, "eval_strategy": "steps"},
+            r"^  `load_best_model_at_end=True`: .*`save_strategy='no'`.* Set by .*'enable_checkpointing': False\}`\.",
+        ),
+    ],
+    ids=["precision", "interval", "checkpointing"],
+)
+def test_a_field_that_a_keyword_sets_is_named_by_the_keyword(tmp_path, keywords, fields, message, monkeypatch):
+    """An error of a field that the user has not set names the keyword that the user wrote."""
+    monkeypatch.setattr(checks, "cuda_is_available", lambda: False)
+    monkeypatch.setattr(checks, "mps_is_available", lambda: False)
+    args = TrainingArguments(str(tmp_path), report_to="none", **fields)
+    with pytest.raises(ArgumentsError) as caught:
+        Trainer(PlainModel(), args, lightning=keywords)
+    assert re.search(message, str(caught.value), re.MULTILINE)
 
 
 # What fields say

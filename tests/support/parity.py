@@ -135,11 +135,10 @@ class Kit:
     def args(self, *, seq2seq: bool = False, **fields: Any) -> Any:
         """Return training arguments over ``DEFAULTS``, in the spelling of the installed transformers."""
         fields = {**DEFAULTS, "output_dir": self.output_dir, **fields}
-        if self.release.major >= 5:
-            if fields.pop("group_by_length", False):
-                fields["train_sampling_strategy"] = "group_by_length"
-            if "warmup_ratio" in fields:
-                fields["warmup_steps"] = fields.pop("warmup_ratio")
+        if self.release >= Version("5.2") and fields.pop("group_by_length", False):
+            fields["train_sampling_strategy"] = "group_by_length"
+        if self.release.major >= 5 and "warmup_ratio" in fields:
+            fields["warmup_steps"] = fields.pop("warmup_ratio")
         return (self.Seq2SeqTrainingArguments if seq2seq else self.TrainingArguments)(**fields)
 
     def model(self, build: Callable[..., nn.Module], **config: Any) -> nn.Module:

@@ -14,6 +14,7 @@ from hf_compat.errors import (
     DataError,
     HFCompatError,
     HFCompatWarning,
+    LossError,
     MetricNameError,
     MetricsError,
     ModelError,
@@ -31,10 +32,112 @@ def trainer_of(tmp_path, *, model=None, train=None, **settings):
     return Trainer(model or PlainModel(), args, train_dataset=ListDataset(vector_rows(4)) if train is None else train)
 
 
+class Pretrained(PlainModel):
+    """A model with two members of transformers' classes; of the class itself the second is a property, and so true."""
+
+    @classmethod
+    def from_pretrained(cls, name):
+        """Return a new model."""
+        return cls()
+
+    @property
+    def is_distributed_loading_by_transformers(self):
+        """Whether it was sharded when it was loaded."""
+        return False
+
+
 def test_no_model(tmp_path):
     """Neither a model nor a way to make one."""
     with pytest.raises(TrainerSetupError, match="`model=None`"):
         Trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (PlainModel, r"`model`: PlainModel is a class. Pass an instance of it: `PlainModel\(...\)`\."),
+        (
+            Pretrained,
+            r"`model`: Pretrained is a class. Pass an instance of it: .* or `Pretrained.from_pretrained\(...\)`\.",
+        ),
+        (
+            "bert-base-cased",
+            r"`model`: 'bert-base-cased' is a string. Load the model .*from_pretrained\('bert-base-cased'\)",
+        ),
+        ([], r"`model`: an object of type list. Pass a `torch.nn.Module`\."),
+    ],
+    ids=["class", "pretrained class", "string", "list"],
+)
+def test_what_is_no_model(model, message, tmp_path):
+    """A class, a name or anything else that cannot be trained, passed as a model or returned by ``model_init``."""
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    with pytest.raises(ModelError, match=message):
+        Trainer(model, args)
+    with pytest.raises(ModelInitError, match=message.removeprefix("`model`: ")):
+        Trainer(args=args, model_init=lambda: model)
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ("bert-base-cased", r"`model_init='bert-base-cased'` cannot be called"),
+        (
+            PlainModel(),
+            r"`model_init`: PlainModel is a model, not a function that returns one. Pass it as `model`",
+        ),
+    ],
+    ids=["string", "model"],
+)
+def test_what_is_no_model_init(init, message, tmp_path):
+    """What cannot be called to make a model, passed as ``model_init``."""
+    with pytest.raises(ModelInitError, match=message):
+        Trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET), model_init=init)
+
+
+class ReturnsNoLoss(Trainer):
+    """Forgets to return the loss, or returns it alone where the outputs are asked for too."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss = super().compute_loss(model, inputs)
+        return loss if return_outputs else None
+
+
+class ReturnsNothing(Trainer):
+    """Forgets to return the loss of its training step."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        super().training_step(model, inputs, num_items_in_batch)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (ReturnsNoLoss, {}, r"`ReturnsNoLoss.compute_loss` returned None instead of the loss"),
+        (ReturnsNothing, {}, r"`ReturnsNothing.training_step` returned None instead of the loss"),
+        (
+            Trainer,
+            {"compute_loss_func": lambda *_, **__: None},
+            r"`compute_loss_func` returned None instead of the loss",
+        ),
+        (Trainer, {"compute_loss_func": lambda *_, **__: 1.0}, r"`compute_loss_func` returned an object of type float"),
+    ],
+    ids=["compute_loss", "training_step", "compute_loss_func", "a number"],
+)
+def test_no_loss(kind, given, message, tmp_path):
+    """Users' code that returns no loss: the error says whose, and scripts that catch upstream's TypeError catch it."""
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET, max_steps=1)
+    trainer = kind(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), **given)
+    with pytest.raises(LossError, match=message) as caught:
+        trainer.train()
+    assert isinstance(caught.value, TypeError)
+
+
+def test_no_outputs_beside_the_loss(tmp_path):
+    """A ``compute_loss`` that returns the loss alone in an evaluation, which needs the outputs too."""
+    args = TrainingArguments(output_dir=str(tmp_path), **QUIET)
+    trainer = ReturnsNoLoss(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)))
+    with pytest.raises(LossError, match=r"`ReturnsNoLoss.compute_loss` returned an object of type Tensor for"):
+        trainer.evaluate()
 
 
 def test_empty_train_dataset(tmp_path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import timedelta
 from numbers import Integral, Real
+from types import NoneType
 from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.requested import deepspeed_problems
-from hf_compat.arguments.fields.choices import HALF_PRECISION_BACKENDS, LOG_LEVELS, SAMPLING_STRATEGIES
+from hf_compat.arguments.fields.choices import HALF_PRECISION_BACKENDS, LOG_LEVELS, SAMPLING_STRATEGIES, START_METHODS
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 
-__all__ = ["find_problems"]
+__all__ = ["VALUE_CHECKS", "find_problems"]
 
 Problems = Iterator[Problem]
 
@@ -48,17 +50,23 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 """Field to its smallest and largest valid value."""
 
-MINIMUMS: dict[str, int] = {
+MINIMUMS: dict[str, float] = {
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
     "gradient_accumulation_steps": 1,
     "dataloader_num_workers": 0,
     "torch_empty_cache_steps": 1,
-    "past_index": -1,
+    "past_index": -math.inf,
+    "data_seed": -math.inf,
+    "fsdp_min_num_params": -math.inf,
+    "max_steps": -math.inf,
+    "save_total_limit": -math.inf,
+    "seed": -math.inf,
 }
 """Integer field to its smallest valid value; None is valid if it is the default."""
 
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
+    "dataloader_multiprocessing_context": (None, *START_METHODS),
     "half_precision_backend": HALF_PRECISION_BACKENDS,
     "include_num_input_tokens_seen": ("no", "all", "non_padding"),
     "log_level": tuple(LOG_LEVELS),
@@ -73,19 +81,35 @@ _BEFORE_BALANCING = {
 NUMBERS = (
     *BOUNDS,
     *MINIMUMS,
+    "ddp_timeout",
     "eval_accumulation_steps",
+    "eval_delay",
     "eval_steps",
     "logging_steps",
     "max_grad_norm",
-    "max_steps",
+    "neftune_noise_alpha",
     "num_train_epochs",
     "save_steps",
-    "seed",
     "warmup_ratio",
 )
 """Fields that must be numbers for the checks to compare them."""
 
-_MAY_BE_NONE = ("eval_accumulation_steps", "eval_steps", "max_grad_norm", "torch_empty_cache_steps", "warmup_ratio")
+_MAY_BE_NONE = (
+    *("data_seed", "eval_accumulation_steps", "eval_steps", "max_grad_norm", "neftune_noise_alpha"),
+    *("save_total_limit", "torch_empty_cache_steps", "warmup_ratio"),
+)
+NAMES: dict[str, tuple[type, ...]] = {"include_for_metrics": (Mapping, NoneType), "label_names": (Mapping, str)}
+"""Field that must be a list of names → collections that do not do as one."""
+
+WORDS = {
+    "ddp_backend": "the name of a backend",
+    "optim_args": "'name=value,name=value'",
+    "torch_compile_backend": "the name of a backend",
+    "torch_compile_mode": "the name of a mode",
+    "metric_for_best_model": "the name of a metric",
+}
+"""Field that must be a string → what it says."""
+_LONGEST = timedelta.max.total_seconds() // 1
 _LARGEST_SEED = 2**32 - 1
 _RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the rounding of floats
 _ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
@@ -95,8 +119,27 @@ def _numbers(args: TrainingArguments) -> Problems:
     for name in NUMBERS:
         value = getattr(args, name)
         if not isinstance(value, Real) and not (value is None and name in _MAY_BE_NONE):
-            text = "must be a number; write it without quotes (in YAML, 1.0e-4 rather than 1e-4)."
-            yield Problem(name, value, text, wrong_type=True)
+            quoted = "; write it without quotes (in YAML, 1.0e-4 rather than 1e-4)" if isinstance(value, str) else ""
+            yield Problem(name, value, f"must be a number{quoted}.", wrong_type=True)
+
+
+def _types(args: TrainingArguments, semantics: Semantics) -> Problems:
+    """Check fields that are neither numbers nor switches."""
+    for name, others in NAMES.items():
+        value = getattr(args, name)
+        if not isinstance(value, Collection | None) or isinstance(value, others):
+            yield Problem(name, value, "must be a list of names.", wrong_type=True)
+    options = args.lr_scheduler_kwargs
+    is_bad_json = isinstance(options, str) and options.startswith("{")  # reported when it was read
+    if not (isinstance(options, Mapping | None) or is_bad_json):
+        yield Problem("lr_scheduler_kwargs", options, "must be a dict, or JSON of one.", wrong_type=True)
+    may_be_empty = ("optim_args", "metric_for_best_model") if args.eval_strategy == "no" else ("optim_args",)
+    for name, meaning in WORDS.items():
+        value = getattr(args, name)
+        if not isinstance(value, str | None):
+            yield Problem(name, value, f"must be a string, {meaning}.", wrong_type=True)
+        elif value == "" and name not in may_be_empty:
+            yield Problem(name, value, f"must be {meaning}; set it, or None.")
 
 
 def _bounds(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -115,11 +158,14 @@ def _within(smallest: float, largest: float) -> str:
 def _counts(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, least in MINIMUMS.items():
         value = getattr(args, name)
-        if value is not None and (not isinstance(value, Integral) or int(value) < least):
-            yield Problem(name, value, f"`{name}` must be an integer, {least} or more.")
+        if value is not None and (not isinstance(value, Integral) or value < least):
+            bound = f", {least} or more" if math.isfinite(least) else ""
+            text = f"`{name}` must be an integer{bound}."
+            yield Problem(name, value, text, wrong_type=not isinstance(value, Integral))
     steps = args.eval_accumulation_steps
     if steps is not None and (not isinstance(steps, Integral) or int(steps) == 0):  # of -2 every second batch, as of 2
-        yield Problem("eval_accumulation_steps", steps, "must be an integer other than 0, or None.")
+        text = "must be an integer other than 0, or None."
+        yield Problem("eval_accumulation_steps", steps, text, wrong_type=not isinstance(steps, Integral))
 
 
 def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
@@ -133,8 +179,15 @@ def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
-    if not 0 <= args.seed <= _LARGEST_SEED:
+    if isinstance(args.seed, Integral) and not 0 <= args.seed <= _LARGEST_SEED:
         yield Problem("seed", args.seed, f"must be between 0 and {_LARGEST_SEED}.")
+    if args.max_steps < 0 and not math.isfinite(args.num_train_epochs):
+        text = "must be finite; to end a run by its update steps set `max_steps`."
+        yield Problem("num_train_epochs", args.num_train_epochs, text)
+    if not -_LONGEST <= args.ddp_timeout <= _LONGEST:
+        yield Problem("ddp_timeout", args.ddp_timeout, "must be a number of seconds.")
+    if args.warmup_steps == math.inf:
+        yield Problem("warmup_steps", args.warmup_steps, "must be finite.")
     ratio = args.warmup_ratio
     if ratio is not None and not 0 <= ratio <= 1:
         yield Problem("warmup_ratio", ratio, "warmup_ratio must lie in range [0,1], a fraction of all update steps.")
@@ -157,7 +210,7 @@ def _steps(args: TrainingArguments, semantics: Semantics) -> Problems:
                 "either non-zero --eval_steps or --logging_steps" if event == "eval" else "non-zero --logging_steps"
             )
             yield Problem(name, value, f"`{event}_strategy='steps'` requires {needed}; set it to a number above 0.")
-        elif value > 1 and value != int(value):
+        elif math.isnan(value) or (value > 1 and (math.isinf(value) or value != int(value))):
             text = f"--{name} must be an integer if bigger than 1: update steps, or below 1 a fraction of all."
             yield Problem(name, value, text)
 
@@ -281,11 +334,13 @@ def _parallelism(args: TrainingArguments, semantics: Semantics) -> Problems:
     yield from parallelism_problems(args)
 
 
-CHECKS: tuple[Callable[[TrainingArguments, Semantics], Problems], ...] = (
-    _bounds,
-    _counts,
-    _choices,
-    _length,
+Checks = tuple[Callable[["TrainingArguments", Semantics], Problems], ...]
+
+VALUE_CHECKS: Checks = (_types, _bounds, _counts, _choices, _length)
+"""Checks of single fields, which hold whatever the others are."""
+
+CHECKS: Checks = (
+    *VALUE_CHECKS,
     _steps,
     _best_model,
     _schedule,
@@ -299,14 +354,14 @@ CHECKS: tuple[Callable[[TrainingArguments, Semantics], Problems], ...] = (
 )
 
 
-def find_problems(args: TrainingArguments, semantics: Semantics) -> list[Problem]:
-    """Return all problems of resolved arguments."""
+def find_problems(args: TrainingArguments, semantics: Semantics, checks: Checks = CHECKS) -> list[Problem]:
+    """Return all problems of resolved arguments, those that are not supported and those that ``checks`` find."""
     found = [*unsupported_problems(args), *_numbers(args)]
     # The other checks compare numbers: use the default for a field that has none, and drop what they say of it.
     replaced = {problem.field: defaults()[problem.field] for problem in found if problem.field in NUMBERS}
     if replaced:
         args = copy.copy(args)
         vars(args).update(replaced)
-    for check in CHECKS:
+    for check in checks:
         found.extend(problem for problem in check(args, semantics) if problem.field not in replaced)
     return found

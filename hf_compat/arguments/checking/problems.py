@@ -23,8 +23,12 @@ class Problem:
     """Whether the value is valid but not supported."""
     wrong_type: bool = False
     """Whether the value is of a type that cannot be used."""
+    written: str | None = None
+    """What the user wrote, if that is not the field."""
 
     def __str__(self) -> str:
+        if self.written is not None:
+            return f"`{self.written}`: {self.text}"
         value = self.value.value if isinstance(self.value, Enum) else self.value
         # Tokens do not belong in logs.
         shown = f"<{self.field.upper()}>" if self.field.endswith("_token") else repr(value)

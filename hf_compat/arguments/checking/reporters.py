@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.releases.semantics import Semantics, installed_release, resolve_semantics
+from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, installed_release, resolve_semantics
 from hf_compat.environment import is_switched_on
 from hf_compat.errors import is_installed
 
@@ -41,7 +41,8 @@ def _is_in_kubeflow_job() -> bool:
     is_off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"  # no other word, as in transformers
     if is_off or "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
         return False
-    return is_installed("transformers") and resolve_semantics(str(installed_release())).reports_to_job
+    release = max(installed_release(), OLDEST_RELEASE)
+    return is_installed("transformers") and resolve_semantics(str(release)).reports_to_job
 
 
 _USABLE: dict[str, Callable[[], bool]] = {

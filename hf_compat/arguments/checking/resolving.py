@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -11,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import datetime
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,7 @@ from hf_compat.arguments.fields.aliases import (
     apply_warmup_ratio,
 )
 from hf_compat.arguments.fsdp.fields import resolve_fsdp
-from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
+from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics, semantics_problem
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.devices import mps_is_available
 from hf_compat.errors import ArgumentsError
@@ -60,7 +62,12 @@ ENUMS: dict[str, type[ExplicitEnum]] = {
 _METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 
 
-def _paths(args: TrainingArguments, semantics: Semantics) -> None:
+def _paths(args: TrainingArguments, semantics: Semantics) -> Problems:
+    for name in ("output_dir", "logging_dir"):
+        value = getattr(args, name)
+        if not isinstance(value, str | os.PathLike | None):
+            yield Problem(name, value, "must be the path of a folder.", wrong_type=True)
+            setattr(args, name, None)
     if args.output_dir is None:
         logger.info("No output directory specified, defaulting to 'trainer_output': set `output_dir` for another.")
     args.output_dir = os.path.expanduser("trainer_output" if args.output_dir is None else args.output_dir)
@@ -131,15 +138,16 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
     args.do_eval = args.do_eval or args.eval_strategy != "no"
-    args.eval_delay = args.eval_delay or 0  # None until 4.56
-    if args.eval_strategy == "steps" and not args.eval_steps:
+    if args.eval_delay is None:  # the default until 4.56
+        args.eval_delay = 0
+    if args.eval_strategy == "steps" and args.eval_steps in (None, 0):
         args.eval_steps = args.logging_steps
         logger.info("using `logging_steps` to initialize `eval_steps` to %s", args.logging_steps)
     if args.metric_for_best_model is None and (
         args.load_best_model_at_end or args.lr_scheduler_type in _METRIC_SCHEDULES
     ):
         args.metric_for_best_model = "loss"
-    if args.greater_is_better is None and args.metric_for_best_model is not None:
+    if args.greater_is_better is None and isinstance(args.metric_for_best_model, str):
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 
 
@@ -147,8 +155,8 @@ def _whole_steps(args: TrainingArguments, semantics: Semantics) -> None:
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         steps = getattr(args, name)
-        if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, float) and steps > 1:
-            setattr(args, name, int(steps) if steps.is_integer() else steps)
+        if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, Real) and 1 < steps < math.inf:
+            setattr(args, name, int(steps) if steps == int(steps) else steps)
     takes_whole_warmup = not semantics.warmup_below_one_is_ratio
     if takes_whole_warmup and isinstance(args.warmup_steps, float) and args.warmup_steps.is_integer():
         args.warmup_steps = int(args.warmup_steps)  # a command line gives a float
@@ -197,7 +205,8 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
 
 
 def _compilation(args: TrainingArguments, semantics: Semantics) -> None:
-    args.torch_compile = args.torch_compile or bool(args.torch_compile_mode or args.torch_compile_backend)
+    is_named = args.torch_compile_mode is not None or args.torch_compile_backend is not None
+    args.torch_compile = args.torch_compile or is_named
     if args.torch_compile and args.torch_compile_backend is None:
         args.torch_compile_backend = "inductor"
 
@@ -234,13 +243,9 @@ STEPS: tuple[Callable[[TrainingArguments, Semantics], Problems | None], ...] = (
 
 
 def semantics_of(args: TrainingArguments) -> tuple[Semantics, list[Problem]]:
-    """Return the behaviours that ``args`` ask for, and the problem if they are unknown."""
-    try:
-        return resolve_semantics(args.semantics), []
-    except ArgumentsError:
-        requested = args.semantics or os.environ.get(ENVIRONMENT_VARIABLE)
-        text = "use 'corrected' or a transformers release such as '4.57'."
-        return resolve_semantics("corrected"), [Problem("semantics", requested, text)]
+    """Return the behaviours that ``args`` ask for, and the problem if they are none that can be followed."""
+    problem = semantics_problem(args.semantics)
+    return (resolve_semantics(args.semantics), []) if problem is None else (resolve_semantics("corrected"), [problem])
 
 
 def resolve(args: TrainingArguments, semantics: Semantics) -> list[Problem]:

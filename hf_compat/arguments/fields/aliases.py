@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
-from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.errors import HFCompatWarning
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_tokens_alias", "apply_warmup_ratio"]
 
 Convert = Callable[["TrainingArguments", object], object]
+
+
+def _is_not_none(value: object) -> bool:
+    return value is not None
 
 
 def _same(args: TrainingArguments, value: object) -> object:
@@ -70,31 +74,33 @@ def _accelerator(key: str) -> Convert:
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """An old name of a field, and the value of the new one when the old one is not at its default."""
+    """An old name of a field, and the value of the new one when the old one is given."""
 
     old: str
     new: str
     convert: Convert = _same
     """From the arguments and the old field's value to the new field's value."""
+    is_given: Callable[[object], bool] = bool
+    """Whether a value of the old field has an effect."""
     warns: bool = True
     """Whether transformers deprecated the old name with a warning."""
 
 
 ALIASES: tuple[Alias, ...] = (
-    Alias("evaluation_strategy", "eval_strategy"),
+    Alias("evaluation_strategy", "eval_strategy", is_given=_is_not_none),
     Alias("per_gpu_train_batch_size", "per_device_train_batch_size"),
     Alias("per_gpu_eval_batch_size", "per_device_eval_batch_size"),
     Alias("no_cuda", "use_cpu"),
     Alias("adafactor", "optim", _always("adafactor")),
     Alias("group_by_length", "train_sampling_strategy", _always("group_by_length"), warns=False),
     Alias("include_inputs_for_metrics", "include_for_metrics", _add_inputs),
-    Alias("fp16_backend", "half_precision_backend"),
-    Alias("torchdynamo", "torch_compile_backend"),
-    Alias("push_to_hub_token", "hub_token"),
-    Alias("push_to_hub_model_id", "hub_model_id", _with_organization),
-    Alias("push_to_hub_organization", "hub_model_id", _in_organization),
-    Alias("dispatch_batches", "accelerator_config", _accelerator("dispatch_batches")),
-    Alias("split_batches", "accelerator_config", _accelerator("split_batches")),
+    Alias("fp16_backend", "half_precision_backend", is_given=lambda value: value not in (None, "", "auto")),
+    Alias("torchdynamo", "torch_compile_backend", is_given=_is_not_none),
+    Alias("push_to_hub_token", "hub_token", is_given=_is_not_none),
+    Alias("push_to_hub_model_id", "hub_model_id", _with_organization, is_given=_is_not_none),
+    Alias("push_to_hub_organization", "hub_model_id", _in_organization, is_given=_is_not_none),
+    Alias("dispatch_batches", "accelerator_config", _accelerator("dispatch_batches"), is_given=_is_not_none),
+    Alias("split_batches", "accelerator_config", _accelerator("split_batches"), is_given=_is_not_none),
 )
 """The aliases of all releases; the functions below depend on the release."""
 
@@ -108,7 +114,7 @@ def apply_aliases(args: TrainingArguments) -> None:
     """Apply ``ALIASES``; an old name overrides the new one, as upstream."""
     for alias in ALIASES:
         value = getattr(args, alias.old)
-        if value != defaults()[alias.old]:
+        if alias.is_given(value):
             if alias.warns:
                 _warn(alias.old, alias.new)
             setattr(args, alias.new, alias.convert(args, value))
@@ -138,9 +144,18 @@ def apply_tokens_alias(args: TrainingArguments, semantics: Semantics) -> None:
 
 
 def apply_warmup_ratio(args: TrainingArguments, semantics: Semantics) -> None:
-    """Move ``warmup_ratio`` to ``warmup_steps`` from 5.0 on; before, it stays a field."""
+    """Warn of ``warmup_ratio`` from 5.0 on, and copy it to ``warmup_steps`` in the releases that do."""
+    ratio, steps = args.warmup_ratio, args.warmup_steps
     if semantics.release < SINCE["drops_warmup_ratio"]:
-        args.warmup_ratio = args.warmup_ratio or 0.0
-    elif args.warmup_ratio:
+        args.warmup_ratio = 0.0 if ratio is None else ratio
+    elif ratio is not None:
         _warn("warmup_ratio", "warmup_steps")
-        args.warmup_steps = args.warmup_ratio
+    if ratio is None or not semantics.warmup_ratio_replaces_steps:
+        return
+    args.warmup_steps = ratio
+    if ratio == 1 or steps not in (0, ratio):
+        text = (
+            f"transformers {semantics.release} replaces `warmup_steps={steps}` with `warmup_ratio={ratio}`, where 1.0 "
+            "is one update step, and so does this run. Set `warmup_steps` only, or `semantics='corrected'`."
+        )
+        warnings.warn(text, HFCompatWarning, stacklevel=6)

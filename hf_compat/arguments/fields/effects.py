@@ -128,7 +128,7 @@ EFFECTS: dict[str, str] = {
     "evaluation_strategy": "Old name of `eval_strategy`.",
     "per_gpu_train_batch_size": "Old name of `per_device_train_batch_size`.",
     "per_gpu_eval_batch_size": "Old name of `per_device_eval_batch_size`.",
-    "warmup_ratio": "Fraction of all update steps for warmup, as `warmup_steps` below 1.",
+    "warmup_ratio": "Fraction of all update steps for warmup, 1.0 for the whole run; `warmup_steps` takes precedence.",
     "logging_dir": "Folder of Lightning's `TensorBoardLogger`.",
     "save_async": "Checkpoints are copied to host memory and saved in the background.",
     "on_save_error": "Whether a failed save ends the run or is logged as a warning.",

@@ -6,6 +6,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def resolve_fsdp(args: TrainingArguments, semantics: Semantics) -> Iterator[Prob
     Invalid fields keep the options of ``fsdp``; the checks report them.
     """
     is_switch = semantics.release >= SINCE["makes_fsdp_a_switch"]
-    has_old_fields = bool(args.fsdp_min_num_params or args.fsdp_transformer_layer_cls_to_wrap)
+    has_old_fields = _least_parameters(args) > 0 or bool(args.fsdp_transformer_layer_cls_to_wrap)
     if is_switch and not args.fsdp and not has_old_fields:
         if isinstance(args.fsdp_config, str | Path):
             text = "has no effect without `fsdp`; set `fsdp` too, or remove it."
@@ -62,18 +63,24 @@ def _loaded(given: object) -> dict[str, Any]:
         TypeError: If it is not a mapping.
         ValueError: If the file is not JSON.
     """
-    config = json.loads(Path(given).read_text("utf-8")) if isinstance(given, str | Path) else given or {}
+    config = json.loads(Path(given).read_text("utf-8")) if isinstance(given, str | Path) else given
+    config = {} if config is None else config
     if not isinstance(config, dict):
         raise TypeError(f"is a {type(config).__name__}")
     return {key.removeprefix("fsdp_"): value for key, value in config.items()}
 
 
+def _least_parameters(args: TrainingArguments) -> int:
+    """Return ``fsdp_min_num_params``; 0 for a value that is no integer, which the checks report."""
+    return int(args.fsdp_min_num_params) if isinstance(args.fsdp_min_num_params, Integral) else 0
+
+
 def _apply_old_fields(args: TrainingArguments, config: dict[str, Any], is_switch: bool) -> None:
     """Set the keys of ``fsdp_config`` that two old fields are now."""
-    if args.fsdp_min_num_params:
+    if _least_parameters(args) > 0:
         text = "`fsdp_min_num_params` is deprecated: set it in `fsdp_config`."
         warnings.warn(text, FutureWarning, stacklevel=6)
-        config["min_num_params"] = max(config.get("min_num_params") or 0, args.fsdp_min_num_params)
+        config["min_num_params"] = max(config.get("min_num_params") or 0, _least_parameters(args))
         if is_switch:
             config.setdefault("auto_wrap_policy", "SIZE_BASED_WRAP")
     name = args.fsdp_transformer_layer_cls_to_wrap

@@ -2,12 +2,13 @@
 
 A run follows the installed transformers, the newest known release if none is installed. ``HF_COMPAT_SEMANTICS`` or the
 ``semantics`` field of ``TrainingArguments`` overrides it: a release (``"4.57"``) or ``"corrected"``, which follows the
-installed release except where its numbers are known to be wrong.
+installed release except where its numbers are known to be wrong. No release before 4.57 can be followed.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -16,7 +17,8 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from hf_compat.errors import ArgumentsError
+from hf_compat.arguments.checking.problems import Problem, raise_all
+from hf_compat.errors import HFCompatWarning
 
 __all__ = [
     "ENVIRONMENT_VARIABLE",
@@ -25,11 +27,12 @@ __all__ = [
     "Semantics",
     "installed_release",
     "resolve_semantics",
+    "semantics_problem",
 ]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_SEMANTICS"
 NEWEST_RELEASE = Version("5.24.0")
-OLDEST_RELEASE = Version("4.57")  # older releases are treated as this one
+OLDEST_RELEASE = Version("4.57")
 
 
 def _since(release: str, *, until: str | None = None, corrected: bool | None = None) -> bool:
@@ -81,6 +84,9 @@ class Semantics:
     """Tokens per second count the tokens of this ``train`` call; before, all of a resumed run."""
     warmup_below_one_is_ratio: bool = _since("5.0")
     """``warmup_steps`` below 1 is a fraction of all update steps; before, ``warmup_ratio`` was."""
+    warmup_ratio_replaces_steps: bool = _since("5.0", until="5.15", corrected=False)
+    """``warmup_ratio`` is copied to ``warmup_steps``, where 1.0 is one update step; before, ``warmup_steps`` took
+    precedence and 1.0 was the whole run. Since, transformers has no such field, and it is as before."""
     creates_scheduler_apart: bool = _since("5.1")
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
     calls_optimizer_factories: bool = _since("5.2")
@@ -133,6 +139,8 @@ class Semantics:
     """With ``eval_strategy="steps"`` the last update step is always evaluated."""
     counts_shifted_labels: bool = _since("5.10")
     """A causal language model's items are the labels after the first position; before, all labels."""
+    counts_shifted_labels_of_encoder_decoders: bool = _since("5.10", until="5.15", corrected=False)
+    """So are those of an encoder-decoder model, whose loss scores the first label too; before and since, all labels."""
     liger_skips_unused_logits: bool = _since("5.15")
     """With Liger kernels an evaluation that only keeps the loss does not compute logits."""
     smoother_takes_item_count: bool = _since("5.15")
@@ -170,25 +178,57 @@ def installed_release() -> Version:
         return NEWEST_RELEASE
 
 
+@cache
+def _warn_of_older(installed: Version) -> None:
+    """Warn, once a process, that ``installed`` is older than what can be followed."""
+    warnings.warn(
+        f"transformers {installed} is installed, but hf_compat reproduces transformers {OLDEST_RELEASE} and later: "
+        f"runs follow {OLDEST_RELEASE}, whose numbers are not always those of {installed}. Upgrade transformers, or "
+        f"accept this with {ENVIRONMENT_VARIABLE}={OLDEST_RELEASE}.",
+        HFCompatWarning,
+        stacklevel=3,
+    )
+
+
+def _default_release() -> Version:
+    """Return the installed release, or 4.57, with a warning, if that is older."""
+    installed = installed_release()
+    if installed < OLDEST_RELEASE:
+        _warn_of_older(installed)
+    return max(installed, OLDEST_RELEASE)
+
+
+def semantics_problem(requested: str | None) -> Problem | None:
+    """Return why :func:`resolve_semantics` cannot follow ``requested``, or else what the environment requests."""
+    name = "semantics" if requested else ENVIRONMENT_VARIABLE
+    chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE)
+    if not chosen or chosen == "corrected":
+        return None
+    try:
+        release = Version(chosen)
+    except (InvalidVersion, TypeError):
+        return Problem(name, chosen, "use 'corrected' or a transformers release such as '4.57'.")
+    if release >= OLDEST_RELEASE:
+        return None
+    text = f"numbers of releases before {OLDEST_RELEASE} are not reproduced; use '{OLDEST_RELEASE}'."
+    return Problem(name, chosen, text)
+
+
 def resolve_semantics(requested: str | None = None) -> Semantics:
     """Return the behaviours that a run reproduces.
 
     Args:
         requested: ``"corrected"``, a release such as ``"4.57"`` or None: the environment variable, else the installed
-            transformers release, else the newest known one. Releases before 4.57 follow 4.57.
+            transformers release, else the newest known one. An installed release before 4.57 follows 4.57.
 
     Raises:
-        ArgumentsError: If ``requested`` is neither ``"corrected"`` nor a release.
+        ArgumentsError: If ``requested`` is neither ``"corrected"`` nor a release, or a release before 4.57.
     """
+    problem = semantics_problem(requested)
+    if problem is not None:
+        raise_all([problem])
     chosen = requested or os.environ.get(ENVIRONMENT_VARIABLE) or None
     corrected = chosen == "corrected"
-    if chosen is None or corrected:
-        release = installed_release()
-    else:
-        try:
-            release = Version(chosen)
-        except InvalidVersion:
-            problem = f"`semantics={chosen!r}`: use 'corrected' or a transformers release such as '4.57'."
-            raise ArgumentsError([problem]) from None
+    release = _default_release() if chosen is None or corrected else Version(chosen)
     flags = {item.name: _is_on(item.metadata, release, corrected) for item in fields(Semantics) if item.metadata}
-    return Semantics(release=max(release, OLDEST_RELEASE), corrected=corrected, **flags)
+    return Semantics(release=release, corrected=corrected, **flags)

@@ -1,0 +1,219 @@
+"""Fields that newer releases dropped or renamed, at their defaults, their borders and their ends: as in 4.57."""
+
+import os
+import warnings
+
+import pytest
+from packaging.version import Version
+
+from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.fields.aliases import ALIASES
+from hf_compat.arguments.fields.rules import FIELD_RULES
+from hf_compat.arguments.releases.fields import is_field_of
+
+RELEASES = ["4.57.6", "5.24.0"]
+
+LISTED = {"include_for_metrics": ["loss"]}
+WRAPPED = {"fsdp": "full_shard auto_wrap"}
+
+
+def warmup(args):
+    """Return the update steps of warmup in runs of 1, 10 and 33 update steps."""
+    return [args.get_warmup_steps(total) for total in (1, 10, 33)]
+
+
+def key_of_fsdp(name):
+    return lambda args: args.fsdp_config[name]
+
+
+def field(name):
+    return lambda args: getattr(getattr(args, name), "value", getattr(args, name))
+
+
+def setting(name):
+    return lambda args: getattr(args.accelerator_config, name)
+
+
+TABLE = {
+    "evaluation_strategy": (
+        field("eval_strategy"),
+        [
+            ({"evaluation_strategy": None, "eval_strategy": "epoch"}, "epoch"),
+            ({"evaluation_strategy": "no", "eval_strategy": "epoch"}, "no"),
+        ],
+    ),
+    "per_gpu_train_batch_size": (
+        field("train_batch_size"),
+        [
+            ({"per_gpu_train_batch_size": value, "per_device_train_batch_size": 4}, size)
+            for value, size in ((None, 4), (0, 4), (1, 1), (5, 5))
+        ],
+    ),
+    "per_gpu_eval_batch_size": (
+        field("eval_batch_size"),
+        [
+            ({"per_gpu_eval_batch_size": value, "per_device_eval_batch_size": 4}, size)
+            for value, size in ((None, 4), (0, 4), (1, 1), (5, 5))
+        ],
+    ),
+    "no_cuda": (
+        field("use_cpu"),
+        [({"no_cuda": None}, True), ({"no_cuda": False}, True), ({"no_cuda": True, "use_cpu": False}, True)],
+    ),
+    "adafactor": (
+        field("optim"),
+        [
+            ({"adafactor": value, "optim": "sgd"}, optim)
+            for value, optim in ((None, "sgd"), (False, "sgd"), (True, "adafactor"))
+        ],
+    ),
+    "include_inputs_for_metrics": (
+        field("include_for_metrics"),
+        [
+            ({"include_inputs_for_metrics": False, **LISTED}, ["loss"]),
+            ({"include_inputs_for_metrics": True, **LISTED}, ["loss", "inputs"]),
+            ({"include_inputs_for_metrics": True}, ["inputs"]),
+        ],
+    ),
+    "fp16_backend": (
+        field("half_precision_backend"),
+        [
+            ({"fp16_backend": value, "half_precision_backend": "cuda_amp"}, backend)
+            for value, backend in ((None, "cuda_amp"), ("", "cuda_amp"), ("auto", "cuda_amp"), ("cpu_amp", "cpu_amp"))
+        ],
+    ),
+    "torchdynamo": (
+        field("torch_compile_backend"),
+        [
+            ({"torchdynamo": None}, None),
+            ({"torchdynamo": "eager", "torch_compile_backend": "inductor"}, "eager"),
+        ],
+    ),
+    "push_to_hub_token": (
+        field("hub_token"),
+        [
+            ({"push_to_hub_token": value, "hub_token": "new"}, token)
+            for value, token in ((None, "new"), ("", ""), ("old", "old"))
+        ],
+    ),
+    "push_to_hub_model_id": (
+        field("hub_model_id"),
+        [
+            ({"push_to_hub_model_id": None, "hub_model_id": "me/new"}, "me/new"),
+            ({"push_to_hub_model_id": "old", "push_to_hub_organization": "us", "hub_model_id": "me/new"}, "us/old"),
+        ],
+    ),
+    "push_to_hub_organization": (
+        field("hub_model_id"),
+        [
+            ({"push_to_hub_organization": None, "hub_model_id": "me/new"}, "me/new"),
+            ({"push_to_hub_organization": "us", "hub_model_id": "me/new"}, "us/out"),
+        ],
+    ),
+    "dispatch_batches": (
+        setting("dispatch_batches"),
+        [
+            ({"dispatch_batches": None, "accelerator_config": {"dispatch_batches": True}}, True),
+            ({"dispatch_batches": False, "accelerator_config": {"dispatch_batches": True}}, False),
+            ({"dispatch_batches": True}, True),
+        ],
+    ),
+    "split_batches": (
+        setting("split_batches"),
+        [
+            ({"split_batches": None, "accelerator_config": {"split_batches": True}}, True),
+            ({"split_batches": False, "accelerator_config": {"split_batches": True}}, False),
+            ({"split_batches": True}, True),
+        ],
+    ),
+    "warmup_ratio": (
+        warmup,
+        [
+            ({"warmup_ratio": 0}, [0, 0, 0]),
+            ({"warmup_ratio": 0.0, "warmup_steps": 2}, [2, 2, 2]),
+            ({"warmup_ratio": 1e-9}, [1, 1, 1]),
+            ({"warmup_ratio": 0.5}, [1, 5, 17]),
+            ({"warmup_ratio": 0.5, "warmup_steps": 2}, [2, 2, 2]),
+            ({"warmup_ratio": 0.5, "warmup_steps": 0}, [1, 5, 17]),
+            ({"warmup_ratio": 1.0}, [1, 10, 33]),
+            ({"warmup_ratio": 1, "warmup_steps": 1}, [1, 1, 1]),
+        ],
+    ),
+    "gradient_checkpointing": (
+        field("gradient_checkpointing"),
+        [({"gradient_checkpointing": False}, False), ({"gradient_checkpointing": True}, True)],
+    ),
+    "gradient_checkpointing_kwargs": (
+        field("gradient_checkpointing_kwargs"),
+        [({"gradient_checkpointing_kwargs": value}, value) for value in (None, {}, {"use_reentrant": False})],
+    ),
+    "fsdp_min_num_params": (
+        key_of_fsdp("min_num_params"),
+        [
+            ({"fsdp_min_num_params": 0, **WRAPPED}, 0),
+            ({"fsdp_min_num_params": 4, "fsdp_config": {"min_num_params": 5}, **WRAPPED}, 5),
+            ({"fsdp_min_num_params": 6, "fsdp_config": {"min_num_params": 5}, **WRAPPED}, 6),
+            ({"fsdp_min_num_params": 6, **WRAPPED}, 6),
+        ],
+    ),
+    "fsdp_transformer_layer_cls_to_wrap": (
+        key_of_fsdp("transformer_layer_cls_to_wrap"),
+        [
+            ({"fsdp_transformer_layer_cls_to_wrap": "A", **WRAPPED}, ["A"]),
+            (
+                {
+                    "fsdp_transformer_layer_cls_to_wrap": "A",
+                    "fsdp_config": {"transformer_layer_cls_to_wrap": "B"},
+                    **WRAPPED,
+                },
+                ["B", "A"],
+            ),
+        ],
+    ),
+}
+"""Old field → what is seen of it, and its values, with other fields, beside what they make."""
+
+BY_RELEASE = {"group_by_length", "include_tokens_per_second"}
+"""Aliases that stay fields of their own in 4.57; ``test_older_names`` shows them."""
+
+ROWS = [
+    pytest.param(look, given, expected, id=f"{name} {index}")
+    for name, (look, rows) in TABLE.items()
+    for index, (given, expected) in enumerate(rows)
+]
+
+
+@pytest.fixture(autouse=True)
+def _surroundings(monkeypatch):
+    """Silence deprecations, and undo what transformers 4.57 writes into the environment."""
+    saved = dict(os.environ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+    os.environ.clear()
+    os.environ.update(saved)
+
+
+def test_every_alias_has_rows():
+    """Each old name has its rows."""
+    aliases = {alias.old for alias in ALIASES} | {rule.field for rule in FIELD_RULES if rule.fate == "alias"}
+    assert aliases == TABLE.keys() | BY_RELEASE
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(("look", "given", "expected"), ROWS)
+def test_an_old_name_means_what_it_meant(look, given, expected, release):
+    """With the semantics of any release that does not define it otherwise, an old name has its meaning in 4.57."""
+    args = TrainingArguments("out", **{"use_cpu": True, "report_to": "none", "semantics": release, **given})
+    assert look(args) == expected
+
+
+@pytest.mark.parametrize(("look", "given", "expected"), ROWS)
+def test_transformers_agrees(look, given, expected):
+    """Transformers 4.57 gives the same, as far as it still has the field."""
+    transformers = pytest.importorskip("transformers")
+    release = Version(transformers.__version__)
+    if release.major > 4 or not all(is_field_of(name, release) for name in given):
+        pytest.skip("needs transformers 4.57, and a field that it has")
+    args = transformers.TrainingArguments("out", **{"use_cpu": True, "report_to": "none", **given})
+    assert look(args) == expected
