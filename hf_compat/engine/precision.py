@@ -27,6 +27,7 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
+from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.engine.internals.stepping import call_hook
 from hf_compat.errors import HFCompatWarning, MissingPackageError
 from hf_compat.nested import map_nested
@@ -46,6 +47,8 @@ __all__ = [
     "without_autocast",
 ]
 
+_OWN_SCALER = ("mlu", "musa", "npu", "sdaa")
+"""Device types whose package has a gradient scaler of its own, as accelerate ``utils/modeling.py``."""
 _USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the runtime and the Trainer
 
 
@@ -190,7 +193,17 @@ def precision_plugin(
         return FullPrecision()
     if mixed_precision == "fp16" and flat_shards:
         return ForwardMixedPrecision("16-mixed", device.type, ShardedGradScaler(device.type))
-    return ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type)
+    if mixed_precision == "bf16":
+        return ForwardMixedPrecision("bf16-mixed", device.type)
+    return ForwardMixedPrecision("16-mixed", device.type, _grad_scaler(device))
+
+
+def _grad_scaler(device: torch.device) -> GradScaler:
+    """Return the gradient scaler for ``device``, which some packages bring themselves."""
+    if device.type in _OWN_SCALER:
+        own: GradScaler = accelerator_module(device).amp.GradScaler()
+        return own
+    return GradScaler(device.type)
 
 
 def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str]:

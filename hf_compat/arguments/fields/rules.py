@@ -348,7 +348,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("mp_parameters", "unsupported", "SageMaker's model parallelism is not supported; remove it"),
     FieldRule("torchdynamo", "alias", "torch_compile_backend"),
     FieldRule("ray_scope", "plan", "tuning/ray_tune.py"),
-    FieldRule("xpu_backend", "unsupported", "XPUs are not supported; remove it, or set `ddp_backend`"),
+    FieldRule("xpu_backend", "unsupported", "it is the old name of `ddp_backend`; set that"),
     FieldRule("dispatch_batches", "alias", "accelerator_config"),
     FieldRule("include_tokens_per_second", "alias", "include_num_input_tokens_seen", also_in=("run/tokens.py",)),
     FieldRule("split_batches", "alias", "accelerator_config"),
