@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from importlib.util import find_spec
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.fields.choices import LOG_LEVELS
@@ -126,7 +126,7 @@ def _refuse_xla() -> None:
     """Raise if torch_xla is installed, with which transformers trains on the devices of XLA alone."""
     if find_spec("torch_xla") is not None:
         raise TrainerSetupError(
-            "`use_cpu=False`: `torch_xla` is installed, so that transformers would train on an XLA device such as a TPU. "
+            "`use_cpu=False`: `torch_xla` is installed, with which transformers trains on an XLA device such as a TPU. "
             "That is not supported: set `use_cpu=True` to train on the CPU, or uninstall `torch_xla`."
         )
 

@@ -30,10 +30,9 @@ def accelerator_type() -> str | None:
 
     _import_packages()
     found = torch.accelerator.current_accelerator()
-    if found is None:
-        return None
-    is_available = cuda_is_available() if found.type == "cuda" else torch.accelerator.is_available()
-    return found.type if is_available else None
+    if found is None or found.type == "cuda":
+        return "cuda" if cuda_is_available() else None
+    return found.type if torch.accelerator.is_available() else None
 
 
 @cache
@@ -55,7 +54,7 @@ def accelerator_module(device: torch.device | str) -> Any:
 
 
 def is_initialized(device: torch.device) -> bool:
-    """Return whether this process has initialized the accelerator ``device``, which forked processes cannot use then."""
+    """Return whether this process has initialized the accelerator ``device``, so that forked ones cannot use it."""
     known = device.type not in ("cpu", "mps")
     return known and bool(getattr(accelerator_module(device), "is_initialized", bool)())
 

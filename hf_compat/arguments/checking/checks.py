@@ -240,7 +240,7 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.half_precision_backend == "apex":
         text = "apex is not supported; remove it, torch's automatic mixed precision is used."
         yield Problem("half_precision_backend", "apex", text, unsupported=True)
-    if not wants_cpu(args.use_cpu):
+    if (args.fp16 or args.bf16 or args.bf16_full_eval) and not wants_cpu(args.use_cpu):
         yield from _device_problems(args)
     if args.tf32 and gpu_lacks_tf32():
         yield Problem("tf32", True, "--tf32 requires Ampere or a newer GPU; remove it.")

@@ -305,7 +305,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("ddp_bucket_cap_mb", "plan", "engine/strategies/ddp/strategy.py"),
     FieldRule("ddp_broadcast_buffers", "plan", "engine/strategies/ddp/strategy.py"),
     FieldRule("ddp_static_graph", "plan", "engine/strategies/ddp/strategy.py"),
-    FieldRule("ddp_backend", "plan", "arguments/process_facts.py"),
+    FieldRule("ddp_backend", "plan", "arguments/process_facts.py", also_in=("engine/placement.py",)),
     FieldRule("ddp_timeout", "plan", "arguments/training_arguments.py"),
     FieldRule("fsdp", "plan", "arguments/fsdp/settings.py"),
     FieldRule("fsdp_config", "plan", "arguments/fsdp/settings.py"),
