@@ -63,7 +63,7 @@ def lacks_fp16(device_type: str) -> bool:
     """Return whether torch cannot train in float16 on the accelerator: before 2.8 it had no gradient scaler for MPS."""
     import torch
 
-    return device_type == "mps" and torch.__version__ < (2, 8)
+    return device_type == "mps" and torch.__version__ < "2.8"
 
 
 def lacks_bf16(device_type: str) -> bool:

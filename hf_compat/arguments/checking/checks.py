@@ -265,7 +265,7 @@ def _device_problems(args: TrainingArguments) -> Problems:
     for name in ("bf16", "bf16_full_eval"):
         if getattr(args, name) and kind is None:
             yield Problem(name, True, f"{phrase}, as there is no GPU; set `use_cpu=True` to use bfloat16 on the CPU.")
-        elif getattr(args, name) and lacks_bf16(kind):
+        elif getattr(args, name) and kind is not None and lacks_bf16(kind):
             yield Problem(name, True, f"{phrase}, as this GPU has no bfloat16; use `fp16=True`.")
 
 
