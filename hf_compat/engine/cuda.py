@@ -17,8 +17,8 @@ class TrainersCUDA(CUDAAccelerator):
     """CUDA devices whose memory cache, precision switches and environment variables are left alone.
 
     Lightning's own empties the cache whenever a fit or an evaluation starts or ends, after which every allocation waits
-    for the device; it reads a switch of torch's that raises once the newer one is set; and it logs the visible devices
-    each time.
+    for the device; it reads a switch of torch's that raises once the newer one is set; it logs the visible devices each
+    time; and it wants each process to see the GPUs of all local ranks, where a launcher may show it its own alone.
     """
 
     def setup_device(self, device: torch.device) -> None:
@@ -30,3 +30,8 @@ class TrainersCUDA(CUDAAccelerator):
 
     def teardown(self) -> None:
         """Do nothing."""
+
+    @staticmethod
+    def parse_devices(devices: int | list[int]) -> list[int]:  # type: ignore[override]
+        """Return the indices of ``devices``, which are indices or a number of local ranks."""
+        return list(range(devices)) if isinstance(devices, int) else devices
