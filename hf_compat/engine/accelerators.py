@@ -6,20 +6,21 @@ from functools import cache
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, MPSAccelerator
 
 from hf_compat.distributed.accelerators import accelerator_module
+from hf_compat.engine.cuda import TrainersCUDA
 
 __all__ = ["lightning_accelerator"]
 
-_OF_LIGHTNING = {"cpu": "cpu", "cuda": "gpu", "mps": "mps"}
-"""Device type → the name of Lightning's accelerator."""
+_OF_LIGHTNING: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": TrainersCUDA, "mps": MPSAccelerator}
+"""Device type → Lightning's accelerator."""
 
 
-def lightning_accelerator(device: torch.device) -> str | Accelerator:
+def lightning_accelerator(device: torch.device) -> Accelerator:
     """Return the keyword ``accelerator`` of ``lightning.Trainer`` for ``device``."""
-    name = _OF_LIGHTNING.get(device.type)
-    return _accelerator_class(device.type)() if name is None else name
+    kind: type[Accelerator] = _OF_LIGHTNING.get(device.type) or _accelerator_class(device.type)
+    return kind()
 
 
 @cache

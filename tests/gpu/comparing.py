@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,6 +18,11 @@ from tests.support.parity import SCENARIOS, Kit, Outcome, Which, differences, ru
 
 ON_GPUS = {"use_cpu": False, "dataloader_pin_memory": True}
 """What is otherwise than in the scenarios of the CPU: both libraries' own defaults."""
+
+BESIDE_SHARDS = re.compile(r"checkpoint-\d+/((generation_)?config\.json|training_args\.bin)$")
+"""What hf_compat writes beside sharded weights, so that they can be made whole without a script."""
+ALLOWED = re.compile(r"\['betas'\]: \[0.9, 0.999\] expected, got \(0.9, 0.999\)")
+"""What torch makes of a pair in an optimizer that has read a full state dict."""
 
 Body = Callable[[Kit], None]
 
@@ -45,7 +51,12 @@ def _body(name: str) -> Body:
 def _difference(body: Body, folder: Path, subject: Which, starter: Which | None) -> str:
     try:
         expected = _outcome(body, "upstream", folder / "upstream", None)
-        return differences(expected, _outcome(body, subject, folder / "subject", starter))
+        actual = _outcome(body, subject, folder / "subject", starter)
+        if starter is None and any(name.endswith(".distcp") for name in expected.files):
+            for name in [name for name in actual.files if BESIDE_SHARDS.search(name)]:
+                actual.files.pop(name)
+        found = differences(expected, actual).splitlines()
+        return "\n".join(line for line in found if not ALLOWED.search(line))
     except Exception:
         return traceback.format_exc()
     finally:

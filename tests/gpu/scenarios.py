@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tests.scripts.sharded_common import llama
 from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model, plain
@@ -19,6 +20,9 @@ Fields = dict[str, Any]
 
 CADENCE: Fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
 """Two epochs, each of which ends with an evaluation and a checkpoint."""
+
+
+PRECISIONS: dict[str, Fields] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
 
 
 def trained(*, epochs: int = 2, **fields: Any) -> Body:
@@ -54,9 +58,17 @@ def overflowing(**fields: Any) -> Body:
     """Return a scenario with fp16 in which the gradient scaler skips a step."""
 
     def body(kit: Kit) -> None:
-        trainer = plain(kit, fields={**CADENCE, "fp16": True, **fields}, model=kit.model(Overflowing))
+        scales: list[float] = []
+
+        class Scales(kit.TrainerCallback):
+            def on_step_end(self, *given: Any, **named: Any) -> None:
+                scales.append(trainer.accelerator.scaler.get_scale())
+
+        every = {**CADENCE, "fp16": True, **fields}
+        trainer = plain(kit, fields=every, model=kit.model(Overflowing), callbacks=[Scales()])
         train(kit, trainer)
-        kit.keep("scale", trainer.accelerator.scaler.get_scale())
+        assert len(set(scales)) > 1, "no step was skipped"
+        kit.keep("scales", scales)
 
     return body
 
@@ -75,9 +87,10 @@ def tf32(enabled: bool) -> Body:
     """Return a scenario that trains with ``tf32``, and keeps torch's switches."""
 
     def body(kit: Kit) -> None:
+        torch.set_float32_matmul_precision("highest")  # as a new process has it
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.fp32_precision = "none"
         train(kit, plain(kit, fields={"tf32": enabled}))
-        products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-        kit.keep("switches", [products.fp32_precision, convolutions.conv.fp32_precision, torch.backends.fp32_precision])
+        kit.keep("switches", [torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision])
 
     return body
 
@@ -115,6 +128,26 @@ def workers(**fields: Any) -> Body:
     return trained(**copies, **fields)
 
 
+def sharded(version: int, state: str, *, resumes: bool = False, model: Any = llama, **fields: Any) -> Body:
+    """Return a scenario of FSDP.
+
+    Args:
+        version: FSDP's version.
+        state: Kind of its checkpoints, ``"full"`` or ``"sharded"``.
+        resumes: Whether it also goes on within an epoch.
+        model: Builds the model.
+        **fields: Training arguments.
+    """
+    config = {"version": version, "state_dict_type": f"{state.upper()}_STATE_DICT"}
+    every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, "fsdp": "full_shard", **fields}
+
+    def build(kit: Kit) -> Any:
+        chosen = {**every, "fsdp_config": dict(config)}
+        return language_model(kit, rows=28, fields=chosen, model=kit.model(model))
+
+    return (lambda kit: resume(kit, build, 3)) if resumes else (lambda kit: train(kit, build(kit)))
+
+
 GPU_SCENARIOS: dict[str, Body] = {
     "fp32": trained(),
     "tf32_on": tf32(True),
@@ -146,3 +179,12 @@ GPU_SCENARIOS: dict[str, Body] = {
     "resume_with_workers_of_the_gpu": resumed(dataloader_num_workers=1, accelerator_config={"non_blocking": True}),
 }
 """Each scenario of one GPU by its name."""
+
+GPU_SCENARIOS |= {f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()}
+for version in (1, 2):
+    for precision, fields in PRECISIONS.items():
+        # torch's fused AdamW does not take the scaler of FSDP 1.
+        every = {**fields, "optim": "adamw_torch"} if (version, precision) == (1, "fp16") else fields
+        for state in ("full", "sharded"):
+            GPU_SCENARIOS[f"fsdp{version}_{precision}_{state}"] = sharded(version, state, **every)
+        GPU_SCENARIOS[f"resume_fsdp{version}_{precision}"] = sharded(version, "full", resumes=True, **every)

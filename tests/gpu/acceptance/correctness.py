@@ -29,8 +29,8 @@ __all__ = ["CORRECTNESS"]
 
 FAKE_MEMORY = 1 << 28
 """Bytes of the fake GPU that runs out of memory."""
-APART = ("memory_runs_out",)
-"""Scenarios that depend on the size of the GPU; :func:`out_of_memory` has one for any."""
+LEFT_OUT = ("memory_runs_out", "ddp_", "fsdp", "resume_fsdp")
+"""Beginnings of scenarios for a GPU of one size, which :func:`out_of_memory` is for any, and of those for two GPUs."""
 
 
 def scenario(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
@@ -232,6 +232,6 @@ CORRECTNESS: dict[str, Case] = {
     "steady_steps": Case(steady_steps),
     "background_saves": Case(background_saves, alone=True),
     "out_of_memory": Case(out_of_memory, alone=True, fake_memory=FAKE_MEMORY),
-    **{name: Case(scenario) for name in GPU_SCENARIOS if name not in APART},
+    **{name: Case(scenario) for name in GPU_SCENARIOS if not name.startswith(LEFT_OUT)},
 }
 """Cases by name, the most telling first."""

@@ -80,9 +80,9 @@ def run_all(cases: Mapping[str, Case], *, results: Path, deadline: float, jobs: 
         found = Results(file)
         found.add(machine=platform.node(), fake=fake, python=platform.python_version(), **_versions())
         with ThreadPoolExecutor(jobs) as pool:
-            for name, case in cases.items():
-                if not case.alone:
-                    pool.submit(_run, name, case, found, end, fake)
+            beside = [name for name, case in cases.items() if not case.alone]
+            for done in [pool.submit(_run, name, cases[name], found, end, fake) for name in beside]:
+                done.result()
         for name, case in cases.items():
             if case.alone:
                 _run(name, case, found, end, fake)
