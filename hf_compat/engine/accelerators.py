@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator, CPUAccelerator, MPSAccelerator
+from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator
 
 from hf_compat.distributed.accelerators import accelerator_module
-from hf_compat.engine.cuda import TrainersCUDA
 
-__all__ = ["lightning_accelerator"]
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
 
-_OF_LIGHTNING: dict[str, Any] = {"cpu": CPUAccelerator, "cuda": TrainersCUDA, "mps": MPSAccelerator}
-"""Device type → Lightning's accelerator."""
+__all__ = ["TrainersCUDA", "lightning_accelerator"]
+
+_OF_LIGHTNING = {"cpu": "cpu", "mps": "mps"}
+"""Device type → the name of Lightning's accelerator, where that is used as it is."""
 
 
-def lightning_accelerator(device: torch.device) -> Accelerator:
+def lightning_accelerator(device: torch.device) -> str | Accelerator:
     """Return the keyword ``accelerator`` of ``lightning.Trainer`` for ``device``."""
-    kind: type[Accelerator] = _OF_LIGHTNING.get(device.type) or _accelerator_class(device.type)
-    return kind()
+    if device.type == "cuda":
+        return TrainersCUDA()
+    name = _OF_LIGHTNING.get(device.type)
+    return _accelerator_class(device.type)() if name is None else name
+
+
+class TrainersCUDA(CUDAAccelerator):
+    """CUDA devices whose memory cache, precision switches and environment variables are left alone.
+
+    Lightning's own empties the cache whenever a fit or an evaluation starts or ends, after which every allocation waits
+    for the device; it reads a switch of torch's that raises once the newer one is set; it logs the visible devices each
+    time; and it wants each process to see the GPUs of all local ranks, where a launcher may show it its own alone.
+    """
+
+    def setup_device(self, device: torch.device) -> None:
+        """Make ``device`` the current one."""
+        torch.cuda.set_device(device)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """Do nothing."""
+
+    def teardown(self) -> None:
+        """Do nothing."""
+
+    @staticmethod
+    def parse_devices(devices: int | list[int]) -> list[int]:  # type: ignore[override]
+        """Return the indices of ``devices``, which are indices or a number of local ranks."""
+        return list(range(devices)) if isinstance(devices, int) else devices
 
 
 @cache

@@ -195,17 +195,19 @@ def precision_plugin(
         text = f"`fp16=True`: float16 needs a GPU, so on the CPU this run computes in float32. {remedy}"
         warnings.warn(text, HFCompatWarning, stacklevel=_USER)
         return FullPrecision()
-    if mixed_precision == "bf16":
-        made = ForwardMixedPrecision("bf16-mixed", device.type)
-    else:
-        scaler = ShardedGradScaler(device.type) if strategy.flat_shards else _grad_scaler(device)
-        made = ForwardMixedPrecision("16-mixed", device.type, scaler)
+    scaler = None if mixed_precision == "bf16" else _grad_scaler(device, flat_shards=strategy.flat_shards)
+    made = ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type, scaler)
     made.casts_forward = not strategy.own_casts
     return made
 
 
-def _grad_scaler(device: torch.device) -> GradScaler:
-    """Return the gradient scaler for ``device``, which some packages bring themselves."""
+def _grad_scaler(device: torch.device, *, flat_shards: bool) -> GradScaler:
+    """Return the gradient scaler for ``device``, which some packages bring themselves.
+
+    That of FSDP version 1 checks for infinite gradients on all ranks.
+    """
+    if flat_shards:
+        return ShardedGradScaler(device.type)
     if device.type in _OWN_SCALER:
         own: GradScaler = accelerator_module(device).amp.GradScaler()
         return own

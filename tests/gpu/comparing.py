@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from tests.gpu.scenarios import GPU_SCENARIOS
+from tests.gpu.scenarios import GPU_SCENARIOS, RANKS_SCENARIOS
 from tests.support import parity, scenarios
 from tests.support.parity import SCENARIOS, Kit, Outcome, Which, differences, run
 
@@ -45,7 +45,8 @@ def differing(
 
 def _body(name: str) -> Body:
     assert scenarios.__all__  # importing it has filled the table
-    return GPU_SCENARIOS[name] if name in GPU_SCENARIOS else SCENARIOS[name].body
+    ours = GPU_SCENARIOS | RANKS_SCENARIOS
+    return ours[name] if name in ours else SCENARIOS[name].body
 
 
 def _difference(body: Body, folder: Path, subject: Which, starter: Which | None) -> str:
