@@ -41,8 +41,11 @@ def free_memory() -> None:
 def empty_cache() -> None:
     """Empty the device's memory cache, where it has one."""
     kind = accelerator_type()
-    if kind is not None and hasattr(accelerator_module(kind), "empty_cache"):
-        accelerator_module(kind).empty_cache()
+    if kind is None:
+        return
+    for name in ("empty_cache", "clear_graph_cache"):  # HPUs have neither; MPS keeps a graph for each shape too
+        if hasattr(accelerator_module(kind), name):
+            getattr(accelerator_module(kind), name)()
 
 
 class TrainerMemoryTracker:

@@ -119,7 +119,10 @@ def choose_device(args: TrainingArguments) -> torch.device:
     if kind is None:
         _refuse_xla()
         return torch.device("cpu")
-    return torch.device(kind) if kind == "mps" else torch.device(kind, device_index(kind, args.local_process_index))
+    if kind == "mps":
+        os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] = "1"  # as accelerate: what MPS cannot do, the CPU does
+        return torch.device(kind)
+    return torch.device(kind, device_index(kind, args.local_process_index))
 
 
 def _refuse_xla() -> None:

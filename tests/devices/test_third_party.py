@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,11 +16,13 @@ from torch import nn
 import hf_compat
 from hf_compat import TrainingArguments
 from hf_compat.arguments import process_facts
+from hf_compat.checkpoint.rng import rng_state, set_rng_state
 from hf_compat.distributed import accelerators
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import join_processes
 from hf_compat.engine.accelerators import lightning_accelerator
 from hf_compat.errors import TrainerSetupError, UnsupportedArgumentsError
+from hf_compat.memory import TrainerMemoryTracker
 from tests.gpu.comparing import differing
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -133,6 +136,7 @@ def test_the_device_of_a_machine(kind, local_rank, expected, machine, monkeypatc
     machine(kind, 2)
     monkeypatch.setattr(TrainingArguments, "local_process_index", local_rank)
     assert process_facts.choose_device(TrainingArguments("out")) == torch.device(expected)
+    assert kind != "mps" or os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "1"
     assert process_facts.choose_device(TrainingArguments("out", use_cpu=True)) == torch.device("cpu")
 
 
@@ -224,6 +228,32 @@ def test_fp16_on_mps(version, machine, monkeypatch):
     else:
         with pytest.raises(UnsupportedArgumentsError, match=r"fp16=True.*needs torch 2\.8"):
             TrainingArguments("out", fp16=True)
+
+
+def test_memory_of_mps(machine):
+    """MPS records no peak, so that transformers has none in the metrics either; its graphs are freed with the cache."""
+    emptied: list[str] = []
+    machine(
+        "mps",
+        current_allocated_memory=lambda: 7,
+        empty_cache=lambda: emptied.append("cache"),
+        clear_graph_cache=lambda: emptied.append("graphs"),
+    )
+    tracker, metrics = TrainerMemoryTracker(), {}
+    tracker.start("train")
+    tracker.stop_and_update_metrics(metrics, "train")
+    assert (metrics["train_mem_gpu_alloc_delta"], metrics["train_mem_gpu_peaked_delta"]) == (0, "Not available")
+    assert emptied == ["cache", "graphs"] * 2
+
+
+def test_random_states_of_mps(machine):
+    """A device whose module knows one generator alone has its state saved and set, on several ranks too."""
+    states = [torch.tensor([1, 2], dtype=torch.uint8)]
+    machine("mps", get_rng_state=lambda: states[-1].clone(), set_rng_state=states.append)
+    saved = rng_state(distributed=True)
+    states.append(torch.zeros(2, dtype=torch.uint8))
+    set_rng_state(saved)
+    assert saved["mps"].tolist() == states[-1].tolist() == [1, 2]
 
 
 def test_compiling_for_hpus(machine):
