@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hf_compat.distributed.launch import Launch
-from hf_compat.distributed.processes import leave_processes
+from hf_compat.distributed.processes import choose_backend, leave_processes
 from hf_compat.errors import require_package
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ def prepare_process(launch: Launch, device: torch.device) -> None:
     """Set LOCAL_RANK, which DeepSpeed reads, and with a world size of 1 initialize the process group.
 
     Nothing that a launcher or the script has set is changed. Without a process group DeepSpeed would try MPI.
+
+    Raises:
+        TrainerSetupError: If torch has no process-group backend for ``device``.
     """
     from torch import distributed
 
     os.environ.setdefault("LOCAL_RANK", str(launch.local_rank))
     if launch.world_size == 1 and not distributed.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
         store = distributed.HashStore()  # type: ignore[attr-defined]
-        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+        distributed.init_process_group(choose_backend(device, None), store=store, rank=0, world_size=1)
         atexit.register(leave_processes)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.transfer import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
+from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import MAPPINGS, map_nested
 from hf_compat.optim.division import divided
@@ -80,8 +81,8 @@ def forward_and_backward(
     check_loss(loss, f"`{type(trainer).__name__}.compute_loss`")
     del inputs
     every = args.torch_empty_cache_steps
-    if every is not None and trainer.state.global_step % every == 0 and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if every is not None and trainer.state.global_step % every == 0:
+        empty_cache()
     is_scaled = _is_scaled(trainer, num_items_in_batch)
     if not is_scaled:
         loss = divided(loss, trainer.current_gradient_accumulation_steps)
