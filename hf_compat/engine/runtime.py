@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -45,7 +46,7 @@ from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.loggers.given import given_loggers
 from hf_compat.engine.module import HFModule
-from hf_compat.engine.moving import move_model
+from hf_compat.engine.moving import settle_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
 from hf_compat.engine.run_settings import Settings
@@ -170,16 +171,25 @@ class Runtime:
     # ---- the model ----
 
     def place(self, model: nn.Module, device: torch.device) -> bool:
-        """Move ``model`` to its device and enable autocast for it; return whether it was not prepared before."""
+        """Move ``model`` to its device and convert it; return whether it was not placed before."""
         if self._placed_model is model:
             return False
         self._placed_model = model
         if self.facts.places_model:
-            move_model(model, device)
+            settle_model(model, device)
         self.precision.convert_module(model)
+        return True
+
+    def autocast(self, model: nn.Module) -> None:
+        """Run the forward pass of ``model`` under autocast, with mixed precision."""
         if isinstance(self.precision, ForwardMixedPrecision):
             autocast_forward(model, self.precision.autocast_context_manager)
-        return True
+
+    def train_spread(self, args: TrainingArguments) -> None:
+        """Leave a model on the GPUs over which its ``device_map`` has spread it, rather than replicate it on all."""
+        args.use_one_gpu()
+        if self.placement.strategy == "data parallel":
+            self.set_placement(replace(self.placement, strategy="one device"))
 
     def drop_last_run(self) -> None:
         """Drop the Lightning trainer, module and strategy of the last run."""
