@@ -114,7 +114,7 @@ def _warn_of_replicas(host: RunHost, warn_once: WarnOnce) -> None:
         f"faster: start the script with `torchrun --nproc-per-node {args.n_gpu}`. Set CUDA_VISIBLE_DEVICES to use one."
     )
     fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
-    if fields and isinstance(host.model_wrapped, nn.DataParallel):
+    if fields and isinstance(host.model_wrapped, nn.DataParallel) and host.model_wrapped is not host.model:
         text += f" Like transformers, it computes as without {' and '.join(fields)}."
     warn_once(text)
 

@@ -206,7 +206,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     start, args, runtime = time.time(), trainer.args, trainer._lightning_runtime
     wrapped = place_model(trainer, runtime, wrap)
     prepare_strategy(trainer)
-    if not runtime.model_is_prepared:
+    if wrapped is trainer.model and not runtime.model_is_prepared:
         runtime.model_is_prepared = True
         trainer.model_preparation_time = round(time.time() - start, 4)
     if not trainer.is_in_train:

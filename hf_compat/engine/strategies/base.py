@@ -94,7 +94,7 @@ class ModelStrategy(Strategy):
         return self._device
 
     def model_to_device(self) -> None:
-        """Do nothing: the Trainer has moved the model, unless the strategy shards it or its ``device_map`` says where."""
+        """Do nothing: the Trainer has moved the model, unless it is sharded or its ``device_map`` says where it is."""
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module itself: the wrapper is around the model inside it."""
