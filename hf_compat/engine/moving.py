@@ -35,8 +35,13 @@ def is_spread(model: nn.Module, device: torch.device) -> bool:
     """
     devices = devices_of(model) - _OFFLOADED
     if not devices:
-        return bool(getattr(model, "is_parallelizable", False) and getattr(model, "model_parallel", False))
+        return _is_split(model)
     return len(devices) > 1 or any(torch.device(each) != device for each in devices)
+
+
+def _is_split(model: nn.Module) -> bool:
+    """Return whether the ``parallelize`` of ``model`` itself has spread it."""
+    return bool(getattr(model, "is_parallelizable", False) and getattr(model, "model_parallel", False))
 
 
 def check_offloading(model: nn.Module) -> None:
@@ -68,9 +73,9 @@ def move_model(model: nn.Module, device: torch.device) -> None:
 
 
 def settle_model(model: nn.Module, device: torch.device) -> None:
-    """Move ``model`` to ``device``, where its inputs are, unless it is quantized or its ``device_map`` has entries.
+    """Move ``model`` to ``device``, where its inputs are, unless it is quantized or spread over several devices.
 
-    A map of a single entry says where the model was loaded.
+    A ``device_map`` of a single entry only says where the model was loaded.
 
     Raises:
         ModelError: If it is quantized and on another device.
@@ -80,7 +85,7 @@ def settle_model(model: nn.Module, device: torch.device) -> None:
     """
     devices = devices_of(model)
     if getattr(model, "quantization_method", None) is None:
-        if not has_device_map(model):
+        if not (has_device_map(model) or _is_split(model)):
             model.to(device)
     elif len(devices) == 1 and torch.device(next(iter(devices))) not in (device, torch.device(device.type)):
         raise ModelError(

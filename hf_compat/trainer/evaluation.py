@@ -209,11 +209,9 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     if wrapped is trainer.model and not runtime.model_is_prepared:
         runtime.model_is_prepared = True
         trainer.model_preparation_time = round(time.time() - start, 4)
-    if not trainer.is_in_train:
-        if args.fp16_full_eval:
-            trainer.model_wrapped.to(dtype=torch.float16, device=args.device)
-        elif args.bf16_full_eval:
-            trainer.model_wrapped.to(dtype=torch.bfloat16, device=args.device)
+    if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+        dtype = torch.float16 if args.fp16_full_eval else torch.bfloat16
+        trainer.model_wrapped.to(device=None if trainer.is_model_parallel else args.device, dtype=dtype)
     return wrapped
 
 

@@ -6,13 +6,16 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from tests.support import parity
-from tests.support.parity import Kit, Which, differences, run
+from tests.support.parity import Kit, Which, compare, differences, run
 
 Body = Callable[[Kit], None]
+STATES = {"model.safetensors", "optimizer.pt", "scheduler.pt"}
 
 
 def differing(
@@ -45,3 +48,18 @@ def _difference(body: Body, folder: Path, subject: Which, starter: Which | None)
             return differences(expected, run(body, subject, folder / subject, starter=starter))
     except Exception:
         return traceback.format_exc()
+
+
+def assert_same_states(found: Path, expected: Path) -> None:
+    """Fail unless two runs have written the same weights and states, wherever the tensors were."""
+    names = sorted(str(path.relative_to(expected)) for path in expected.rglob("*") if path.name in STATES)
+    assert names
+    assert names == sorted(str(path.relative_to(found)) for path in found.rglob("*") if path.name in STATES)
+    for name in names:
+        assert list(compare(_state_in(expected / name), _state_in(found / name), name)) == []
+
+
+def _state_in(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=False)

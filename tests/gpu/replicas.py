@@ -214,8 +214,8 @@ def full_evaluation(kit: Kit) -> None:
 
 def checkpointed(kit: Kit) -> None:
     """Without dropout: replicas that compute again in threads of the backward pass would share generators."""
-    fields = {"gradient_checkpointing": True, **ACCUMULATION, **CADENCE}
-    train(kit, language_model(kit, fields=fields, model=kit.model(helpers.gpt2, dropout=0.0)))
+    fields = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}, **CADENCE}
+    train(kit, language_model(kit, fields={**ACCUMULATION, **fields}, model=kit.model(helpers.gpt2, dropout=0.0)))
 
 
 REPLICA_SCENARIOS: dict[str, Body] = {

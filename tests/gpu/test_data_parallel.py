@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu
-from tests.gpu.one_process import Body, differing
+from tests.gpu.one_process import Body, assert_same_states, differing
 from tests.gpu.replicas import REPLICA_SCENARIOS
-from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 pytestmark = needs_fake_gpu
@@ -175,6 +174,6 @@ def test_saved_in_the_background(tmp_path: Path) -> None:
     from safetensors import safe_open
 
     run_on_gpu(saved_in_both_ways, tmp_path, devices=2)
-    assert_same_checkpoints(tmp_path / "True", tmp_path / "False")
+    assert_same_states(tmp_path / "True", tmp_path / "False")
     with safe_open(tmp_path / "True" / "checkpoint-2" / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(PlainModel().state_dict())
