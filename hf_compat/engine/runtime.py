@@ -6,7 +6,6 @@ import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -48,7 +47,7 @@ from hf_compat.engine.loggers.given import given_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.moving import settle_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
-from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
+from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.run_settings import Settings
 from hf_compat.engine.stop_iterations import unwraps_stop_iteration
 from hf_compat.engine.strategies.base import ModelStrategy
@@ -179,17 +178,6 @@ class Runtime:
             settle_model(model, device)
         self.precision.convert_module(model)
         return True
-
-    def autocast(self, model: nn.Module) -> None:
-        """Run the forward pass of ``model`` under autocast, with mixed precision."""
-        if isinstance(self.precision, ForwardMixedPrecision):
-            autocast_forward(model, self.precision.autocast_context_manager)
-
-    def train_spread(self, args: TrainingArguments) -> None:
-        """Leave a model on the GPUs over which its ``device_map`` has spread it, rather than replicate it on all."""
-        args.use_one_gpu()
-        if self.placement.strategy == "data parallel":
-            self.set_placement(replace(self.placement, strategy="one device"))
 
     def drop_last_run(self) -> None:
         """Drop the Lightning trainer, module and strategy of the last run."""

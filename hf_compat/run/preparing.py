@@ -12,6 +12,7 @@ from torch import nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.engine.moving import check_offloading
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward
 from hf_compat.model_facts import ignores_item_count, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
@@ -99,7 +100,8 @@ def place_model(host: RunHost, runtime: Runtime, wrap: Callable[[], nn.Module]) 
         host.model_wrapped = host.model
     wrapped = wrap()
     if is_new and wrapped is host.model:
-        runtime.autocast(host.model)
+        if isinstance(runtime.precision, ForwardMixedPrecision):
+            autocast_forward(host.model, runtime.precision.autocast_context_manager)
         take_wrapper(host, runtime, host.model)
         return host.model_wrapped  # type: ignore[no-any-return]
     return wrapped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -22,6 +23,7 @@ from hf_compat.engine.lightning_callbacks import draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
+from hf_compat.engine.strategies.data_parallel.strategy import replicated
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.log_files import write_log_file
@@ -47,6 +49,7 @@ __all__ = [
     "processing_class_of",
     "set_log_level",
     "set_up_callbacks",
+    "wrap_model",
 ]
 
 
@@ -122,11 +125,25 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     check_plan(model, trainer.get_tp_size())
     trainer.is_model_parallel = is_spread(model, trainer.args.device)
     if trainer.is_model_parallel:
-        runtime.train_spread(trainer.args)
+        _use_as_spread(trainer)
     trainer.place_model_on_device = _places_model(trainer, runtime)
     if trainer.place_model_on_device and runtime.placement.start is None:  # started processes move it themselves
         trainer._move_model_to_device(model, trainer.args.device)
     return model
+
+
+def _use_as_spread(trainer: Trainer) -> None:
+    """Leave the model on the GPUs over which it is spread, rather than replicate it on all."""
+    runtime = trainer._lightning_runtime
+    trainer.args.use_one_gpu()
+    if runtime.placement.strategy == "data parallel":
+        runtime.set_placement(replace(runtime.placement, strategy="one device"))
+
+
+def wrap_model(trainer: Trainer, model: nn.Module) -> nn.Module:
+    """Return ``model`` in the wrapper of several GPUs in one process; see the Trainer's ``_wrap_model``."""
+    is_wrapped = trainer.accelerator.unwrap_model(model) is not model
+    return model if is_wrapped or trainer.args.n_gpu < 2 else replicated(model)
 
 
 def _places_model(trainer: Trainer, runtime: Runtime) -> bool:

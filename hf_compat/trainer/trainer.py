@@ -31,7 +31,6 @@ from hf_compat.data.collators import default_collator_for
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.engine.runtime import Runtime
-from hf_compat.engine.strategies.data_parallel.strategy import replicated
 from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
@@ -347,8 +346,7 @@ class Trainer(metaclass=CountsCounterparts):
         self, model: nn.Module, training: bool = True, dataloader: Iterable[Any] | None = None
     ) -> nn.Module:
         """Return ``model`` in ``DataParallel`` with several GPUs in this process; the strategy wraps it otherwise."""
-        is_wrapped = self.accelerator.unwrap_model(model) is not model
-        return model if is_wrapped or self.args.n_gpu < 2 else replicated(model)
+        return construction.wrap_model(self, model)
 
     def _align_special_tokens(self) -> None:
         """Copy the processing class' special tokens to the model's configurations."""
