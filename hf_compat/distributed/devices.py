@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 
 from hf_compat.environment import is_yes
@@ -67,23 +66,18 @@ def gpu_lacks_tf32() -> bool:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).major < 8
 
 
-@functools.cache
-def _has_named_precisions() -> bool:
-    import torch
-
-    # Mixing the old and the new settings is an error in torch, so exactly one of them is used.
-    return hasattr(torch.backends, "fp32_precision")
-
-
 def set_tf32(enabled: bool) -> None:
-    """Turn TF32 for float32 matrix products on or off in the whole process."""
+    """Turn TF32 for float32 matrix products and convolutions on or off in the whole process.
+
+    torch has a switch for each kind of operation, and since 2.9 one for all of them, and raises where one of the former
+    is read that disagrees with the latter: all are set.
+    """
     import torch
 
-    if _has_named_precisions():
-        torch.backends.fp32_precision = "tf32" if enabled else "ieee"  # type: ignore[attr-defined]
-        return
-    torch.backends.cuda.matmul.allow_tf32 = enabled
+    torch.set_float32_matmul_precision("high" if enabled else "highest")
     torch.backends.cudnn.allow_tf32 = enabled
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.fp32_precision = "tf32" if enabled else "ieee"
 
 
 def gpu_index(local_rank: int) -> int:

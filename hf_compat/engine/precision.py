@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -30,6 +30,9 @@ from torch.optim import Optimizer
 from hf_compat.engine.internals.stepping import call_hook
 from hf_compat.errors import HFCompatWarning, MissingPackageError
 from hf_compat.nested import map_nested
+
+if TYPE_CHECKING:
+    from hf_compat.engine.strategies.facts import StrategyFacts
 
 __all__ = [
     "ForwardMixedPrecision",
@@ -99,6 +102,8 @@ class TrueDouble(DoublePrecision):
 class ForwardMixedPrecision(MixedPrecision):
     """Mixed precision without autocast around the training step; see :func:`autocast_forward`."""
 
+    casts_forward = True
+    """Whether the model's forward enters autocast; otherwise the strategy casts parameters, inputs and outputs."""
     step_was_skipped = False
     """Whether the gradient scaler skipped the last optimizer step; see :func:`scaled_step`."""
 
@@ -157,7 +162,7 @@ def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: 
 
 
 def precision_plugin(
-    mixed_precision: str, device: torch.device, plugins: Iterable[Any] = (), *, flat_shards: bool = False
+    mixed_precision: str, device: torch.device, plugins: Iterable[Any] = (), *, strategy: StrategyFacts
 ) -> Precision:
     """Return the Lightning precision plugin of a run.
 
@@ -166,8 +171,7 @@ def precision_plugin(
         device: Device of the model.
         plugins: The user's plugins. A precision plugin among them is used; of Lightning's ``MixedPrecision`` the dtype
             and the scaler, with autocast around the forward pass only; of ``HalfPrecision`` the dtype.
-        flat_shards: Whether FSDP version 1 shards the gradients, so that the scaler has to check for infinite
-            gradients on all ranks.
+        strategy: The properties of the run's strategy, which may handle precision itself, or in part.
 
     Warns:
         HFCompatWarning: If ``"fp16"`` computes in float32, because the device is the CPU; as in transformers.
@@ -181,16 +185,17 @@ def precision_plugin(
         return TrueDouble()
     if plugin is not None:
         return plugin
-    if mixed_precision == "no":
+    if mixed_precision == "no" or strategy.own_precision:
         return FullPrecision()
     if mixed_precision == "fp16" and device.type == "cpu":
         remedy = "Remove it, or set `bf16=True` and `use_cpu=True`."
         text = f"`fp16=True`: float16 needs a GPU, so on the CPU this run computes in float32. {remedy}"
         warnings.warn(text, HFCompatWarning, stacklevel=_USER)
         return FullPrecision()
-    if mixed_precision == "fp16" and flat_shards:
-        return ForwardMixedPrecision("16-mixed", device.type, ShardedGradScaler(device.type))
-    return ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type)
+    scaler = ShardedGradScaler(device.type) if mixed_precision == "fp16" and strategy.flat_shards else None
+    made = ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type, scaler)
+    made.casts_forward = not strategy.own_casts
+    return made
 
 
 def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str]:

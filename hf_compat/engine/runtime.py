@@ -117,10 +117,7 @@ class Runtime:
         # A development run writes to none; Lightning callbacks that need one get a dummy.
         self.user_loggers: list[Logger] = [] if "fast_dev_run" in self.keywords else given_loggers(given, folder)
         self.precision: Precision = precision_plugin(
-            "no" if self.facts.own_precision else args.mixed_precision,
-            args.device,
-            self.plugins,
-            flat_shards=self.facts.flat_shards,
+            args.mixed_precision, args.device, self.plugins, strategy=self.facts
         )
         self._input_dtype = input_dtype(self.precision)
         self.callbacks: list[Callback] = lightning_callbacks(callbacks)

@@ -100,7 +100,7 @@ def place_model(host: RunHost, runtime: Runtime, wrap: Callable[[], nn.Module]) 
         host.model_wrapped = host.model
     wrapped = wrap()
     if is_new and wrapped is host.model:
-        if isinstance(runtime.precision, ForwardMixedPrecision):
+        if isinstance(runtime.precision, ForwardMixedPrecision) and runtime.precision.casts_forward:
             autocast_forward(host.model, runtime.precision.autocast_context_manager)
         take_wrapper(host, runtime, host.model)
         return host.model_wrapped  # type: ignore[no-any-return]

@@ -276,12 +276,17 @@ def test_tf32(wanted, monkeypatch):
     """On a GPU that has it, TF32 is switched on or off for the process."""
     for module in (precision, checks):
         monkeypatch.setattr(module, "gpu_lacks_tf32", lambda: False)  # stands in for such a GPU
-    before = torch.backends.fp32_precision
+    name, products = "tf32" if wanted else "ieee", torch.backends.cuda.matmul
     try:
         TrainingArguments("out", tf32=wanted)
-        assert torch.backends.fp32_precision == ("tf32" if wanted else "ieee")
+        assert (torch.backends.fp32_precision, products.fp32_precision) == (name, name)
+        # torch's older switches raise if they disagree with the newer ones.
+        assert torch.get_float32_matmul_precision() == ("high" if wanted else "highest")
+        assert (products.allow_tf32, torch.backends.cudnn.allow_tf32) == (wanted, wanted)
     finally:
-        torch.backends.fp32_precision = before
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = True
+        products.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = torch.backends.fp32_precision = "none"
 
 
 @pytest.mark.parametrize(("every", "times"), [(None, 0), (1, 4), (2, 2)])

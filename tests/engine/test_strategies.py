@@ -37,6 +37,7 @@ def test_each_strategy_has_facts_and_a_builder():
         ("flat_shards", {"fsdp1"}),
         ("has_engine", {"deepspeed"}),
         ("own_precision", {"deepspeed"}),
+        ("own_casts", {"fsdp2"}),
         ("recounts_parameters", {"deepspeed"}),
     ],
 )

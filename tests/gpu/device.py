@@ -8,7 +8,8 @@ processes of their own, by :mod:`tests.gpu.harness`.
 
 from __future__ import annotations
 
-from functools import cache
+import sys
+from functools import cache, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -43,6 +44,7 @@ def install(devices: int = 1, *, memory: int = DEFAULT_MEMORY) -> None:
     _state.devices, _state.memory = devices, memory
     _put_devices()
     _put_streams()
+    _put_compiler()
     _put_memory()
     _put_generators()
     _put_copies()
@@ -123,7 +125,8 @@ def _put_devices() -> None:
     _put(lambda: False, "_is_in_bad_fork")
     _put(extension().current_device, "current_device", also=(random,))
     _put(_set_device, "set_device")
-    _put(extension().exchange_device, "_exchange_device", "_maybe_exchange_device")
+    for name in ("_exchange_device", "_maybe_exchange_device"):  # torch.compile tells them apart by identity
+        _put(partial(extension().exchange_device), name)
     _put(_Device, "device")
     _put(_DeviceOf, "device_of")
     _put(lambda device=None: CAPABILITY, "get_device_capability")
@@ -206,7 +209,14 @@ def _put_streams() -> None:
     _put(lambda stream: extension().set_stream(stream.device_index, stream.stream_id), "set_stream")
     _put(lambda device=None: extension().synchronize(_index(device)), "synchronize")
     _put(lambda: False, "is_current_stream_capturing", also=(torch.cuda.graphs,))
-    torch._C._cuda_getCurrentRawStream = extension().stream_id  # what torch._dynamo imports
+
+
+def _put_compiler() -> None:
+    """Put what ``torch.compile`` imports of CUDA, and leave out graphs, which ``torch.compiler.reset`` would forget."""
+    torch._C._cuda_getCurrentRawStream = extension().stream_id
+    graphs = ModuleType("torch._inductor.cudagraph_trees")
+    graphs.reset_cudagraph_trees = lambda: None
+    sys.modules[graphs.__name__] = graphs
 
 
 # ---- memory ----

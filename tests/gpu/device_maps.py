@@ -96,21 +96,21 @@ def checkpointed(kit: Kit) -> None:
 SPREAD_SCENARIOS: dict[str, Body] = {
     name: in_any_order(body)
     for name, body in {
-        "map": trained(),
-        "balanced": trained("balanced"),
-        "auto": trained("auto"),
-        "all on the second GPU": trained({"": 1}),
-        "all on the first GPU": trained({"": 0}, num_train_epochs=1),
-        "bf16": trained(bf16=True),
-        "fp16": trained(fp16=True),
-        "best model": trained(load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1),
-        "label smoothing": trained(label_smoothing_factor=0.1),
-        "embedding noise": trained(neftune_noise_alpha=5.0),
-        "gradient checkpointing": checkpointed,
-        "evaluated": evaluated,
-        "resumed": resumed(),
-        "resumed in fp16": resumed(fp16=True),
-        "adapters": adapters,
+        "spread_map": trained(),
+        "spread_balanced": trained("balanced"),
+        "spread_auto": trained("auto"),
+        "spread_all_on_the_second_GPU": trained({"": 1}),
+        "spread_all_on_the_first_GPU": trained({"": 0}, num_train_epochs=1),
+        "spread_bf16": trained(bf16=True),
+        "spread_fp16": trained(fp16=True),
+        "spread_best_model": trained(load_best_model_at_end=True, metric_for_best_model="loss", save_total_limit=1),
+        "spread_label_smoothing": trained(label_smoothing_factor=0.1),
+        "spread_embedding_noise": trained(neftune_noise_alpha=5.0),
+        "spread_gradient_checkpointing": checkpointed,
+        "spread_evaluated": evaluated,
+        "spread_resumed": resumed(),
+        "spread_resumed_in_fp16": resumed(fp16=True),
+        "spread_adapters": adapters,
     }.items()
 }
 """Name → what to do with a kit where two GPUs are visible."""

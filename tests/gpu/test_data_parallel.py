@@ -8,27 +8,25 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.comparing import assert_same_states, differing
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu
-from tests.gpu.one_process import Body, assert_same_states, differing
 from tests.gpu.replicas import REPLICA_SCENARIOS
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 pytestmark = needs_fake_gpu
 
-THOROUGH = {"generated", "workers", "resumed in fp16", "new models", "gradient checkpointing", "embedding noise"}
+THOROUGH = {
+    f"replicated_{name}"
+    for name in ("generated", "workers", "resumed_in_fp16", "new_models", "gradient_checkpointing", "embedding_noise")
+}
 """Scenarios that take longer, or are much like a quicker one."""
 QUICK = [name for name in REPLICA_SCENARIOS if name not in THOROUGH]
-
-
-def table() -> dict[str, Body]:
-    """Return the scenarios."""
-    return REPLICA_SCENARIOS
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What differs in each of the quick scenarios; all run in one process."""
-    return run_on_gpu(differing, table, QUICK, tmp_path_factory.mktemp("quick"), devices=2, timeout=600)
+    return run_on_gpu(differing, QUICK, tmp_path_factory.mktemp("quick"), devices=2, timeout=600)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -41,28 +39,28 @@ def test_equal_to_transformers(name: str, quick: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", sorted(THOROUGH))
 def test_the_rest_is_equal_to_transformers(name: str, tmp_path: Path) -> None:
     """The same of scenarios that take longer."""
-    assert run_on_gpu(differing, table, [name], tmp_path, devices=2, timeout=600) == {name: ""}
+    assert run_on_gpu(differing, [name], tmp_path, devices=2, timeout=600) == {name: ""}
 
 
 @pytest.mark.slow
 def test_three_gpus(tmp_path: Path) -> None:
     """Three replicas, of which a short batch leaves some without samples."""
-    names = ["plain", "label smoothing without averaging", "tuple"]
-    assert run_on_gpu(differing, table, names, tmp_path, devices=3, timeout=600) == dict.fromkeys(names, "")
+    names = ["replicated_plain", "replicated_label_smoothing_without_averaging", "replicated_tuple"]
+    assert run_on_gpu(differing, names, tmp_path, devices=3, timeout=600) == dict.fromkeys(names, "")
 
 
 @pytest.mark.slow
 def test_ours_resumes_theirs(tmp_path: Path) -> None:
     """A checkpoint of transformers' ``DataParallel`` is continued as by transformers."""
-    found = run_on_gpu(differing, table, ["resumed"], tmp_path, starter="upstream", devices=2, timeout=600)
-    assert found == {"resumed": ""}
+    found = run_on_gpu(differing, ["replicated_resumed"], tmp_path, starter="upstream", devices=2, timeout=600)
+    assert found == {"replicated_resumed": ""}
 
 
 @pytest.mark.slow
 def test_taken_apart(tmp_path: Path) -> None:
     """The pieces of ``to_lightning`` train on all GPUs, too."""
-    found = run_on_gpu(differing, table, ["plain"], tmp_path, subject="pieces", devices=2, timeout=600)
-    assert found == {"plain": ""}
+    found = run_on_gpu(differing, ["replicated_plain"], tmp_path, subject="pieces", devices=2, timeout=600)
+    assert found == {"replicated_plain": ""}
 
 
 def trainer_in(folder: Path, lightning: dict[str, Any] | None = None, **fields: Any) -> Any:

@@ -8,29 +8,27 @@ from typing import Any
 import pytest
 import torch
 
+from tests.gpu.comparing import assert_same_states, differing
 from tests.gpu.device_maps import HALVES as GPT2_HALVES
 from tests.gpu.device_maps import SPREAD_SCENARIOS
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
-from tests.gpu.one_process import Body, assert_same_states, differing
 from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
 
 pytestmark = needs_fake_gpu
 
-THOROUGH = {"balanced", "all on the first GPU", "resumed in fp16", "label smoothing", "embedding noise"}
+THOROUGH = {
+    f"spread_{name}"
+    for name in ("balanced", "all_on_the_first_GPU", "resumed_in_fp16", "label_smoothing", "embedding_noise")
+}
 """Scenarios that are much like a quicker one."""
 QUICK = [name for name in SPREAD_SCENARIOS if name not in THOROUGH]
 HALVES = {"body.0": 0, "body.1": 0, "body.2": 1, "body.3": 1, "body.4": 0}
 
 
-def table() -> dict[str, Body]:
-    """Return the scenarios."""
-    return SPREAD_SCENARIOS
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What differs in each of the quick scenarios; all run in one process."""
-    return run_on_gpu(differing, table, QUICK, tmp_path_factory.mktemp("quick"), devices=2, timeout=600)
+    return run_on_gpu(differing, QUICK, tmp_path_factory.mktemp("quick"), devices=2, timeout=600)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -43,14 +41,14 @@ def test_equal_to_transformers(name: str, quick: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", sorted(THOROUGH))
 def test_the_rest_is_equal_to_transformers(name: str, tmp_path: Path) -> None:
     """The same of scenarios that are like others."""
-    assert run_on_gpu(differing, table, [name], tmp_path, devices=2, timeout=600) == {name: ""}
+    assert run_on_gpu(differing, [name], tmp_path, devices=2, timeout=600) == {name: ""}
 
 
 @pytest.mark.slow
 def test_ours_resumes_theirs(tmp_path: Path) -> None:
     """A checkpoint of transformers' run is continued as by transformers."""
-    found = run_on_gpu(differing, table, ["resumed"], tmp_path, starter="upstream", devices=2, timeout=600)
-    assert found == {"resumed": ""}
+    found = run_on_gpu(differing, ["spread_resumed"], tmp_path, starter="upstream", devices=2, timeout=600)
+    assert found == {"spread_resumed": ""}
 
 
 def dispatched(device_map: dict[str, Any], **given: Any) -> Any:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from packaging.version import Version
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from tests.support.helpers import recording_callback
 
@@ -160,8 +161,8 @@ class Kit:
         # Objects in memory and dicts in a file; the files are compared.
         state.pop("stateful_callbacks")
         self.keep("train", {"output": output, "log_history": state.pop("log_history"), "state": state})
-        self.keep("weights after train", trainer.model.state_dict())
-        self.keep("training mode after train", {name: part.training for name, part in trainer.model.named_modules()})
+        self.keep("weights after train", _weights(trainer))
+        self.keep("training mode after train", _modes(trainer.model))
         self.keep("optimizer after train", trainer.optimizer.state_dict())
         self.keep("scheduler after train", trainer.lr_scheduler.state_dict())
         return output
@@ -191,6 +192,8 @@ class Kit:
 
     def plain(self, value: Any) -> Any:
         """Return ``value`` as dicts, lists, tensors and scalars without times; paths start at the output."""
+        if isinstance(value, DTensor):
+            value = value.to_local()
         if isinstance(value, Tensor):
             return value.detach().cpu().clone()
         if isinstance(value, np.ndarray):
@@ -225,7 +228,8 @@ class Kit:
                 "inputs": {name: _checksum(value) for name, value in sorted(named.items())},
                 "num_items_in_batch": f"{items!r} {getattr(items, 'dtype', '')}",
                 "generator": _checksum(torch.get_rng_state()),
-                "autocast": torch.is_autocast_enabled("cpu"),
+                "generators of GPUs": [_checksum(state) for state in torch.cuda.get_rng_state_all()],
+                "autocast": [torch.is_autocast_enabled(device) for device in ("cpu", "cuda")],
                 "gradients": torch.is_grad_enabled(),
             }
         )
@@ -285,7 +289,22 @@ def _reseed() -> None:
 
 
 def _generators() -> dict[str, Any]:
-    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return states | {"GPUs": torch.cuda.get_rng_state_all()}
+
+
+def _weights(trainer: Any) -> dict[str, Any]:
+    if trainer.is_fsdp_enabled:
+        return trainer.accelerator.get_state_dict(trainer.model_wrapped)  # a model's own have what the rank has
+    return trainer.model.state_dict()
+
+
+def _modes(model: nn.Module) -> dict[str, bool]:
+    """Return whether each module trains, by its name without FSDP's wrappers."""
+    return {
+        ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module"): module.training
+        for name, module in model.named_modules()
+    }
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -323,12 +342,12 @@ def _content(path: Path) -> Any:
         safetensors = importlib.import_module("safetensors")
         with safetensors.safe_open(path, "pt") as file:
             return {"metadata": file.metadata(), "tensors": {key: file.get_tensor(key) for key in file.keys()}}  # noqa: SIM118
-    if path.suffix in {".pt", ".pth"}:
+    if path.suffix in {".pt", ".pth"} or path.name in {"optimizer.bin", "pytorch_model_fsdp.bin"}:
         return torch.load(path, weights_only=False)
     if path.suffix == ".json":
         return json.loads(path.read_text())
-    # A pickle of the library's own class: that it is there is all the two have in common.
-    return "present" if path.name == "training_args.bin" else _checksum(path.read_bytes())
+    # A pickle of the library's own class, and one with the folder's path: that they are there is all the two share.
+    return "present" if path.name in {"training_args.bin", ".metadata"} else _checksum(path.read_bytes())
 
 
 def compare(expected: Any, actual: Any, where: str) -> Iterator[str]:

@@ -77,6 +77,8 @@ class StrategyFacts:
     """An engine owns weights, optimizer and schedule; ``resume_engine`` loads them together."""
     own_precision: bool = False
     """The engine handles mixed precision: no gradient scaler, no autocast around the loss."""
+    own_casts: bool = False
+    """The strategy casts parameters, inputs and outputs for mixed precision: no autocast around the forward pass."""
     recounts_parameters: bool = False
     """The number of parameters on a rank changes from batch to batch."""
     flat_shards: bool = False
@@ -104,7 +106,7 @@ STRATEGY_FACTS: dict[str, StrategyFacts] = {
     "data parallel": StrategyFacts(limits=data_parallel_limits),
     "ddp": StrategyFacts(),
     "fsdp1": StrategyFacts(shards_model=True, places_model=False, flat_shards=True, limits=fsdp_limits),
-    "fsdp2": StrategyFacts(shards_model=True, places_model=False, limits=fsdp_limits),
+    "fsdp2": StrategyFacts(shards_model=True, places_model=False, own_casts=True, limits=fsdp_limits),
     "tensor parallel": StrategyFacts(shards_model=True, places_model=False, limits=fsdp_limits),
     "deepspeed": StrategyFacts(
         shards_model=True,

@@ -245,8 +245,20 @@ def _precision(recorded: Any, dtype: Any, device: str) -> str:
             return name
     if dtype == torch.float64:
         return "fp64"
-    uses_tf32 = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if uses_tf32 or (device == "cuda" and getattr(recorded, "tf32", False)) else "fp32"
+    return "tf32" if device == "cuda" and _uses_tf32() else "fp32"
+
+
+def _uses_tf32() -> bool:
+    """Return whether matrix products on a GPU use TF32.
+
+    Since torch 2.9 there is a newer switch, and the older one raises if they disagree.
+    """
+    import torch
+
+    products = torch.backends.cuda.matmul
+    if hasattr(torch.backends, "fp32_precision"):
+        return bool(products.fp32_precision == "tf32")
+    return bool(products.allow_tf32)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,17 +18,19 @@ from torch.utils.checkpoint import checkpoint
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.errors import TrainerSetupError
 
-if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
-
-__all__ = ["broadcast_from_rank0", "fsdp_units", "reshard", "shard_model", "sharding_dtype"]
+__all__ = ["broadcast_from_rank0", "fsdp_units", "reshard", "shard_model"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Modules that are never called, so that FSDP would never gather their parameters."""
 
 
 def shard_model(
-    model: nn.Module, settings: FsdpSettings, *, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype | None
+    model: nn.Module,
+    settings: FsdpSettings,
+    *,
+    mesh: DeviceMesh,
+    device: torch.device,
+    precision: MixedPrecisionPolicy,
 ) -> None:
     """Shard ``model``'s parameters over ``mesh`` as DTensors, with the values of rank 0; every rank calls it.
 
@@ -39,8 +41,8 @@ def shard_model(
         settings: FSDP units, resharding and CPU offload.
         mesh: The ranks to shard over.
         device: The device of this rank.
-        dtype: Dtype of mixed precision, for gathered parameters and reduced gradients; trainable parameters are kept
-            in float32 then. None: the parameters' own dtype.
+        precision: Dtypes of gathered parameters, reduced gradients and outputs. If it has one for parameters, trainable
+            ones are kept in float32.
 
     Raises:
         TrainerSetupError: If a layer class in the settings is not in the model.
@@ -49,16 +51,17 @@ def shard_model(
         checkpoint_activations(model, find_layers(model, settings.layer_classes))
     policy: Any = {
         "mesh": mesh,
-        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype),
+        "mp_policy": precision,
         # Pinned memory speeds up copies to a GPU, and can only be allocated if there is one.
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda")
         if settings.cpu_offload
         else OffloadPolicy(),
     }
+    upcast = precision.param_dtype is not None
     for unit in fsdp_units(model, settings):
-        broadcast_from_rank0(unit, device, upcast=dtype is not None)
+        broadcast_from_rank0(unit, device, upcast=upcast)
         fully_shard(unit, reshard_after_forward=settings.reshards_after_forward, **policy)
-    broadcast_from_rank0(model, device, upcast=dtype is not None)
+    broadcast_from_rank0(model, device, upcast=upcast)
     # The root's parameters are used last in the forward pass and first in the backward pass.
     fully_shard(model, reshard_after_forward=False, **policy)
 
@@ -191,17 +194,3 @@ def _disable_cache(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Disable the key-value cache in training: recomputing the forward pass would append to it again."""
     return (args, {**kwargs, "use_cache": False}) if model.training else None
-
-
-def sharding_dtype(args: TrainingArguments) -> torch.dtype | None:
-    """Return the dtype of mixed precision, None without it.
-
-    Raises:
-        TrainerSetupError: If it is float16.
-    """
-    if args.mixed_precision == "fp16":
-        raise TrainerSetupError(
-            "`fp16=True` is not supported with FSDP version 2 or tensor parallelism: there is no gradient scaler for "
-            "sharded gradients. Set `bf16=True` instead."
-        )
-    return torch.bfloat16 if args.mixed_precision == "bf16" else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
-from hf_compat.engine.strategies.fsdp.sharding import shard_model, sharding_dtype
+from hf_compat.engine.strategies.fsdp.sharding import shard_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -19,16 +20,22 @@ __all__ = ["fsdp2_strategy"]
 
 
 def fsdp2_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
-    """Return the FSDP version 2 strategy of a run.
-
-    Raises:
-        TrainerSetupError: If an argument is not supported with FSDP version 2.
-    """
-    settings, device, dtype = placement.fsdp, args.device, sharding_dtype(args)
+    """Return the FSDP version 2 strategy of a run."""
+    settings, device = placement.fsdp, args.device
     assert settings is not None, "the strategy is FSDP"
+    dtype = computing_dtype(args)
+    # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if not isinstance(model, FSDPModule):
-            shard_model(model, settings, mesh=mesh["data_parallel"], device=device, dtype=dtype)
+            shard_model(model, settings, mesh=mesh["data_parallel"], device=device, precision=precision)
 
     return DeviceMeshStrategy(placement, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+
+
+def computing_dtype(args: TrainingArguments) -> torch.dtype | None:
+    """Return the dtype of mixed precision; None without it, and for float16 on the CPU, which computes in float32."""
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+        return None
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision)

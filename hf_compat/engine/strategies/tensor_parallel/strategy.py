@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
-from hf_compat.engine.strategies.fsdp.sharding import broadcast_from_rank0, shard_model, sharding_dtype
+from hf_compat.engine.strategies.fsdp.sharding import broadcast_from_rank0, shard_model
 from hf_compat.engine.strategies.tensor_parallel.splitting import is_split, split_model
+from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -26,9 +29,16 @@ def tensor_parallel_strategy(placement: Placement, args: TrainingArguments, mode
     data-parallel size above 1 all are sharded too, as with FSDP version 2.
 
     Raises:
-        TrainerSetupError: If an argument is not supported with tensor parallelism.
+        TrainerSetupError: If it is to train in float16.
     """
-    settings, device, dtype = placement.fsdp or FsdpSettings(version=2), args.device, sharding_dtype(args)
+    if args.mixed_precision == "fp16":
+        raise TrainerSetupError(
+            "`fp16=True` is not supported with tensor parallelism: there is no gradient scaler for gradients on "
+            "several device meshes. Set `bf16=True` instead."
+        )
+    settings, device = placement.fsdp or FsdpSettings(version=2), args.device
+    dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if is_split(model):
@@ -36,6 +46,6 @@ def tensor_parallel_strategy(placement: Placement, args: TrainingArguments, mode
         broadcast_from_rank0(model, device, upcast=dtype is not None)
         split_model(model, mesh["tensor_parallel"])
         if mesh["data_parallel"].size() > 1:
-            shard_model(model, settings, mesh=mesh["data_parallel"], device=device, dtype=dtype)
+            shard_model(model, settings, mesh=mesh["data_parallel"], device=device, precision=precision)
 
     return DeviceMeshStrategy(placement, device, shard=shard, saves_sharded=settings.state_dict_type != "full")

@@ -1,0 +1,96 @@
+"""Scenarios under both libraries in a process with GPUs, and what differs; called through :mod:`tests.gpu.harness`."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import distributed
+
+from tests.gpu.device_maps import SPREAD_SCENARIOS
+from tests.gpu.replicas import REPLICA_SCENARIOS
+from tests.gpu.scenarios import GPU_SCENARIOS
+from tests.support import parity, scenarios
+from tests.support.parity import SCENARIOS, Kit, Outcome, Which, compare, differences, run
+
+ON_GPUS = {"use_cpu": False, "dataloader_pin_memory": True}
+"""What is otherwise than in the scenarios of the CPU: both libraries' own defaults."""
+
+BESIDE_SHARDS = re.compile(r"checkpoint-\d+/((generation_)?config\.json|training_args\.bin)$")
+"""What hf_compat writes beside sharded weights, so that they can be made whole without a script."""
+ALLOWED = re.compile(r"\['betas'\]: \[0.9, 0.999\] expected, got \(0.9, 0.999\)")
+"""What torch makes of a pair in an optimizer that has read a full state dict."""
+
+Body = Callable[[Kit], None]
+OWN: dict[str, Body] = {**GPU_SCENARIOS, **REPLICA_SCENARIOS, **SPREAD_SCENARIOS}
+STATES = {"model.safetensors", "optimizer.pt", "scheduler.pt"}
+
+
+def differing(
+    names: Iterable[str], folder: Path, *, subject: Which = "ours", starter: Which | None = None
+) -> dict[str, str]:
+    """Return each scenario with what differs between the libraries on this rank, or the error; empty if nothing does.
+
+    Args:
+        names: Names of scenarios, of this folder or of ``tests.support.scenarios``.
+        folder: An empty folder, the same on all ranks.
+        subject: What is compared with transformers.
+        starter: The library that runs the stages before the last one. Default: the same.
+    """
+    torch.set_num_threads(1)
+    parity.DEFAULTS.update(ON_GPUS)
+    return {name: _difference(_body(name), folder / name, subject, starter) for name in names}
+
+
+def _body(name: str) -> Body:
+    assert scenarios.__all__  # importing it has filled the table
+    return OWN[name] if name in OWN else SCENARIOS[name].body
+
+
+def _difference(body: Body, folder: Path, subject: Which, starter: Which | None) -> str:
+    try:
+        expected = _outcome(body, "upstream", folder / "upstream", None)
+        actual = _outcome(body, subject, folder / "subject", starter)
+        if starter is None and any(name.endswith(".distcp") for name in expected.files):
+            for name in [name for name in actual.files if BESIDE_SHARDS.search(name)]:
+                actual.files.pop(name)
+        found = differences(expected, actual).splitlines()
+        return "\n".join(line for line in found if not ALLOWED.search(line))
+    except Exception:
+        return traceback.format_exc()
+    finally:
+        torch.compiler.reset()
+
+
+def _outcome(body: Body, which: Which, folder: Path, starter: Which | None) -> Outcome:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run(partial(_together, body), which, folder, starter=starter)
+
+
+def _together(body: Body, kit: Kit) -> None:
+    body(kit)
+    if distributed.is_initialized():
+        distributed.barrier()  # files are read once rank 0 has written them
+
+
+def assert_same_states(found: Path, expected: Path) -> None:
+    """Fail unless two runs have written the same weights and states, wherever the tensors were."""
+    names = sorted(str(path.relative_to(expected)) for path in expected.rglob("*") if path.name in STATES)
+    assert names
+    assert names == sorted(str(path.relative_to(found)) for path in found.rglob("*") if path.name in STATES)
+    for name in names:
+        assert list(compare(_state_in(expected / name), _state_in(found / name), name)) == []
+
+
+def _state_in(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=False)

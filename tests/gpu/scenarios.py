@@ -1,0 +1,190 @@
+"""What is a GPU's own, as scenarios of both libraries: precision, compilation, memory, loaders, several ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from tests.scripts.sharded_common import llama
+from tests.support import helpers
+from tests.support.parity import Kit
+from tests.support.scenarios.common import language_model, plain
+from tests.support.scenarios.resuming import resume
+from tests.support.scenarios.updates import ACCUMULATION, train
+
+Body = Callable[[Kit], None]
+Fields = dict[str, Any]
+
+CADENCE: Fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
+"""Two epochs, each of which ends with an evaluation and a checkpoint."""
+
+
+PRECISIONS: dict[str, Fields] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
+
+
+def trained(*, epochs: int = 2, **fields: Any) -> Body:
+    """Return a scenario that trains a language model with accumulation, evaluates, predicts and saves."""
+
+    def body(kit: Kit) -> None:
+        train(kit, language_model(kit, fields={**ACCUMULATION, **CADENCE, "num_train_epochs": epochs, **fields}))
+
+    return body
+
+
+def resumed(**fields: Any) -> Body:
+    """Return a scenario that goes on within an epoch."""
+    every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, **fields}
+    return lambda kit: resume(kit, partial(language_model, fields=every), 4)
+
+
+class Overflowing(helpers.PlainModel):
+    """Its third forward pass in training returns a loss that is too large for float16 once it is scaled."""
+
+    passes = 0
+
+    def forward(self, features: Any, labels: Any = None) -> dict[str, Any]:
+        outputs = super().forward(features=features, labels=labels)
+        if self.training:
+            self.passes += 1
+            if self.passes == 3:
+                outputs["loss"] = outputs["loss"] * 1e35
+        return outputs
+
+
+def overflowing(**fields: Any) -> Body:
+    """Return a scenario with fp16 in which the gradient scaler skips a step."""
+
+    def body(kit: Kit) -> None:
+        scales: list[float] = []
+
+        class Scales(kit.TrainerCallback):
+            def on_step_end(self, *given: Any, **named: Any) -> None:
+                scales.append(trainer.accelerator.scaler.get_scale())
+
+        every = {**CADENCE, "fp16": True, **fields}
+        trainer = plain(kit, fields=every, model=kit.model(Overflowing), callbacks=[Scales()])
+        train(kit, trainer)
+        assert len(set(scales)) > 1, "no step was skipped"
+        kit.keep("scales", scales)
+
+    return body
+
+
+def compiled(backend: str, **fields: Any) -> Body:
+    """Return a scenario of a compiled model; its forward passes are not recorded, the hook would be compiled too."""
+
+    def body(kit: Kit) -> None:
+        every = {"torch_compile": True, "torch_compile_backend": backend, **CADENCE, **fields}
+        train(kit, plain(kit, fields=every, model=helpers.PlainModel(dropout=0.0)))
+
+    return body
+
+
+def tf32(enabled: bool) -> Body:
+    """Return a scenario that trains with ``tf32``, and keeps torch's switches."""
+
+    def body(kit: Kit) -> None:
+        torch.set_float32_matmul_precision("highest")  # as a new process has it
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.fp32_precision = "none"
+        train(kit, plain(kit, fields={"tf32": enabled}))
+        kit.keep("switches", [torch.backends.cuda.matmul.fp32_precision, torch.backends.fp32_precision])
+
+    return body
+
+
+def exhausted(kit: Kit) -> None:
+    """Memory runs out with 16 rows a batch, and does not with 8."""
+
+    class Wide(helpers.PlainModel):
+        def forward(self, features: Any, labels: Any = None) -> dict[str, Any]:
+            wide = features.new_empty(features.shape[0], 1 << 20)  # 4 MiB a row
+            return super().forward(features=features + 0 * wide.zero_().sum(), labels=labels)
+
+    trainer = plain(
+        kit, rows=32, fields={"auto_find_batch_size": True, "per_device_train_batch_size": 16}, model=kit.model(Wide)
+    )
+    kit.train(trainer)
+    kit.keep("batch size", trainer._train_batch_size)
+
+
+def memory_of_the_gpu(kit: Kit) -> None:
+    """The names of the metrics, and what the GPU had in use before."""
+    trainer = plain(kit, fields={"skip_memory_metrics": False, "eval_strategy": "epoch"})
+    kit.keep("train", trainer.train().metrics)
+    kit.keep("evaluate", trainer.evaluate())
+    kit.keep("the GPU's", trainer._memory_tracker.gpu)
+
+
+def workers(**fields: Any) -> Body:
+    """Return a scenario whose batches come from workers, in pinned memory, and are copied without waiting."""
+    copies = {
+        "accelerator_config": {"non_blocking": True},
+        "dataloader_num_workers": 2,
+        "dataloader_prefetch_factor": 2,
+    }
+    return trained(**copies, **fields)
+
+
+def sharded(version: int, state: str, *, resumes: bool = False, model: Any = llama, **fields: Any) -> Body:
+    """Return a scenario of FSDP.
+
+    Args:
+        version: FSDP's version.
+        state: Kind of its checkpoints, ``"full"`` or ``"sharded"``.
+        resumes: Whether it also goes on within an epoch.
+        model: Builds the model.
+        **fields: Training arguments.
+    """
+    config = {"version": version, "state_dict_type": f"{state.upper()}_STATE_DICT"}
+    every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, "fsdp": "full_shard", **fields}
+
+    def build(kit: Kit) -> Any:
+        chosen = {**every, "fsdp_config": dict(config)}
+        return language_model(kit, rows=28, fields=chosen, model=kit.model(model))
+
+    return (lambda kit: resume(kit, build, 3)) if resumes else (lambda kit: train(kit, build(kit)))
+
+
+GPU_SCENARIOS: dict[str, Body] = {
+    "fp32": trained(),
+    "tf32_on": tf32(True),
+    "tf32_off": tf32(False),
+    "bf16_on_gpu": trained(bf16=True),
+    "fp16": trained(fp16=True),
+    "fp16_overflow_fused": overflowing(optim="adamw_torch_fused"),
+    "fp16_overflow_plain": overflowing(optim="adamw_torch"),
+    "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),
+    "bf16_full_evaluation": trained(bf16_full_eval=True),
+    "fp16_full_evaluation": trained(fp16_full_eval=True),
+    "compiled_eager": compiled("eager"),
+    "compiled_aot_eager": compiled("aot_eager"),
+    "compiled_in_bf16": compiled("aot_eager", bf16=True),
+    "pinned": trained(accelerator_config={"non_blocking": True}),
+    "pageable": trained(dataloader_pin_memory=False),
+    "workers": workers(),
+    "memory_of_the_gpu": lambda kit: kit.keep(
+        "metrics", plain(kit, fields={"skip_memory_metrics": False}).train().metrics
+    ),
+    "emptied_cache": trained(torch_empty_cache_steps=2),
+    "noisy_embeddings": trained(neftune_noise_alpha=5.0, bf16=True),
+    "checkpointed_activations": trained(gradient_checkpointing=True, bf16=True),
+    "best_checkpoint": trained(load_best_model_at_end=True, save_total_limit=1, bf16=True),
+    "memory_runs_out": exhausted,
+    "resume_fp32": resumed(),
+    "resume_bf16": resumed(bf16=True),
+    "resume_fp16": resumed(fp16=True),
+    "resume_with_workers_of_the_gpu": resumed(dataloader_num_workers=1, accelerator_config={"non_blocking": True}),
+}
+"""Each scenario of one GPU by its name."""
+
+GPU_SCENARIOS |= {f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()}
+for version in (1, 2):
+    for precision, fields in PRECISIONS.items():
+        # torch's fused AdamW does not take the scaler of FSDP 1.
+        every = {**fields, "optim": "adamw_torch"} if (version, precision) == (1, "fp16") else fields
+        for state in ("full", "sharded"):
+            GPU_SCENARIOS[f"fsdp{version}_{precision}_{state}"] = sharded(version, state, **every)
+        GPU_SCENARIOS[f"resume_fsdp{version}_{precision}"] = sharded(version, "full", resumes=True, **every)
