@@ -237,12 +237,12 @@ class Trainer(metaclass=CountsCounterparts):
         self.model, self.model_init = model, model_init
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
         self._memory_tracker.start("init")
-        self._train_batch_size = self.args.train_batch_size
         self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
         self._validate_args()
         announce_setup(self, has_args=args is not None)
         self.model = self.model_wrapped = construction.first_model(self, model)
+        self._train_batch_size = self.args.train_batch_size
         if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
             liger.apply_liger_kernels(self.model, self.args.liger_kernel_config)
         construction.inspect_model(self)
@@ -345,8 +345,8 @@ class Trainer(metaclass=CountsCounterparts):
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Iterable[Any] | None = None
     ) -> nn.Module:
-        """Return ``model``; the strategy wraps it later."""
-        return model
+        """Return ``model`` in ``DataParallel`` with several GPUs in this process; the strategy wraps it otherwise."""
+        return construction.wrap_model(self, model)
 
     def _align_special_tokens(self) -> None:
         """Copy the processing class' special tokens to the model's configurations."""
