@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import hf_compat
 from hf_compat.errors import HFCompatError
+from hf_compat.masking import masked_text, secrets_in
 
 __all__ = ["main"]
 
@@ -25,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = options.run(options)
     except HFCompatError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+        given = sys.argv[1:] if arguments is None else arguments
+        parser.exit(2, f"{parser.prog}: {masked_text(str(error), secrets_in(given, os.environ))}\n")
     # The errors of a program that is run are its own, not the command's.
     return int(result() or 0) if callable(result) else int(result)
 

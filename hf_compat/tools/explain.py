@@ -16,6 +16,7 @@ from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2Se
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
+from hf_compat.masking import is_secret_name, masked_text, masked_value
 
 __all__ = [
     "Explanation",
@@ -76,7 +77,8 @@ def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
     explained = {name: _explain(name, value) for name, value in given.items()}
     for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
         row = explained.get(name) or _explain(name, defaults()[name])
-        explained[name] = replace(row, problems=(*row.problems, problem))
+        secrets = [value for field, value in given.items() if is_secret_name(field) and isinstance(value, str)]
+        explained[name] = replace(row, problems=(*row.problems, masked_text(problem, secrets)))
     return list(explained.values())
 
 
@@ -169,7 +171,7 @@ def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _explain(name: str, value: object) -> Explanation:
-    shown = _plain(f"<{name.upper()}>" if name.endswith("_token") and value is not None else value)
+    shown = masked_value(name, _plain(value))
     rule = _RULES.get(name)
     if rule is None:
         near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_MIN_SIMILARITY)
