@@ -130,9 +130,14 @@ def explain_command_line(arguments: Sequence[str]) -> list[Explanation]:
         raise ParserError(f"`{first}` does not exist; pass a script or a file of fields.")
     if len(rest) == 1 and not rest[0].startswith("-"):
         return explain_fields(read_fields(rest[0]))
-    defaults = Path(first).with_suffix(".args")
-    more = defaults.read_text(encoding="utf-8").split() if defaults.exists() else []
-    return explain_fields(_given_fields([*more, *rest]))
+    return explain_fields(_given_fields([*_words_in(Path(first).with_suffix(".args")), *rest]))
+
+
+def _words_in(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
+    except (OSError, ValueError) as error:
+        raise ParserError(f"`{file}` cannot be read: {error}") from error
 
 
 def _given_fields(arguments: Sequence[str]) -> dict[str, Any]:
@@ -168,6 +173,24 @@ def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             Seq2SeqTrainingArguments(**given)
     except ArgumentsError as error:
         yield from zip(error.fields, error.problems, strict=True)
+    except (AttributeError, TypeError, ValueError):
+        found = list(_unusable(given))
+        if not found:  # no value alone, so perhaps a fault of hf_compat
+            raise
+        yield from found
+
+
+def _unusable(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the text of every problem that a value is alone, those of impossible types included."""
+    for name, value in given.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                Seq2SeqTrainingArguments(**{name: value})
+        except ArgumentsError as error:
+            yield from zip(error.fields, error.problems, strict=True)
+        except (AttributeError, TypeError, ValueError) as error:
+            yield name, f"`{name}={value!r}` is of no type that can be used: {error}"
 
 
 def _explain(name: str, value: object) -> Explanation:

@@ -23,6 +23,7 @@ from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
+from tests.support.processes import PATIENCE
 
 TIMES = ("training_args.bin", "lightning.json")
 """Files that hold the time of the start or a random name of the run."""
@@ -117,7 +118,7 @@ class HeldWriter(CheckpointWriter):
         self.writing += 1
         self.most = max(self.most, self.writing)
         self.awaited.clear()
-        deferred.own.insert(0, lambda: self.awaited.wait(60))
+        deferred.own.insert(0, lambda: self.awaited.wait(PATIENCE))
         super()._publish(publication, deferred, folder, then)
         self.writing -= 1
 
@@ -282,7 +283,7 @@ def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
     trained_on, rmtree, held = threading.Event(), shutil.rmtree, []
 
     def held_rmtree(path):
-        held.append(trained_on.wait(60))
+        held.append(trained_on.wait(PATIENCE))
         rmtree(path)
 
     class Goes(TrainerCallback):

@@ -96,7 +96,6 @@ class SecretArguments(TrainingArguments):
 
 def test_a_record_has_no_secrets(tmp_path):
     """The arguments of a report are shown without tokens and keys, those of a script's own fields included."""
-
     ours = recorded(Trainer, partial(SecretArguments, hub_token="s3cr3t-Value.9"), TrainerCallback, tmp_path, steps=1)
     text = as_json(Report("script", 1, ours, ours, compare(ours, ours, 1e-5)))
     assert "s3cr3t" not in text + (tmp_path / "rank-0.jsonl").read_text()
