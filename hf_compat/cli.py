@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import hf_compat
 from hf_compat.errors import HFCompatError
+from hf_compat.masking import masked_text, secrets_in
 
 __all__ = ["main"]
+
+_LONGEST_LINE = 1000
+"""Characters of a line that are shown of an error."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,9 +30,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = options.run(options)
     except HFCompatError as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
+        given = sys.argv[1:] if arguments is None else arguments
+        parser.exit(2, f"{parser.prog}: {_printable(masked_text(str(error), secrets_in(given, os.environ)))}\n")
+    except OSError as error:
+        if error.filename is None:  # not what the file system says of a path, so perhaps a fault of hf_compat
+            raise
+        parser.exit(2, f"{parser.prog}: {_printable(f'{error.strerror}: `{error.filename}`')}\n")
     # The errors of a program that is run are its own, not the command's.
     return int(result() or 0) if callable(result) else int(result)
+
+
+def _printable(text: str) -> str:
+    """Return an error's text without control characters and in lines of some length: it may repeat a file's content."""
+    shown = "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in text)
+    lines = shown.split("\n")
+    return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines)
 
 
 def _parser() -> argparse.ArgumentParser:

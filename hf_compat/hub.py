@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.hidden_folders import HIDDEN_FOLDERS, final_name
 from hf_compat.errors import HubError
+from hf_compat.masking import masked_text
 from hf_compat.version import __version__
 
 if TYPE_CHECKING:
@@ -95,10 +96,11 @@ def create_repository(api: HfApi, name: str, *, token: str | None, private: bool
     try:
         return str(api.create_repo(name, token=token, private=private, exist_ok=True).repo_id)
     except Exception as error:
-        raise HubError(
-            f"The repository `{name}` cannot be created on {api.endpoint}: {_reason(error, token)} Check "
-            "`hub_model_id` and `hub_token`, or set `push_to_hub=False` and upload the output folder later."
-        ) from error
+        told = (
+            f"The repository `{name}` cannot be created on {api.endpoint}: {_reason(error)} Check `hub_model_id` and "
+            "`hub_token`, or set `push_to_hub=False` and upload the output folder later."
+        )
+        raise HubError(masked_text(told, [token] if token else [])) from error
 
 
 def upload(api: HfApi, repo_id: str, folder: str | Path, *, token: str | None, **options: Any) -> CommitInfo:
@@ -120,7 +122,8 @@ def upload(api: HfApi, repo_id: str, folder: str | Path, *, token: str | None, *
         )
     except Exception as error:
         where = f"`{repo_id}`" if options.get("revision") is None else f"`{repo_id}` at `{options['revision']}`"
-        raise HubError(f"The push to {where} on {api.endpoint} failed: {_reason(error, token)}") from error
+        told = f"The push to {where} on {api.endpoint} failed: {_reason(error)}"
+        raise HubError(masked_text(told, [token] if token else [])) from error
     return commit
 
 
@@ -145,12 +148,10 @@ def push_snapshot(api: HfApi, repo_id: str, folder: Path, **options: Any) -> Com
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _reason(error: Exception, token: str | None) -> str:
-    """Return the messages of ``error`` and its cause, in one line that ends in a full stop, without the token."""
+def _reason(error: Exception) -> str:
+    """Return the messages of ``error`` and its cause, in one line that ends in a full stop."""
     messages = (str(item) or type(item).__name__ for item in (error, error.__cause__) if item is not None)
     text = final_name(" ".join(" ".join(dict.fromkeys(messages)).split()))
-    if token:
-        text = text.replace(token, "<HUB_TOKEN>")
     return text if text.endswith(".") else f"{text}."
 
 

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "upstream_names",
         "logger_levels",
         "log_files",
+        "masking",
         "distributed",
     ),
     ("arguments",),

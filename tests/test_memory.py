@@ -11,6 +11,7 @@ import torch
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.memory import TrainerMemoryTracker
 from tests.support import helpers
+from tests.support.processes import PATIENCE
 
 MEBIBYTE = 1 << 20
 
@@ -68,7 +69,7 @@ def test_inner_stages_and_errors():
     (thread,) = watching()
     del tracker
     gc.collect()
-    thread.join(5)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 

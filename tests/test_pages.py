@@ -55,7 +55,7 @@ def test_blocks_with_libraries_run(name, tmp_path):
     (page,) = (page for page in PAGES if page.stem == name)
     ours = "assert hf_compat.Trainer in SFTTrainer.__mro__"
     (tmp_path / "page.py").write_text("\n".join([*blocks_of(page), ours]), encoding="utf-8")
-    (ended,) = finish([start([sys.executable, "page.py"], tmp_path)], timeout=300)
+    (ended,) = finish([start([sys.executable, "page.py"], tmp_path)])
     assert ended.code == 0, ended.output
 
 

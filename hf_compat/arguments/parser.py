@@ -185,6 +185,9 @@ def _mapping(value: object, path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ParserError(
             f"`{os.fspath(path)}` contains a {type(value).__name__}: write a mapping of field names to values."
         )
+    wrong = [name for name in value if not isinstance(name, str)]
+    if wrong:
+        raise ParserError(f"`{os.fspath(path)}` has the name {wrong[0]!r}, which is no text: put it in quotes.")
     return value
 
 
@@ -211,11 +214,15 @@ def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         ParserError: If the file has another suffix, cannot be read, or is not a mapping.
     """
+    import yaml
+
     try:
         return _READERS[Path(path).suffix](path)
     except KeyError as error:
         raise ParserError(
             f"`{os.fspath(path)}` has an unknown suffix: pass a file ending in {', '.join(_READERS)}."
         ) from error
-    except (OSError, ValueError) as error:
-        raise ParserError(f"`{os.fspath(path)}` cannot be read: {error}") from error
+    except ParserError:
+        raise
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # brackets in brackets exhaust the stack
+        raise ParserError(f"`{os.fspath(path)}` cannot be read: {' '.join(str(error).split())}") from error

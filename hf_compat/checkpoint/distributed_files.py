@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.background import Writes
-from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.unpickle import cause_of, load_trusted
 from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
@@ -106,8 +106,8 @@ def read_metadata(folder: str | os.PathLike[str]) -> Metadata:
         files = {info.relative_path for info in metadata.storage_data.values()}
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"`{path}` is refused: it contains more than a list of tensors, or is damaged ({error}). No code in it was "
-            "run."
+            f"`{path}` is refused: it contains more than a list of tensors, or is damaged ({cause_of(error)}). No "
+            "code in it was run."
         ) from error
     except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
@@ -184,8 +184,7 @@ def _naming(folder: Path) -> Iterator[None]:
     try:
         yield
     except (CheckpointException, Exception) as error:
-        cause = _first_failure(error)
-        raise CheckpointError(f"`{folder}` cannot be loaded: {cause or type(cause).__name__}") from error
+        raise CheckpointError(f"`{folder}` cannot be loaded: {cause_of(_first_failure(error))}") from error
 
 
 def _first_failure(error: BaseException) -> BaseException:

@@ -14,7 +14,7 @@ import torch
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Unread", "is_trusted", "load_known", "load_trusted"]
+__all__ = ["Unread", "cause_of", "is_trusted", "load_known", "load_trusted"]
 
 
 @cache
@@ -52,13 +52,19 @@ def load_trusted(
         with torch.serialization.safe_globals([*_allowed(), *allowed]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        cause = str(error).partition("WeightsUnpickler error: ")[2].partition("\n")[0] or str(error).partition("\n")[0]
         raise CheckpointError(
-            f"`{path}` is refused: it contains more than tensors and plain values, or is damaged ({cause}). No code in "
-            "it was run."
+            f"`{path}` is refused: it contains more than tensors and plain values, or is damaged "
+            f"({cause_of(error)}). No code in it was run."
         ) from error
     except Exception as error:  # a damaged file makes torch raise any kind of error
         raise CheckpointError(f"`{path}` cannot be read: {error or type(error).__name__}") from error
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what is wrong with a file, without torch's advice to trust it."""
+    text = str(error)
+    found = text.partition("WeightsUnpickler error: ")[2].strip() or text
+    return found.partition("\n")[0] or type(error).__name__
 
 
 class Unread:

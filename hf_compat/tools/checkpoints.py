@@ -19,6 +19,7 @@ from hf_compat.checkpoint.finding import Checkpoint, checkpoint_at, list_checkpo
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME
 from hf_compat.checkpoint.weight_files import damage, is_weight_file
 from hf_compat.errors import CheckpointError
+from hf_compat.tools.json_numbers import number
 
 __all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints"]
 
@@ -97,7 +98,7 @@ def _describe(checkpoint: Checkpoint, *, verify: bool) -> CheckpointSummary:
     return CheckpointSummary(
         step=checkpoint.step,
         path=checkpoint.path,
-        epoch=_number(state.get("epoch")),
+        epoch=number(state.get("epoch")),
         metric=_metric(state),
         size=sum(path.stat().st_size for path in _files(checkpoint.path)),
         problems=tuple(dict.fromkeys(problems)),
@@ -116,16 +117,12 @@ def _state(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _metric(state: dict[str, Any]) -> float | None:
-    best = _number(state.get("best_metric"))
+    best = number(state.get("best_metric"))
     history = state.get("log_history")
     if best is not None or not isinstance(history, list):
         return best
-    losses = (_number(log.get("eval_loss")) for log in reversed(history) if isinstance(log, dict))
+    losses = (number(log.get("eval_loss")) for log in reversed(history) if isinstance(log, dict))
     return next((loss for loss in losses if loss is not None), None)
 
 

@@ -20,6 +20,7 @@ from hf_compat.checkpoint.tensor_files import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.checkpoint.weight_files import weight_files
 from hf_compat.checkpoint.write_failures import as_write_error
 from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.tools.model_classes import configured, model_class, named_classes, without_weights
 
 __all__ = ["consolidate", "has_full_weights"]
 
@@ -138,14 +139,11 @@ def _tied_names(folder: Path) -> dict[str, str]:
     config = folder / "config.json"
     if not config.is_file() or importlib.util.find_spec("transformers") is None:
         return {}
-    import transformers
-
-    architectures = read_json_object(config).get("architectures") or [""]
-    model_class = getattr(transformers, str(architectures[0]), None)
-    if model_class is None:
+    content = read_json_object(config)
+    kind = next(map(model_class, named_classes(content)[:1]), None)
+    if kind is None:
         return {}
-    with torch.device("meta"):
-        model = model_class(model_class.config_class.from_pretrained(folder))
+    model = without_weights(kind, configured(kind.config_class, content))
     first: dict[int, str] = {}
     state: Mapping[str, Any] = model.state_dict(keep_vars=True)
     tied = {name: first.setdefault(id(value), name) for name, value in state.items()}

@@ -16,6 +16,7 @@ from hf_compat.arguments import FIELD_RULES, FieldRule, HfArgumentParser, Seq2Se
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
+from hf_compat.masking import is_secret_name, masked_text, masked_value
 
 __all__ = [
     "Explanation",
@@ -76,7 +77,8 @@ def explain_fields(given: Mapping[str, Any]) -> list[Explanation]:
     explained = {name: _explain(name, value) for name, value in given.items()}
     for name, problem in _problems({name: value for name, value in given.items() if name in _SETTABLE}):
         row = explained.get(name) or _explain(name, defaults()[name])
-        explained[name] = replace(row, problems=(*row.problems, problem))
+        secrets = [value for field, value in given.items() if is_secret_name(field) and isinstance(value, str)]
+        explained[name] = replace(row, problems=(*row.problems, masked_text(problem, secrets)))
     return list(explained.values())
 
 
@@ -128,9 +130,14 @@ def explain_command_line(arguments: Sequence[str]) -> list[Explanation]:
         raise ParserError(f"`{first}` does not exist; pass a script or a file of fields.")
     if len(rest) == 1 and not rest[0].startswith("-"):
         return explain_fields(read_fields(rest[0]))
-    defaults = Path(first).with_suffix(".args")
-    more = defaults.read_text(encoding="utf-8").split() if defaults.exists() else []
-    return explain_fields(_given_fields([*more, *rest]))
+    return explain_fields(_given_fields([*_words_in(Path(first).with_suffix(".args")), *rest]))
+
+
+def _words_in(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
+    except (OSError, ValueError) as error:
+        raise ParserError(f"`{file}` cannot be read: {error}") from error
 
 
 def _given_fields(arguments: Sequence[str]) -> dict[str, Any]:
@@ -166,10 +173,28 @@ def _problems(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             Seq2SeqTrainingArguments(**given)
     except ArgumentsError as error:
         yield from zip(error.fields, error.problems, strict=True)
+    except (AttributeError, TypeError, ValueError):
+        found = list(_unusable(given))
+        if not found:  # no value alone, so perhaps a fault of hf_compat
+            raise
+        yield from found
+
+
+def _unusable(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the field and the text of every problem that a value is alone, those of impossible types included."""
+    for name, value in given.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                Seq2SeqTrainingArguments(**{name: value})
+        except ArgumentsError as error:
+            yield from zip(error.fields, error.problems, strict=True)
+        except (AttributeError, TypeError, ValueError) as error:
+            yield name, f"`{name}={value!r}` is of no type that can be used: {error}"
 
 
 def _explain(name: str, value: object) -> Explanation:
-    shown = _plain(f"<{name.upper()}>" if name.endswith("_token") and value is not None else value)
+    shown = masked_value(name, _plain(value))
     rule = _RULES.get(name)
     if rule is None:
         near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_MIN_SIMILARITY)

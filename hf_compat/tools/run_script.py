@@ -64,7 +64,7 @@ def module(name: str, words: Sequence[str]) -> Program:
     if not sys.flags.safe_path and folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name) if all(name.split(".")) else None
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError:

@@ -22,6 +22,7 @@ from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.distributed.processes import leave_processes
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
 from tests.support.helpers import PlainModel, gpt2
+from tests.support.processes import PATIENCE
 
 integration = pytest.importorskip("transformers.integrations.deepspeed")
 deepspeed_plugins = pytest.importorskip("accelerate.utils")
@@ -548,7 +549,7 @@ def test_a_lone_process_partitions_models_while_it_loads_them(tmp_path, monkeypa
     for name in SET_UP:
         monkeypatch.delenv(name)
     done = subprocess.run(
-        [sys.executable, "-c", LOADING, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", LOADING, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"partitioned {len(dict(model.named_parameters()))}"

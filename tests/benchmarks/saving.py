@@ -163,7 +163,7 @@ def _stall_of_one(package: str, *words: str) -> Stall:
 def _stall_of_two(sharding: str, package: str, *words: str) -> Stall:
     with tempfile.TemporaryDirectory() as folder:
         command = [*TORCHRUN, "--nproc-per-node=2", "-m", __name__, folder, sharding, package, *words]
-        (ended,) = finish([start(command, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")], timeout=300)
+        (ended,) = finish([start(command, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")])
     assert ended.code == 0, ended.output
     return Stall(**json.loads(next(line for line in ended.output.splitlines() if line.startswith('{"cpu"'))))
 

@@ -30,7 +30,7 @@ def counted(package: str, name: str, ranks: int, *precision: str) -> dict[str, f
     """Return what a run on ``ranks`` processes counted: see ``tests/scripts/scale_script.py``."""
     command = [*TORCHRUN, f"--nproc-per-node={ranks}", "-m", "tests.scripts.scale_script", package, name, *precision]
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    (ended,) = finish([start([*(_ALONE if has_own_network() else ()), *command], **variables)], timeout=200)
+    (ended,) = finish([start([*(_ALONE if has_own_network() else ()), *command], **variables)])
     assert ended.code == 0, ended.output
     told: dict[str, float] = json.loads(next(line for line in ended.output.splitlines() if line.startswith('{"wall"')))
     return told

@@ -129,7 +129,7 @@ trainer.train();
 EXECUTE = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], as_version=4)
-nbclient.NotebookClient(notebook, kernel_name="python3", timeout=300).execute()
+nbclient.NotebookClient(notebook, kernel_name="python3", timeout=1200).execute()
 nbformat.write(notebook, sys.argv[1])
 """
 

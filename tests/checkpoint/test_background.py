@@ -280,7 +280,7 @@ def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
     trained_on, rmtree, held = threading.Event(), shutil.rmtree, []
 
     def held_rmtree(path):
-        held.append(trained_on.wait(60))
+        held.append(trained_on.wait(PATIENCE))
         rmtree(path)
 
     class Goes(TrainerCallback):

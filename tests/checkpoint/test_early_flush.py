@@ -14,8 +14,7 @@ from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
-
-PATIENCE = 60
+from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the system has no sync_file_range")
 

@@ -19,6 +19,7 @@ from hf_compat.checkpoint.completeness import is_complete, read_marker, write_ma
 from hf_compat.errors import CheckpointWriteError
 from tests.support.checkpoints import small_checkpoint
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE
 
 # Writes checkpoint-<step> with <size> bytes of content; dies of SIGKILL right before file operation number <deadline>.
 WRITER = """
@@ -46,7 +47,7 @@ print(count)
 
 def run_writer(final, step, deadline=0):
     command = [sys.executable, "-c", WRITER, str(final), str(step), str(deadline)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 def names_in(folder):
@@ -180,7 +181,7 @@ def test_full_disk(tmp_path, library):
     former, final = tmp_path / "checkpoint-1", tmp_path / "checkpoint-2"
     write(former, "former")
     command = [sys.executable, "-c", FULL_DISK, str(final), library]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.startswith(f"EFBIG `{final}` cannot be written: ")
     assert names_in(tmp_path) == ["checkpoint-1"]
     assert is_complete(former)

@@ -22,6 +22,7 @@ from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.rotation import Ledger, beyond_limit, by_age, delete_all_but_best, rotate
 from tests.support.checkpoints import small_checkpoint
+from tests.support.processes import PATIENCE
 
 # The default resolution, by the installed transformers.
 PROTECTS_NEWEST = resolve_semantics().rotation_protects_newest
@@ -172,7 +173,7 @@ def test_files_go_in_the_background(tmp_path, caplog, monkeypatch):
     may_remove, remover, rmtree = threading.Event(), BackgroundTasks(), shutil.rmtree
 
     def held(path):
-        assert may_remove.wait(60)
+        assert may_remove.wait(PATIENCE)
         if "checkpoint-1." in path.name:
             raise PermissionError(errno.EACCES, "not allowed", str(path))
         rmtree(path)

@@ -19,10 +19,10 @@ from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.overriding import WarnOnce, is_ours
 from hf_compat.state import TrainerControl, TrainerState, export_states
+from tests.support.processes import PATIENCE
 
 ONE = Launch(world_size=1, local_world_size=1)
 HERE = threading.main_thread().name
-PATIENCE = 60
 
 
 def text_part(writer, name, *, deferrable):

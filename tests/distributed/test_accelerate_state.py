@@ -41,7 +41,7 @@ def no_state_is_left(monkeypatch):
 
 def told_by(command, folder, *words, processes=2, script="accelerate_state.py", **variables):
     """Return what each process of a run tells."""
-    ended = finish([start([*command, SCRIPTS / script, *words], **variables)], timeout=240)[0]
+    ended = finish([start([*command, SCRIPTS / script, *words], **variables)])[0]
     assert ended.code == 0, ended.output
     return [json.loads((folder / f"{words[0]}-{rank}.json").read_text()) for rank in range(processes)]
 

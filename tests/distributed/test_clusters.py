@@ -50,9 +50,9 @@ CLUSTERS = {
 """Cluster environment → the variables of its cluster."""
 
 
-def train(folder, commands, timeout=120):
+def train(folder, commands):
     """Run ``commands``, and return what each of two processes wrote down."""
-    for ended in finish(commands, timeout=timeout):
+    for ended in finish(commands):
         assert ended.code == 0, ended.output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
@@ -169,7 +169,7 @@ def test_fabric_run(tmp_path, reference):
 @pytest.mark.slow
 def test_fabric_run_with_what_is_refused(tmp_path):
     """The error names the variable and its value, and what to use instead."""
-    (ended,) = finish([fabric_run(tmp_path, "--strategy=deepspeed_stage_3")], timeout=120)
+    (ended,) = finish([fabric_run(tmp_path, "--strategy=deepspeed_stage_3")])
     assert ended.code != 0
     assert "`LT_STRATEGY=deepspeed_stage_3`" in ended.output
     assert "TrainingArguments(deepspeed={'zero_optimization': {'stage': 3}})" in ended.output

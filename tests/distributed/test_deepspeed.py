@@ -267,7 +267,7 @@ def test_full_weights_without_unwrapping(finished_thoroughly):
 @pytest.mark.parametrize("name", ["optimizer_is_offloaded", "parameters_are_offloaded"])
 def test_offloading(tmp_path, name):
     """States and parameters in host memory, updated by DeepSpeed's own optimizer there."""
-    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"], timeout=1200)  # the optimizer may have to be built
+    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"])  # the optimizer may have to be built
     check(tmp_path, name)
 
 
@@ -293,7 +293,7 @@ def test_evaluates_and_trains_twice(finished_thoroughly):
 def test_one_process_of_python(tmp_path):
     """Without any launcher one process trains under ZeRO-2 as it does without DeepSpeed."""
     script = SCRIPTS / "distributed_worker.py"
-    (ended,) = finish([start([sys.executable, script, tmp_path, "ours:whole_global_batch_of_zero_2"])], timeout=300)
+    (ended,) = finish([start([sys.executable, script, tmp_path, "ours:whole_global_batch_of_zero_2"])])
     assert ended.code == 0, ended.output
     plain = run(lambda kit: global_batch(kit, size=4), "ours", tmp_path / "plain")
     shared = outcome(tmp_path, "whole_global_batch_of_zero_2", "ours", 0)
@@ -323,7 +323,7 @@ def test_launchers(tmp_path, launcher):
     given = [word.format(port=free_port()) for part in options for word in part]
     folders = ["--folder", tmp_path, "--output_dir", tmp_path / "output"]
     command = [sys.executable, *given, SCRIPTS / "launch_script.py", *folders, *words]
-    (ended,) = finish([start(command)], timeout=300)
+    (ended,) = finish([start(command)])
     assert ended.code == 0, ended.output
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first["wrapped"] == "DeepSpeedEngine"
@@ -336,7 +336,7 @@ def test_zero_to_fp32(finished_thoroughly, tmp_path):
     checkpoints = finished_thoroughly / "resume_zero_2" / "ours" / "output"
     checkpoint = max(checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     script = checkpoint / "zero_to_fp32.py"
-    (ended,) = finish([start([sys.executable, script, checkpoint, tmp_path])], timeout=300)
+    (ended,) = finish([start([sys.executable, script, checkpoint, tmp_path])])
     assert ended.code == 0, ended.output
     made, saved = torch.load(tmp_path / "pytorch_model.bin"), load_file(checkpoint / "model.safetensors")
     for name, weight in saved.items():

@@ -182,7 +182,7 @@ def test_accelerate_launch(tmp_path, alone):
     options = ["--use_fsdp", "--fsdp_version=1", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"]
     machine = ["--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     launcher = [sys.executable, "-m", "accelerate.commands.launch", *machine, f"--main_process_port={free_port()}"]
-    ended = finish([start([*launcher, *options, SCRIPTS / "fsdp1_script.py", tmp_path, "launched"])], timeout=200)[0]
+    ended = finish([start([*launcher, *options, SCRIPTS / "fsdp1_script.py", tmp_path, "launched"])])[0]
     assert ended.code == 0, ended.output
     check_as_one_process(tmp_path, alone, "launched", "steady")
     placed = seen(tmp_path, "launched")["placed"]

@@ -12,7 +12,7 @@ from tests.support.processes import torchrun
 def ranks(tmp_path_factory):
     """Return what each process saw."""
     folder = tmp_path_factory.mktemp("keywords")
-    ended = torchrun(SCRIPTS / "keyword_script.py", folder, timeout=300)
+    ended = torchrun(SCRIPTS / "keyword_script.py", folder)
     assert ended.code == 0, ended.output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -41,7 +41,7 @@ def finished(tmp_path_factory):
     """Folders of trainings in processes that torchrun started, and in ones forked from one process after the other."""
     launched, forked = (tmp_path_factory.mktemp(name) for name in ("launched", "forked"))
     started = [begin(launched, "auto", "train"), begin(forked, "ddp_fork", *FAILURES, "train", "notebook")]
-    for ended in finish(started, timeout=300):
+    for ended in finish(started):
         assert ended.code == 0, ended.output
     return launched, forked
 
@@ -70,7 +70,7 @@ def test_caller_has_it_all(finished):
 @pytest.mark.slow
 def test_spawn(tmp_path, finished):
     """So it is with processes that inherit nothing."""
-    (ended,) = finish([begin(tmp_path, "ddp_spawn", "train")], timeout=300)
+    (ended,) = finish([begin(tmp_path, "ddp_spawn", "train")])
     assert ended.code == 0, ended.output
     check(tmp_path / "train", facts(finished[0] / "train"))
 

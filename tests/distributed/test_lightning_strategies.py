@@ -28,7 +28,7 @@ NAMES_OF_DDP = [name for name in NAMES if name.startswith("ddp")]
 )
 def test_names(tmp_path, names):
     """Each name starts processes in its way, and looks for unused parameters or not."""
-    (ended,) = finish([start([sys.executable, SCRIPT, tmp_path, *names])], timeout=240)
+    (ended,) = finish([start([sys.executable, SCRIPT, tmp_path, *names])])
     assert ended.code == 0, ended.output
     expected = {name: UNUSED[name[len(name.split("_find")[0]) :]] for name in names}
     assert json.loads((tmp_path / "outcome.json").read_text()) == expected
@@ -36,7 +36,7 @@ def test_names(tmp_path, names):
 
 def test_arguments(tmp_path):
     """Keywords of torch's wrapper, communication hooks and the averaging of models do their work."""
-    (ended,) = finish([start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, tmp_path, "instances"])], timeout=180)
+    (ended,) = finish([start([*TORCHRUN, "--nproc-per-node=2", SCRIPT, tmp_path, "instances"])])
     assert ended.code == 0, ended.output
     told = json.loads((tmp_path / "outcome.json").read_text())
     assert told["views"] is True

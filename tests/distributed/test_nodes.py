@@ -76,7 +76,7 @@ def train(folder, nodes, *options, processes=1):
             launcher = [*TORCHRUN_OF_NODES, *several, f"--master-addr={ADDRESSES[0]}", "--master-port=29555"]
             inside = ["ip", "netns", "exec", name, *launcher, *script]
             launched.append(start(inside, place, GLOO_SOCKET_IFNAME="cable"))
-    for ended in finish(launched, timeout=300):
+    for ended in finish(launched):
         assert ended.code == 0, ended.output
     return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
 

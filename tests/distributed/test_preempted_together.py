@@ -32,7 +32,7 @@ def launch_and_send(signum, receiver, folder, stage, step, **variables):
         for process in ranks.values() if receiver != LAUNCHER else ():  # it has to pass the signal on first
             os.kill(process, signal.SIGUSR2)
     finally:
-        (ended,) = finish([launcher], timeout=60)
+        (ended,) = finish([launcher])
     return ended
 
 

@@ -61,11 +61,11 @@ def test_requeue(tmp_path, receivers):
         for number in ids:
             os.kill(number, signal.SIGUSR2)
     finally:
-        ended = finish(tasks, timeout=180)
+        ended = finish(tasks)
     assert [each.code for each in ended] == [128 + signal.SIGUSR1] * 2, ended
     assert_ranks_saved_and_left("SIGUSR1", [each.output for each in ended], tmp_path, "5")
     assert (tmp_path / "calls").read_text() == "requeue 17\n"
-    for each in finish(start_tasks(tmp_path, "rest", SLURM_RESTART_COUNT="1"), timeout=180):
+    for each in finish(start_tasks(tmp_path, "rest", SLURM_RESTART_COUNT="1")):
         assert each.code == 0, each.output
     assert_same_states(tmp_path)
     assert (tmp_path / "calls").read_text() == "requeue 17\n"

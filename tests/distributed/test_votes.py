@@ -8,6 +8,7 @@ import pytest
 
 from hf_compat.distributed.votes import GivenUpError, attempt, give_up, is_attempting, max_over_ranks, vote
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE
 
 VOTE = """
 import gc, sys
@@ -53,7 +54,7 @@ def outputs(script, store, words):
         )
         for rank, given in enumerate(words)
     ]
-    return [rank.communicate(timeout=300)[0] for rank in ranks]
+    return [rank.communicate(timeout=PATIENCE)[0] for rank in ranks]
 
 
 def test_all_processes_agree(tmp_path):

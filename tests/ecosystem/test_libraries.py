@@ -83,9 +83,9 @@ def train(runs: list[str], folder: Path, *words: str, ranks: int = 1) -> None:
         variables = {"HF_HOME": str(folder / "cache"), "HF_DATASETS_CACHE": str(folder / "cache" / which)}
         variables["PYTHONHASHSEED"] = "0"  # GLiNER and an evaluator of sentence-transformers go through sets
         if ranks == 1:
-            ended = processes.finish([processes.start([sys.executable, *command], folder, **variables)], timeout=500)[0]
+            ended = processes.finish([processes.start([sys.executable, *command], folder, **variables)])[0]
         else:
-            ended = processes.torchrun(*command, processes=ranks, timeout=500, **variables)
+            ended = processes.torchrun(*command, processes=ranks, **variables)
         assert ended.code == 0, ended.output
     for name in runs:
         for rank in range(ranks):
@@ -141,7 +141,7 @@ def test_an_unmodified_script_of_trl_trains_the_same(tmp_path):
             (tmp_path / name).mkdir(exist_ok=True)
             shutil.rmtree(tmp_path / name / "out" / "checkpoint-6", ignore_errors=True)
             command = [sys.executable, *before, SCRIPTS / "unmodified" / "trl_sft.py", "out", *words]
-            ended = processes.finish([processes.start(command, tmp_path / name)], timeout=300)[0]
+            ended = processes.finish([processes.start(command, tmp_path / name)])[0]
             assert ended.code == 0, ended.output
             assert ("hf_compat" in ended.output) == (name == "ours")
             state = json.loads((tmp_path / name / "out" / "trainer_state.json").read_text())

@@ -22,6 +22,7 @@ from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLB
 from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
 from hf_compat.errors import MissingPackageError, TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows
+from tests.support.processes import PATIENCE
 from tests.support.tracker_files import read_comet, read_mlflow, read_tensorboard, read_wandb
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
@@ -43,7 +44,7 @@ def run_tracker(which, name, folder):
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), which, name, "out"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

@@ -134,7 +134,7 @@ def run(example, folder):
         pytest.importorskip(package)
     words = [*example.before, FOLDER / f"{example.name}.py"]
     command = [sys.executable, *words, *([example.word] if example.word else []), "out"]
-    (ended,) = processes.finish([processes.start(command, folder)], timeout=300)
+    (ended,) = processes.finish([processes.start(command, folder)])
     assert ended.code == 0, ended.output
     return ended.output
 
@@ -174,6 +174,6 @@ def test_with_imports_from_transformers_the_numbers_are_the_same(name, tmp_path)
     assert script.count("\nfrom hf_compat import ") == 1
     (tmp_path / "train.py").write_text(script.replace("\nfrom hf_compat import ", "\nfrom transformers import "))
     command = [sys.executable, "-m", "hf_compat", "verify", "train.py", "out", "--steps", "5"]
-    (ended,) = processes.finish([processes.start(command, tmp_path)], timeout=300)
+    (ended,) = processes.finish([processes.start(command, tmp_path)])
     assert ended.code == 0, ended.output
     assert json.loads((tmp_path / "verify.json").read_text())["identical"]

@@ -39,7 +39,7 @@ def train(folder, *more):
     """Run the script for all tasks both ways, each in a folder of its own."""
     for way, before in WAYS.items():
         (folder / way).mkdir(exist_ok=True)
-        told = run(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way, timeout=900)
+        told = run(*before, FOLDER / "task_families.py", "out", *TASKS, *more, folder=folder / way)
         assert ("hf_compat" in told) == (way == "ours")
 
 
@@ -84,6 +84,6 @@ def test_verified(tmp_path):
     """``hf-compat verify`` says so of all of them at once."""
     pytest.importorskip("matplotlib")
     script = shutil.copy(FOLDER / "task_families.py", tmp_path)
-    told = run("-m", "hf_compat", "verify", "--steps", "4", script, "out", *TASKS, folder=tmp_path, timeout=900)
+    told = run("-m", "hf_compat", "verify", "--steps", "4", script, "out", *TASKS, folder=tmp_path)
     assert f"Bit-identical over {4 * len(TASKS)} update steps." in told
     assert not (tmp_path / "out").exists()

@@ -87,7 +87,7 @@ def test_an_interrupt_leaves_a_state_to_resume_from(tmp_path):
     while process.poll() is None and not (tmp_path / "interrupted/out/checkpoint-12").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    ended = processes.finish([process], timeout=100)[0]
+    ended = processes.finish([process])[0]
     assert ended.code == -signal.SIGINT, ended.output
     assert "KeyboardInterrupt" in ended.output
     assert not (tmp_path / "interrupted/out/checkpoint-60").exists()
@@ -112,7 +112,7 @@ def test_two_ranks_under_a_launcher(tmp_path, launcher):
     for name, before in (("upstream", ()), ("ours", OURS)):
         (tmp_path / name).mkdir()
         command = [*launcher, *before, FOLDER / "own_trainer.py", "out"]
-        ended = processes.finish([processes.start(command, tmp_path / name)], timeout=300)[0]
+        ended = processes.finish([processes.start(command, tmp_path / name)])[0]
         assert ended.code == 0, ended.output
         assert ended.output.count("replaces the Trainer") == len(before[:1])
         left.append(outcome(tmp_path / name / "out"))

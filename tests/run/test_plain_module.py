@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.processes import PATIENCE
 
 HIDDEN = ("transformers", "accelerate", "peft")
 
@@ -93,7 +94,7 @@ def answer(tmp_path_factory):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -20,6 +20,7 @@ from hf_compat.run.preemption import SignalWatch, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.interrupted import FINISHED, Server, assert_tidy, fake_scontrol, newest, outcome, steps
+from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, and waits for signals")
 
@@ -135,9 +136,9 @@ def test_worker_that_hangs_is_ended_by_its_run():
     began = context.Event()
     worker = context.Process(target=begin_worker, args=(0, [signal.SIGTERM], partial(hang, began)), daemon=True)
     worker.start()
-    assert began.wait(60)
+    assert began.wait(PATIENCE)
     subprocess.run(["kill", str(worker.pid)], check=True)
-    for _ in range(60):
+    for _ in range(PATIENCE):
         assert worker.exitcode is None
         worker.terminate()  # which counts for nothing while the other signal has not been looked at
         worker.join(1)

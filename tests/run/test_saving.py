@@ -15,6 +15,7 @@ from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.errors import CheckpointError
 from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
+from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
 LIBRARIES = {
@@ -222,7 +223,7 @@ def test_weights_are_written_beside_the_optimizers_state(overrides, tmp_path, mo
 
     def waiting(*args, **kwargs):
         if overrides is None:
-            assert optimizer_begins.wait(60)
+            assert optimizer_begins.wait(PATIENCE)
         save_pretrained(*args, **kwargs)
 
     model.save_pretrained = waiting

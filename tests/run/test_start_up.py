@@ -27,7 +27,7 @@ MOST = {"hf_compat": 300, "torchmetrics": 20}
 
 def test_what_is_loaded_at_the_first_update_step(tmp_path):
     """Neither torchmetrics as a whole, nor transformers, datasets, tensorboard, jsonargparse or what they bring."""
-    (ended,) = finish([start([sys.executable, SCRIPTS / "first_step_script.py", tmp_path])], timeout=60)
+    (ended,) = finish([start([sys.executable, SCRIPTS / "first_step_script.py", tmp_path])])
     assert ended.code == 0, ended.output
     (line,) = (line for line in ended.output.splitlines() if line.startswith("["))
     modules = json.loads(line)

@@ -112,7 +112,7 @@ def tokens_of_each_process(kit: Kit) -> None:
 @shared
 def settings_of_the_wrapper(kit: Kit) -> None:
     fields = {"ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 1, "ddp_broadcast_buffers": False}
-    train(kit, language_model(kit, fields={**fields, "ddp_timeout": 60, "ddp_backend": "gloo"}))
+    train(kit, language_model(kit, fields={**fields, "ddp_timeout": 1200, "ddp_backend": "gloo"}))
 
 
 @shared

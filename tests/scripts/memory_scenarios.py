@@ -119,7 +119,7 @@ def _with_memory(kit: Kit, memory: _Memory) -> Any:
         "auto_find_batch_size": True,
         "per_device_train_batch_size": 5,
         "ddp_bucket_cap_mb": 1,
-        "ddp_timeout": 60,
+        "ddp_timeout": 1200,
         "logging_steps": 1,
         "save_strategy": "steps" if memory.place == "save" else "no",
         "save_steps": 2,

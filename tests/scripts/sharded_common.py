@@ -19,6 +19,7 @@ from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import NotSupportedError
 from tests.support import helpers
+from tests.support.processes import PATIENCE
 
 GLOBAL_BATCH = 4
 SETTINGS: dict[str, Any] = {
@@ -119,7 +120,7 @@ class HeldWriter(UnwatchedWriter):
         super()._publish(publication, deferred, folder, then)
 
     def _wait_for(self, step: int) -> None:
-        assert self.is_trained[step].wait(60)
+        assert self.is_trained[step].wait(PATIENCE)
 
 
 class Releases(TrainerCallback):

@@ -55,7 +55,7 @@ def main():
     if own.write:
         Path(own.write).write_text("written by the script")
     if own.fail:
-        sys.exit("this script fails")
+        sys.exit(f"this script fails: {sys.argv}")
 
 
 if __name__ == "__main__":

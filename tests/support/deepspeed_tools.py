@@ -26,5 +26,5 @@ def to_universal(states: Path, target: Path, *, stage: int) -> None:
     script = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--num_extract_workers=1"]
     folders = ["--num_merge_workers=1", "--input_folder", states, "--output_folder", target]
     more = ["--inject_missing_state"] if stage < 3 else []
-    (ended,) = finish([start([*script, *folders, *more], DS_ACCELERATOR="cpu")], timeout=300)
+    (ended,) = finish([start([*script, *folders, *more], DS_ACCELERATOR="cpu")])
     assert ended.code == 0, ended.output

@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_compat.checkpoint.background import Deferred
 from hf_compat.checkpoint.writer import CheckpointWriter
+from tests.support.processes import PATIENCE
 
 __all__ = ["HeldWriter"]
 
@@ -40,6 +41,6 @@ class HeldWriter(CheckpointWriter):
     def _publish(self, publication: ExitStack, deferred: Deferred, folder: Path, then: Any) -> None:
         self._writing += 1
         self.most = max(self.most, self._writing)
-        deferred.own.insert(0, lambda: self._awaited.wait(60))
+        deferred.own.insert(0, lambda: self._awaited.wait(PATIENCE))
         super()._publish(publication, deferred, folder, then)
         self._writing -= 1

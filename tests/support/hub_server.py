@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import PATIENCE
+
 OWNER = "tester"
 TOKEN = "hf_secret"
 LARGE_FILES = (".bin", ".pt", ".pth", ".safetensors")
@@ -126,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
             elif action == "preupload":
                 self.sort_files(json.loads(body))
             else:
-                self.hub.gate.wait(60)
+                self.hub.gate.wait(PATIENCE)
                 self.commit(repo, revision, [json.loads(line) for line in body.splitlines()])
 
     def create(self, asked: dict[str, Any]) -> None:

@@ -17,9 +17,8 @@ from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.tools.checkpoints import describe_checkpoints
 from tests.scripts.crash_script import STEPS
 from tests.support.paths import ROOT, SCRIPTS
+from tests.support.processes import PATIENCE
 
-PATIENCE = 120
-"""Seconds without an event after which a test gives up."""
 FINISHED = [{"event": "done", "step": STEPS}, {"event": "exit", "status": 0}]
 STATES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 """What two processes leave that the next start goes on from."""

@@ -15,7 +15,7 @@ TOLERANCE = 1e-5
 
 def launch(script: str, folder: Path, *words: str, processes: int = 2) -> Path:
     """Run scenarios of ``script``; fail with their tracebacks; return ``folder``, where the results are."""
-    ended = torchrun(SCRIPTS / script, folder, *words, processes=processes, timeout=400)
+    ended = torchrun(SCRIPTS / script, folder, *words, processes=processes)
     errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
     assert ended.code == 0, "\n".join(errors) or ended.output
     return folder

@@ -13,7 +13,7 @@ import pytest
 from hf_compat.arguments import FIELD_RULES
 from hf_compat.arguments.fields.effects import EFFECTS
 from hf_compat.cli import main
-from hf_compat.tools.explain import as_markdown, explain_all, explain_fields
+from hf_compat.tools.explain import as_markdown, explain_all, explain_command_line, explain_fields
 from tests.support.paths import ROOT
 
 FATES = {"trainer", "plan", "script", "alias", "unsupported"}
@@ -169,6 +169,8 @@ def test_tokens_are_hidden(capsys):
     """A token appears nowhere."""
     rows = explain_fields({"hub_token": "hf_secret", "push_to_hub_token": "hf_secret", "seed": -1})
     assert "hf_secret" not in repr(rows)
+    words = ["--wandb_key", "hf_secret", "--hub_tok", "hf_secret", "--run_name", "hf_AbCdEfGhIj0123"]
+    assert not {"hf_secret", "hf_AbCdEfGhIj0123"} & {str(row.value) for row in explain_command_line([__file__, *words])}
 
 
 @pytest.mark.parametrize(

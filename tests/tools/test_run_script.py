@@ -70,7 +70,7 @@ def run(folder, *words, **variables):
         env=processes.clean_environment(**variables),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=processes.PATIENCE,
     )
     lines = done.stderr.splitlines(keepends=True)
     return done.returncode, done.stdout, "".join(line for line in lines if not line.startswith("hf_compat "))
@@ -118,7 +118,7 @@ def test_an_interrupt_ends_it_as_it_ends_python(tmp_path):
                 assert process.poll() is None
             time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=90)
+            output, _ = process.communicate(timeout=processes.PATIENCE)
         finally:
             process.kill()
             process.wait()

@@ -6,7 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, cli
 from hf_compat.errors import ReportError
-from hf_compat.tools.verify.command import split_words, without_secrets
+from hf_compat.tools.verify.command import split_words
 from hf_compat.tools.verify.comparing import compare, relative_difference
 from hf_compat.tools.verify.comparing_weights import tensor_difference
 from hf_compat.tools.verify.record import Record, Weights, read_record
@@ -83,6 +84,22 @@ def test_the_recorder_watches_either_trainer(tmp_path):
     assert len(found.weights.by_moment) == 4
     assert any("checkpoint-3/model.safetensors" in name for name in ours.files)
     assert ours.facts["precision"] == "fp32"
+
+
+@dataclass
+class SecretArguments(TrainingArguments):
+    """A script's own arguments, with secrets among them."""
+
+    wandb_key: str = "s3cr3t-Value.9"
+    service: str = "https://me:s3cr3t-Value.9@host.org"
+
+
+def test_a_record_has_no_secrets(tmp_path):
+    """The arguments of a report are shown without tokens and keys, those of a script's own fields included."""
+    ours = recorded(Trainer, partial(SecretArguments, hub_token="s3cr3t-Value.9"), TrainerCallback, tmp_path, steps=1)
+    text = as_json(Report("script", 1, ours, ours, compare(ours, ours, 1e-5)))
+    assert "s3cr3t" not in text + (tmp_path / "rank-0.jsonl").read_text()
+    assert json.loads(text)["arguments"]["hf_compat"]["service"] == "https://***@host.org"
 
 
 # Comparing
@@ -285,13 +302,6 @@ def test_options_may_stand_behind_the_script(words, own, options):
     assert split_words(words) == (own, options)
 
 
-def test_secrets_are_not_written_down():
-    """Values of tokens, keys and passwords are left out of the command that the page shows."""
-    words = ["--hub_token", "a", "--api-key=b", "--tokens", "3", "--password", "--seed", "1"]
-    shown = ["--hub_token", "***", "--api-key=***", "--tokens", "3", "--password", "--seed", "1"]
-    assert without_secrets(words) == shown
-
-
 def test_the_copy_of_the_working_directory(tmp_path):
     """It has files, folders and links, but no version control, no virtual environment, and not itself."""
     source = tmp_path / "source"
@@ -439,6 +449,15 @@ def test_an_error_of_the_script(tmp_path, words, message, matplotlib):
     assert message in done.stderr
     assert "failed with transformers' Trainer" in done.stderr
     assert not (tmp_path / "verify.json").exists()
+
+
+def test_an_error_is_shown_without_secrets(tmp_path, matplotlib):
+    """The lines that a script that fails has printed are shown without the secrets of its command line."""
+    secret = "s3cr3t-Value.9"
+    words = [*WORDS, "--hub_token", secret, "--fail", "true"]
+    done = verify(tmp_path, "train.py", *words, "--steps", "1")
+    assert "--hub_token" in done.stderr
+    assert secret not in done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def load_adapted(folder: Path, base: Path | None, class_name: str | None) -> tup
                 adapted = peft.PeftModel.from_pretrained(model, str(source), name, autocast_adapter_dtype=False)
             else:
                 adapted.load_adapter(str(source), name, autocast_adapter_dtype=False)
-        except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # peft computes with what the files say before it checks it
             raise CheckpointError(f"`{file}` does not fit {type(model).__name__}: {error}") from error
     return configuration, Architecture(adapted, adapters, base_names)
 
@@ -69,7 +69,8 @@ def _base_model(folder: Path, adapter: Mapping[str, Any], base: Path | None, cla
         raise CheckpointError(f"`{folder}` has adapters that do not name their base model. {remedy}")
     if Path(place).is_dir() and not weight_files(Path(place)):
         raise CheckpointError(f"`{folder}` has adapters; their base model `{place}` has no weights. {remedy}")
-    named = class_name or (adapter.get("auto_mapping") or {}).get("base_model_class")
+    mapping = adapter.get("auto_mapping")
+    named = class_name or (mapping.get("base_model_class") if isinstance(mapping, Mapping) else None)
     named = named or _AUTO_CLASSES.get(str(adapter.get("task_type")))
     model_class = getattr(transformers, str(named), None)
     if model_class is None:

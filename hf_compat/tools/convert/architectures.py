@@ -24,6 +24,7 @@ from hf_compat.tools.convert.adapters import (
     trainable_of_each,
 )
 from hf_compat.tools.convert.lightning_checkpoints import is_plain
+from hf_compat.tools.model_classes import configured, model_class, named_classes, without_weights
 
 __all__ = [
     "Architecture",
@@ -207,7 +208,7 @@ def named_architecture(configuration: Mapping[str, Any], class_name: str | None)
     Raises:
         CheckpointError: If transformers has no class of that name.
     """
-    if not _knows(configuration) or not (class_name or configuration.get("architectures")):
+    if not _knows(configuration) or not (class_name or named_classes(configuration)):
         return None
     return next(_architectures(configuration, class_name), None)
 
@@ -218,7 +219,8 @@ def _knows(configuration: Mapping[str, Any]) -> bool:
         return False
     from transformers import CONFIG_MAPPING
 
-    return configuration.get("model_type") in CONFIG_MAPPING
+    model_type = configuration.get("model_type")
+    return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
 def _chosen_prefix(weights: Mapping[str, Tensor], prefix: str) -> str:
@@ -263,7 +265,7 @@ def _find_class(
                 places[f"{architecture.name} at `{prefix}`"] = Place(prefix, architecture)
             else:
                 reasons.append(f"{architecture.name} at `{prefix}`: {reason}")
-        if places and architecture.name in (configuration.get("architectures") or [class_name]):
+        if places and architecture.name in (named_classes(configuration) or [class_name]):
             break  # the configuration names this class
     # A model with a head contains the one without, which is not what was trained.
     inner = {place.prefix for place in places.values()}
@@ -291,32 +293,31 @@ def _architectures(
     """Yield the models that the configuration may be of: those that it names, then all of its type."""
     import transformers
 
-    content = dict(configuration)
-    config = transformers.CONFIG_MAPPING[content["model_type"]].from_dict(content)
-    named = [class_name] if class_name is not None else list(configuration.get("architectures") or ())
-    classes = [getattr(transformers, str(name), None) for name in named]
+    config = configured(transformers.CONFIG_MAPPING[configuration["model_type"]], configuration)
+    named = named_classes(configuration) if class_name is None else [class_name]
+    classes = [model_class(name) for name in named]
     if class_name is not None and classes == [None]:
-        raise CheckpointError(f"`--architecture {class_name}` is not a class of the installed transformers.")
+        raise CheckpointError(f"`--architecture {class_name}` is not a model class of the installed transformers.")
     if class_name is None:
         classes += _classes_of(type(config))
     failed: CheckpointError | None = None
     found = False
-    for model_class in dict.fromkeys(each for each in classes if each is not None):
+    for kind in dict.fromkeys(each for each in classes if each is not None):
         try:
-            yield _without_weights(model_class, config, adapters)
+            yield _architecture(kind, config, adapters)
             found = True
-        except CheckpointError as error:  # the adapters are for another class
+        except CheckpointError as error:  # the configuration or the adapters are for another class
             failed = failed or error
     if failed is not None and not found:
         raise failed
 
 
-def _without_weights(model_class: Any, config: Any, adapters: Adapters | None) -> Architecture:
+def _architecture(kind: Any, config: Any, adapters: Adapters | None) -> Architecture:
+    model = without_weights(kind, config)
+    if adapters is None:
+        return Architecture(model)
+    base_names = frozenset(model.state_dict())
     with torch.device("meta"):
-        model = model_class(config)
-        if adapters is None:
-            return Architecture(model)
-        base_names = frozenset(model.state_dict())
         return Architecture(model_with_adapters(model, adapters), adapters, base_names)
 
 

@@ -106,7 +106,7 @@ def options_of(given: argparse.Namespace) -> Options:
 def _names_in(file: Path) -> list[Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"`--parameters {file}` cannot be read: {error}") from error
     if not isinstance(found, list):
         raise CheckpointError(f"`--parameters {file}` is not a JSON list of names.")

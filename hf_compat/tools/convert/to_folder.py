@@ -32,6 +32,7 @@ from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, i
 from hf_compat.tools.convert.optimizer_names import Candidates, name_parameters, trained_of
 from hf_compat.tools.convert.options import Options
 from hf_compat.tools.convert.progress import epochs_done
+from hf_compat.tools.model_classes import generation_config
 
 __all__ = ["convert_to_folder"]
 
@@ -133,9 +134,7 @@ def _write_weights(
     model.load_state_dict(architecture.complete(weights), assign=True)
     model.tie_weights()  # type: ignore[operator]
     if generation is not None and getattr(model, "generation_config", None) is not None:
-        from transformers import GenerationConfig
-
-        model.generation_config = GenerationConfig.from_dict(dict(generation))
+        model.generation_config = generation_config(generation)
     save_weights(model, staged, max_shard_size=options.max_shard_size)
 
 

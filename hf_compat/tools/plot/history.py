@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint.finding import checkpoint_at, list_checkpoints
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError
+from hf_compat.tools.json_numbers import number, whole_number
 from hf_compat.tools.plot.panels import is_evaluation, measures_speed
 from hf_compat.tools.plot.resumed import resumed_steps
 
-__all__ = ["Best", "History", "Series", "number", "read_histories", "read_history"]
+__all__ = ["Best", "History", "Series", "read_histories", "read_history"]
 
 _NOT_CURVES = frozenset({"epoch", "step", "total_flos", "num_input_tokens_seen"})
 """Names in a log that count, and measure nothing."""
@@ -115,6 +115,7 @@ def _history(file: Path, name: str) -> History:
     logs = state.get("log_history")
     if not isinstance(logs, list) or not all(isinstance(log, dict) for log in logs):
         raise CheckpointError(f"`{file}` is not a trainer state: it has no `log_history` list.")
+    logs = [_without_impossible(log) for log in logs]
     series = _series(logs)
     if not series:
         raise CheckpointError(
@@ -126,22 +127,22 @@ def _history(file: Path, name: str) -> History:
 
 
 def _steps_done(state: Mapping[str, Any]) -> int:
-    return int(number(state.get("global_step")) or 0)
+    return whole_number(state.get("global_step")) or 0
 
 
-def number(value: object) -> float | None:
-    """Return ``value`` if it is a number, which may be infinite or NaN; else None."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _without_impossible(log: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a log without whole numbers that are too large for any run."""
+    return {name: value for name, value in log.items() if not isinstance(value, int) or number(value) is not None}
 
 
 def _series(logs: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
     found: dict[str, dict[int, float]] = {}
     for log in logs:
-        step = number(log.get("step"))
-        if step is None or not math.isfinite(step):
+        step = whole_number(log.get("step"))
+        if step is None:
             continue
         for name, value in _curves_in(log):
-            found.setdefault(name, {})[int(step)] = value
+            found.setdefault(name, {})[step] = value
     return {name: _sorted(points) for name, points in found.items()}
 
 
@@ -162,14 +163,14 @@ def _curves_in(log: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _best(state: Mapping[str, Any], series: Mapping[str, Series]) -> Best | None:
     value = number(state.get("best_metric"))
-    step = number(state.get("best_global_step"))
+    step = whole_number(state.get("best_global_step"))
     if step is None:  # not in files of releases before 4.52
         folder = state.get("best_model_checkpoint")
         tail = PureWindowsPath(folder).name.rpartition("-")[2] if isinstance(folder, str) else ""
-        step = int(tail) if tail.isdecimal() else None
+        step = whole_number(int(tail)) if tail.isdecimal() and len(tail) < 20 else None
     if step is None:
         return None
-    values = {name: dict(zip(item.steps, item.values, strict=True)).get(int(step)) for name, item in series.items()}
+    values = {name: dict(zip(item.steps, item.values, strict=True)).get(step) for name, item in series.items()}
     equal = [name for name, found in values.items() if found is not None and found == value]
     metric = next(iter(sorted(equal, key=lambda name: not is_evaluation(name))), None)
-    return Best(int(step), metric, value)
+    return Best(step, metric, value)

@@ -81,5 +81,7 @@ def _start_of_sum(parts: Sequence[tuple[int, float]], last_step: int, total: flo
 
 def _whole(step: float, doubt: float) -> int | None:
     """Return the whole step that ``step`` is known to be; None if it may be several, or none."""
+    if not doubt < 0.5:
+        return None
     nearest = round(step)
-    return nearest if doubt < 0.5 and abs(step - nearest) <= doubt + 1e-3 else None
+    return nearest if abs(step - nearest) <= doubt + 1e-3 else None

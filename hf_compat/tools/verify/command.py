@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_compat.errors import MissingPackageError, ReportError, is_installed
+from hf_compat.masking import masked_words
 from hf_compat.tools.plot.drawing import as_png, as_svg, require_matplotlib
 from hf_compat.tools.plot.output import check_targets, write_files
 from hf_compat.tools.verify.comparing import TOLERANCES, Comparison, compare
@@ -19,7 +19,7 @@ from hf_compat.tools.verify.record import Record
 from hf_compat.tools.verify.report import Report, as_json, as_page, as_table
 from hf_compat.tools.verify.running import ScriptRun, run_recorded
 
-__all__ = ["VerifyOptions", "split_words", "verify", "without_secrets"]
+__all__ = ["VerifyOptions", "split_words", "verify"]
 
 _NAMES = ("verify.json", "verify.png", "verify.html")
 
@@ -65,7 +65,7 @@ def verify(script: str, words: Sequence[str], options: VerifyOptions) -> tuple[s
             tolerance = TOLERANCES[str(upstream.facts["precision"])]
         noise: Comparison | None = None if again is None else compare(upstream, again, tolerance)
         comparison = compare(upstream, ours, tolerance)
-    command = shlex.join([script, *without_secrets(words)])
+    command = shlex.join([script, *masked_words(words)])
     report = Report(command, options.steps, upstream, ours, comparison, noise)
     written = _write(report, options.output)
     return "\n".join([_tolerances(options), as_table(report), "", *written]), comparison.is_equal
@@ -126,18 +126,3 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 _FLAGS = ("--noise", "--force", "--no-copy")
 _WITH_VALUE = ("--steps", "--processes", "--tolerance", "--output")
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return a script's arguments without the values of tokens, keys and passwords: the page is sent to others."""
-    shown: list[str] = []
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if shown and _SECRET.fullmatch(shown[-1]) and not word.startswith("-"):
-            shown.append("***")
-        else:
-            shown.append(f"{name}=***" if equals and _SECRET.fullmatch(name) else word)
-    return shown
-
-
-_SECRET = re.compile(r"--?[\w-]*(token|api[_-]?key|secret|password)", re.IGNORECASE)

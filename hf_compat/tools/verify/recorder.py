@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from hf_compat.masking import masked_value, secrets_in
+
 __all__ = ["Recorder", "callback_class", "record_trainers"]
 
 _MOST_BYTES = 256 * 2**20
@@ -233,7 +235,7 @@ def _facts_of(watched: Any) -> dict[str, Any]:
             "system": platform.platform(),
             "threads": torch.get_num_threads(),
         },
-        "arguments": recorded.to_dict(),
+        "arguments": masked_value("", recorded.to_dict(), secrets_in(sys.argv, os.environ)),
     }
 
 

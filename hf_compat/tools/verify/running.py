@@ -12,6 +12,7 @@ from pathlib import Path
 import hf_compat
 from hf_compat.errors import ReportError
 from hf_compat.installing.children import VARIABLE
+from hf_compat.masking import masked_text, secrets_in
 from hf_compat.tools.verify.record import Record, names_below, read_record
 from hf_compat.tools.verify.working_copy import copy_working_directory
 
@@ -72,7 +73,8 @@ def run_recorded(task: ScriptRun, folder: Path, *, is_ours: bool) -> Record:
         code = subprocess.run(words, cwd=place, env=variables, stdout=stream, stderr=stream).returncode
     name = "hf_compat's" if is_ours else "transformers'"
     if code != 0:
-        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
+        text = masked_text(output.read_text(encoding="utf-8", errors="replace"), secrets_in(task.words, os.environ))
+        lines = text.splitlines()[-_SHOWN_LINES:]
         raise ReportError("\n".join([f"`{task.script}` failed with {name} Trainer, exit status {code}:", *lines]))
     record = read_record(folder)
     expected = "hf_compat" if is_ours else "transformers"
