@@ -107,12 +107,12 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
     wanted = _device_count(devices, args, launch, by_default=args.n_gpu if is_parallel else 1)
     if strategy != "auto" or devices != "auto" or wanted * wanted_nodes > 1:
         args.use_one_gpu()
-    if choice.one_device and wanted * wanted_nodes > 1:
-        raise TrainerSetupError(
-            f"{format_strategy(strategy)} is for one process, but `lightning` requests {wanted} devices on each of "
-            f"{wanted_nodes} nodes. Remove `devices` and `num_nodes`, or set 'strategy': 'ddp'."
-        )
     if wanted * wanted_nodes > 1:
+        if choice.one_device:
+            raise TrainerSetupError(
+                f"{format_strategy(strategy)} is for one process, but `lightning` requests {wanted} devices on each of "
+                f"{wanted_nodes} nodes. Remove `devices` and `num_nodes`, or set 'strategy': 'ddp'."
+            )
         choose_backend(args.device, args.ddp_backend)
     if choice.start_method != "popen":
         _check_process_start(choice.start_method, strategy, launch, wanted_nodes, args)

@@ -24,6 +24,7 @@ from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.crash_script import Model, Rows
 from tests.support.held_writer import HeldWriter
+from tests.support.processes import PATIENCE
 
 TIMES = ("training_args.bin", "lightning.json")
 """Files that hold the time of the start or a random name of the run."""
