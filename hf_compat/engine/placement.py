@@ -122,12 +122,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
     if launch.launcher is None and wanted * wanted_nodes > 1:
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
         launch = args.launch
-    if (wanted, wanted_nodes) != (launch.local_world_size, launch.num_nodes):
-        raise TrainerSetupError(
-            f"`lightning` requests {wanted} devices on each of {wanted_nodes} nodes, but {launch.launcher} started "
-            f"{launch.local_world_size} processes on each of {launch.num_nodes} (LOCAL_WORLD_SIZE, WORLD_SIZE). Do not "
-            "pass `devices` and `num_nodes`, or start that many processes."
-        )
+    _check_processes(wanted, wanted_nodes, launch)
     args.join_processes(args.device)
     sizes = read_parallel_sizes(args, strategy, choice.fsdp, launch)
     if sizes is not None:
@@ -147,6 +142,16 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
             "distributed training. Start more with `torchrun` or `lightning={'devices': ...}`, or do not set `fsdp`."
         )
     return Placement(launch, name, choice.fsdp, choice.settings, choice.hooks, environment=environment)
+
+
+def _check_processes(wanted: int, wanted_nodes: int, launch: Launch) -> None:
+    """Raise if ``wanted`` devices on each of ``wanted_nodes`` are not the processes that there are."""
+    if (wanted, wanted_nodes) != (launch.local_world_size, launch.num_nodes):
+        raise TrainerSetupError(
+            f"`lightning` requests {wanted} devices on each of {wanted_nodes} nodes, but {launch.launcher} started "
+            f"{launch.local_world_size} processes on each of {launch.num_nodes} (LOCAL_WORLD_SIZE, WORLD_SIZE). Do not "
+            "pass `devices` and `num_nodes`, or start that many processes."
+        )
 
 
 def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: Launch) -> str:
