@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.checksums import Checksums
-from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
+from hf_compat.checkpoint.write_failures import close_files, errno_of, is_write_failure
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.votes import give_up
@@ -172,6 +172,7 @@ def _described(failure: Exception) -> CheckpointError | CheckpointWriteError:
         return failure
     rank = collectives.get_rank()
     if is_write_failure(failure):
+        close_files(failure)
         file = getattr(failure, "filename", None)
         return CheckpointWriteError(
             f"Rank {rank} could not write: {failure}",

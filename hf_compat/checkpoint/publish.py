@@ -20,7 +20,7 @@ from hf_compat.checkpoint.completeness import differences, read_marker, write_ma
 from hf_compat.checkpoint.early_flush import begin_writing, drop_cached
 from hf_compat.checkpoint.hidden_folders import HiddenFolder, hidden_folders, hidden_sibling
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME
-from hf_compat.checkpoint.write_failures import as_write_error, is_write_failure
+from hf_compat.checkpoint.write_failures import as_write_error, close_files, is_write_failure
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
 __all__ = [
@@ -67,6 +67,8 @@ def staging(
         publish(staged, target, step=step, run_id=run_id, checksums=checksums or Checksums())
     except BaseException as error:
         failure = _write_error(error, target, staged) if is_write_failure(error) else None
+        if failure is not None:
+            close_files(error)
         if staged is not None:
             abandon(staged)
         if failure is not None:

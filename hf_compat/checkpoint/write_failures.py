@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.errors import CheckpointWriteError
 
-__all__ = ["as_write_error", "errno_of", "is_write_failure"]
+__all__ = ["as_write_error", "close_files", "errno_of", "is_write_failure"]
 
 _TORCH = re.compile(r"inline_container|PytorchStreamWriter|iostream|basic_ios|basic_filebuf|ios_base")
 """The texts of torch's errors about files and C++ streams, which contain no number."""
@@ -36,6 +37,18 @@ def errno_of(error: BaseException) -> int | None:
         return error.errno
     found = _RUST.search(str(error))
     return int(found[1] or found[2]) if found else None
+
+
+def close_files(error: BaseException) -> None:
+    """Let go of what the calls that ended with ``error`` hold.
+
+    torch's writer would keep its file open until the next garbage collection, and an open file, deleted or not, its
+    space on a disk that is full.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
 
 
 def as_write_error(
