@@ -31,12 +31,19 @@ def is_write_failure(error: BaseException) -> bool:
     return bool(_TORCH.search(str(error)) or _RUST.search(str(error)))
 
 
-def errno_of(error: BaseException) -> int | None:
-    """Return the system's number of a failure, None if the library that reports it does not pass it on."""
+def errno_of(error: BaseException, place: Path | None = None) -> int | None:
+    """Return the system's number of a failure, None if it is not known.
+
+    Args:
+        error: The failure.
+        place: The folder that was written into. If ``error`` has no number, a file is written there to find it.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _RUST.search(str(error))
-    return int(found[1] or found[2]) if found else None
+    if found is not None:
+        return int(found[1] or found[2])
+    return None if place is None else _probed_errno(place)
 
 
 def close_files(error: BaseException) -> None:
@@ -59,13 +66,11 @@ def as_write_error(
     Args:
         error: The failure.
         target: What was to be written.
-        staged: The folder in which it was written. If ``error`` has no number, a file is written there to find it.
+        staged: The folder in which it was written, for ``errno_of``.
         remark: Stands after the reason.
         advice: Ends the message.
     """
-    number = errno_of(error)
-    if number is None and staged is not None:
-        number = _probed_errno(staged)
+    number = errno_of(error, staged)
     reason = final_name(str(error)) or type(error).__name__
     if number is not None and os.strerror(number) not in reason:
         reason = f"{reason.rstrip('.')}: {os.strerror(number)}"

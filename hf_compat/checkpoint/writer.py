@@ -120,7 +120,7 @@ class CheckpointWriter:
                 flushes = launch.local_rank == 0 and not background
                 flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
-                with multi_process.failing_together() as needs, flushing:
+                with multi_process.failing_together(place=staged) as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
                     needs.own = background and must_finish()
                 publication = stack.pop_all()
@@ -131,7 +131,8 @@ class CheckpointWriter:
         if background:
             self.writes.late.start()
             self._is_in_background = True
-            self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
+            after = then if writes_files else ()
+            self.saver.start(partial(self._publish, staged, publication, deferred, folder, after))
             if any(needs.all):
                 self.wait()
             self.last_step = step
@@ -156,14 +157,20 @@ class CheckpointWriter:
                     part.write(staged)
 
     def _publish(
-        self, publication: ExitStack, deferred: Deferred, folder: Path, then: Sequence[Callable[[Path], object]]
+        self,
+        staged: Path,
+        publication: ExitStack,
+        deferred: Deferred,
+        folder: Path,
+        then: Sequence[Callable[[Path], object]],
     ) -> None:
         """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
         group = deferred.group
         try:
             # The ranks agree three times, innermost first: every rank has its copy, every rank has written, rank 0 has
             # published. What fails on one of them is raised by all at that point.
-            with multi_process.failing_together(group), publication, multi_process.failing_together(group):
+            writing = multi_process.failing_together(group, place=staged)
+            with multi_process.failing_together(group), publication, writing:
                 with multi_process.failing_together(group):
                     self.writes.late.make()
                 deferred.write()
