@@ -117,6 +117,7 @@ class CheckpointWriter:
                     checksums=checksums,
                     group=deferred.group,
                 )
+                deferred.place = staged
                 flushes = launch.local_rank == 0 and not background
                 flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
@@ -131,8 +132,7 @@ class CheckpointWriter:
         if background:
             self.writes.late.start()
             self._is_in_background = True
-            after = then if writes_files else ()
-            self.saver.start(partial(self._publish, staged, publication, deferred, folder, after))
+            self.saver.start(partial(self._publish, publication, deferred, folder, then if writes_files else ()))
             if any(needs.all):
                 self.wait()
             self.last_step = step
@@ -157,19 +157,14 @@ class CheckpointWriter:
                     part.write(staged)
 
     def _publish(
-        self,
-        staged: Path,
-        publication: ExitStack,
-        deferred: Deferred,
-        folder: Path,
-        then: Sequence[Callable[[Path], object]],
+        self, publication: ExitStack, deferred: Deferred, folder: Path, then: Sequence[Callable[[Path], object]]
     ) -> None:
         """Make the ``deferred`` writes, and publish ``folder`` once every rank has; called in the background thread."""
         group = deferred.group
         try:
             # The ranks agree three times, innermost first: every rank has its copy, every rank has written, rank 0 has
             # published. What fails on one of them is raised by all at that point.
-            writing = multi_process.failing_together(group, place=staged)
+            writing = multi_process.failing_together(group, place=deferred.place)
             with multi_process.failing_together(group), publication, writing:
                 with multi_process.failing_together(group):
                     self.writes.late.make()
