@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -71,12 +72,14 @@ class Deferred:
         group: The process group of the thread that makes them; None with a world size of 1.
 
     Attributes:
+        place: The folder that they write into, once it is there.
         own: The calls of this rank alone.
         shared: The calls that every rank makes.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self.group = group
+        self.place: Path | None = None
         self.own: list[Write] = []
         self.shared: list[SharedWrite] = []
 

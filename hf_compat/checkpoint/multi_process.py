@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.checksums import Checksums
-from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
+from hf_compat.checkpoint.write_failures import close_files, errno_of, is_write_failure
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.votes import give_up
@@ -124,13 +124,16 @@ class Exchange:
 
 
 @contextmanager
-def failing_together(group: ProcessGroup | None = None, *, fails_on_all: bool = False) -> Iterator[Exchange]:
+def failing_together(
+    group: ProcessGroup | None = None, *, fails_on_all: bool = False, place: Path | None = None
+) -> Iterator[Exchange]:
     """Run the block on every rank; if a file cannot be written on one, raise on all.
 
     Args:
         group: The process group of a background thread: an error of any kind then raises on all ranks, since no rank
             may wait for a thread that has ended. Default: the group of training.
         fails_on_all: Whether a block that fails on one rank fails on all: then they communicate only if it does.
+        place: The folder that the block writes into, where the number of a failure can be found.
 
     Raises:
         CheckpointWriteError: If any rank could not write.
@@ -151,7 +154,8 @@ def failing_together(group: ProcessGroup | None = None, *, fails_on_all: bool = 
         failure = error
     if failure is None and fails_on_all:
         return
-    told = collectives.gather_objects([(None if failure is None else _described(failure), exchange.own)], group)
+    described = None if failure is None else _described(failure, place)
+    told = collectives.gather_objects([(described, exchange.own)], group)
     _raise_first([failed for failed, _ in told], failure)
     exchange.all = [own for _, own in told]
 
@@ -166,16 +170,14 @@ def _raise_first(failures: Sequence[Exception | None], failure: Exception | None
             raise described from failure
 
 
-def _described(failure: Exception) -> CheckpointError | CheckpointWriteError:
+def _described(failure: Exception, place: Path | None = None) -> CheckpointError | CheckpointWriteError:
     """Return the error that other ranks raise for ``failure`` of this rank."""
     if isinstance(failure, CheckpointWriteError):
         return failure
     rank = collectives.get_rank()
     if is_write_failure(failure):
-        file = getattr(failure, "filename", None)
-        return CheckpointWriteError(
-            f"Rank {rank} could not write: {failure}",
-            errno=errno_of(failure),
-            filename=None if file is None else str(file),
-        )
+        number, file = errno_of(failure, place), getattr(failure, "filename", None)
+        close_files(failure)
+        name = None if file is None else os.fsdecode(file)
+        return CheckpointWriteError(f"Rank {rank} could not write: {failure}", errno=number, filename=name)
     return CheckpointError(f"Rank {rank} could not save: {type(failure).__name__}: {failure}")

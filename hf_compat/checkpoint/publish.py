@@ -20,8 +20,8 @@ from hf_compat.checkpoint.completeness import differences, read_marker, write_ma
 from hf_compat.checkpoint.early_flush import begin_writing, drop_cached
 from hf_compat.checkpoint.hidden_folders import HiddenFolder, hidden_folders, hidden_sibling
 from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME
-from hf_compat.checkpoint.write_failures import as_write_error, is_write_failure
-from hf_compat.errors import CheckpointError, CheckpointWriteError
+from hf_compat.checkpoint.write_failures import as_write_error, close_files, is_write_failure
+from hf_compat.errors import CheckpointError
 
 __all__ = [
     "abandon",
@@ -60,25 +60,37 @@ def staging(
     Raises:
         CheckpointWriteError: If the folder cannot be written; earlier checkpoints are untouched.
     """
-    target, staged = Path(final), None
+    target = Path(final)
+    advice = f"Earlier checkpoints are untouched. Check the free space and the permissions of `{target.parent}`."
+    with _hidden_folder_of(target, advice) as staged:
+        yield staged
+        publish(staged, target, step=step, run_id=run_id, checksums=checksums or Checksums())
+
+
+@contextmanager
+def _hidden_folder_of(target: Path, advice: str) -> Iterator[Path]:
+    """Yield a folder in which ``target`` is written, and delete it if that fails.
+
+    Args:
+        target: What is written.
+        advice: Ends the message of the error.
+    """
+    staged = None
     try:
         staged = begin(target)
         yield staged
-        publish(staged, target, step=step, run_id=run_id, checksums=checksums or Checksums())
     except BaseException as error:
-        failure = _write_error(error, target, staged) if is_write_failure(error) else None
+        failure = None
+        if is_write_failure(error):
+            # Before the files written so far are deleted.
+            free = "" if staged is None else _free_space(staged)
+            failure = as_write_error(error, target, staged=staged, remark=free, advice=advice)
+            close_files(error)
         if staged is not None:
             abandon(staged)
         if failure is not None:
             raise failure from error
         raise
-
-
-def _write_error(error: BaseException, target: Path, staged: Path | None) -> CheckpointWriteError:
-    """Return the error to raise for ``error``, with what can be seen before the files written so far are deleted."""
-    advice = f"Earlier checkpoints are untouched. Check the free space and the permissions of `{target.parent}`."
-    free = "" if staged is None else _free_space(staged)
-    return as_write_error(error, target, staged=staged, remark=free, advice=advice)
 
 
 def _free_space(folder: Path) -> str:
@@ -143,19 +155,9 @@ def _name_new_file(draft: Path, target: Path) -> None:
 
 @contextmanager
 def _creating(target: Path) -> Iterator[Path]:
-    staged = None
-    try:
+    with _hidden_folder_of(target, "Nothing was written.") as staged:
         clean_orphans(target.parent)
-        staged = begin(target)
         yield staged
-    except BaseException as error:
-        is_failure = is_write_failure(error) and not isinstance(error, CheckpointWriteError)
-        failure = as_write_error(error, target, staged=staged, advice="Nothing was written.") if is_failure else None
-        if staged is not None:
-            abandon(staged)
-        if failure is not None:
-            raise failure from error
-        raise
 
 
 def begin(final: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.errors import CheckpointWriteError
 
-__all__ = ["as_write_error", "errno_of", "is_write_failure"]
+__all__ = ["as_write_error", "close_files", "errno_of", "is_write_failure"]
 
 _TORCH = re.compile(r"inline_container|PytorchStreamWriter|iostream|basic_ios|basic_filebuf|ios_base")
 """The texts of torch's errors about files and C++ streams, which contain no number."""
@@ -30,12 +31,31 @@ def is_write_failure(error: BaseException) -> bool:
     return bool(_TORCH.search(str(error)) or _RUST.search(str(error)))
 
 
-def errno_of(error: BaseException) -> int | None:
-    """Return the system's number of a failure, None if the library that reports it does not pass it on."""
+def errno_of(error: BaseException, place: Path | None = None) -> int | None:
+    """Return the system's number of a failure, None if it is not known.
+
+    Args:
+        error: The failure.
+        place: The folder that was written into. If ``error`` has no number, a file is written there to find it.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _RUST.search(str(error))
-    return int(found[1] or found[2]) if found else None
+    if found is not None:
+        return int(found[1] or found[2])
+    return None if place is None else _probed_errno(place)
+
+
+def close_files(error: BaseException) -> None:
+    """Let go of what the calls that ended with ``error`` hold.
+
+    torch's writer would keep its file open until the next garbage collection, and an open file, deleted or not, its
+    space on a disk that is full.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__
 
 
 def as_write_error(
@@ -46,13 +66,11 @@ def as_write_error(
     Args:
         error: The failure.
         target: What was to be written.
-        staged: The folder in which it was written. If ``error`` has no number, a file is written there to find it.
+        staged: The folder in which it was written, for ``errno_of``.
         remark: Stands after the reason.
         advice: Ends the message.
     """
-    number = errno_of(error)
-    if number is None and staged is not None:
-        number = _probed_errno(staged)
+    number = errno_of(error, staged)
     reason = final_name(str(error)) or type(error).__name__
     if number is not None and os.strerror(number) not in reason:
         reason = f"{reason.rstrip('.')}: {os.strerror(number)}"

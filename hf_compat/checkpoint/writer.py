@@ -124,10 +124,11 @@ class CheckpointWriter:
                     checksums=checksums,
                     group=deferred.group,
                 )
+                deferred.place = staged
                 flushes = launch.local_rank == 0 and not background
                 flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
-                with multi_process.failing_together() as needs, flushing:
+                with multi_process.failing_together(place=staged) as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
                     needs.own = background and must_finish()
                 publication = stack.pop_all()
@@ -169,7 +170,8 @@ class CheckpointWriter:
         try:
             # The ranks agree twice, innermost first: every rank has written, rank 0 has published. What fails on one of
             # them is raised by all at that point.
-            with multi_process.failing_together(group), publication, multi_process.failing_together(group):
+            writing = multi_process.failing_together(group, place=deferred.place)
+            with multi_process.failing_together(group), publication, writing:
                 deferred.write()
         finally:
             self.writes.buffers.give_back()

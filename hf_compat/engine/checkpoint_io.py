@@ -88,7 +88,8 @@ class HFCheckpointIO(CheckpointIO):
             storage_options: Not supported.
 
         Raises:
-            CheckpointError: If the folder cannot be written, or an entry could not be loaded safely.
+            CheckpointError: If an entry could not be loaded safely.
+            CheckpointWriteError: If the folder cannot be written.
             TrainerSetupError: If the model cannot be found in the module.
         """
         if storage_options is not None:

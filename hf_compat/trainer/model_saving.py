@@ -92,9 +92,9 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
-    is_safe = for_run(trainer.args).save_safetensors
+    args = for_run(trainer.args)
     if not weights.reads_state_dict_alone(model):
-        weights.save_weights(model, folder, state_dict=state_dict, safe_serialization=is_safe)
+        weights.save_weights(model, folder, state_dict=state_dict, safe_serialization=args.save_safetensors)
     else:
         # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
         write = writes.concurrently if state_dict is None else writes
@@ -104,7 +104,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
             writes.shell_of(model) if is_pretrained_model(model) else model,
             folder,
             state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
-            safe_serialization=is_safe,
+            safe_serialization=args.save_safetensors,
         )
     _save_beside_weights(trainer, folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -130,6 +131,77 @@ def test_files_put_there_beforehand_are_kept(tmp_path):
     assert set(read_marker(final).files) == {"content.txt", "trainer_state.json"}
     shutil.rmtree(final / "extras")
     assert is_complete(final)
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["of another program", "of ours"])
+def test_whatever_lies_in_the_folder_is_kept(marked, tmp_path):
+    """Links that point nowhere or to folders, sockets and unreadable files are moved as they are, none is opened."""
+    final, elsewhere = tmp_path / "checkpoint-1", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "theirs.txt").write_text("theirs")
+    if marked:
+        write(final, "former")
+    final.mkdir(exist_ok=True)
+    (final / "dangling").symlink_to("nowhere")
+    (final / "folder").symlink_to(elsewhere)
+    (final / "extras").mkdir()
+    (final / "extras" / "dangling").symlink_to("nowhere")
+    os.mkfifo(final / "pipe")
+    (final / "unreadable").write_text("mine")
+    (final / "unreadable").chmod(0)
+    with socket.socket(socket.AF_UNIX) as listening:
+        here = os.open(final, os.O_RDONLY)  # the path of a socket must be short
+        listening.bind(f"/proc/self/fd/{here}/socket")
+        os.close(here)
+    write(final, "new")
+    assert set(names_in(final)) == {
+        *("content.txt", "lightning.json", "trainer_state.json"),
+        *("dangling", "extras", "folder", "pipe", "socket", "unreadable"),
+    }
+    assert (final / "content.txt").read_text() == "new"
+    assert os.readlink(final / "dangling") == os.readlink(final / "extras" / "dangling") == "nowhere"
+    assert (final / "folder").resolve() == elsewhere
+    assert stat.S_ISSOCK((final / "socket").stat().st_mode)
+    assert stat.S_ISFIFO((final / "pipe").stat().st_mode)
+    assert (elsewhere / "theirs.txt").read_text() == "theirs"
+    assert names_in(tmp_path) == ["checkpoint-1", "elsewhere"]
+    assert is_complete(final)
+
+
+@pytest.mark.parametrize("to", ["nowhere", "elsewhere"])
+def test_a_link_in_the_place_of_the_folder(to, tmp_path):
+    """It is replaced, whether or not it points to a folder, which stays as it is."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "theirs.txt").write_text("theirs")
+    (tmp_path / "checkpoint-1").symlink_to(tmp_path / to)
+    write(tmp_path / "checkpoint-1", "new")
+    assert not (tmp_path / "checkpoint-1").is_symlink()
+    assert names_in(tmp_path / "checkpoint-1") == ["content.txt", "lightning.json", "trainer_state.json"]
+    assert names_in(tmp_path / "elsewhere") == ["theirs.txt"]
+
+
+def test_files_of_a_replaced_checkpoint_are_kept_after_a_kill(tmp_path, dead_pid):
+    """A process killed before it could move them to the new folder: cleaning up moves them."""
+    write(tmp_path / "checkpoint-1", "new")
+    former = hidden(tmp_path, "replaced", pid=dead_pid)
+    write_marker(former, step=1)
+    (former / "notes.txt").write_text("mine")
+    publish.clean_orphans(tmp_path)
+    assert names_in(tmp_path) == ["checkpoint-1"]
+    assert (tmp_path / "checkpoint-1" / "notes.txt").read_text() == "mine"
+    assert not (tmp_path / "checkpoint-1" / "optimizer.pt").exists()
+
+
+def test_what_cannot_be_deleted_at_first(tmp_path, monkeypatch):
+    """A folder that a failing disk does not let go is deleted later: before the next save, or at the end of the run."""
+    write(tmp_path / "checkpoint-1", "former")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+        write(tmp_path / "checkpoint-1", "new")
+    assert len(names_in(tmp_path)) == 2
+    publish.delete_leftovers()
+    assert names_in(tmp_path) == ["checkpoint-1"]
+    assert (tmp_path / "checkpoint-1" / "content.txt").read_text() == "new"
 
 
 def test_place_that_cannot_be_written(tmp_path):

@@ -310,6 +310,7 @@ def test_steps_call_the_module_where_it_is_the_model():
         assert "_step_context()" in source
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning, with newer releases of torch
 def test_ctrl_c_leaves_lightnings_trainer():
     """Lightning makes it a SystemExit and ignores SIGINT from then on; inside the context both are undone."""
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -42,6 +45,12 @@ def free(disk):
 
 def remount(disk, how):
     subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+
+
+def open_files():
+    """What this process has open, deleted files too."""
+    links = [f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if os.path.islink(link)]
 
 
 TROUBLES = {
@@ -101,3 +110,34 @@ def test_disk_that_fails_for_a_while(disk, caplog, kind, answer, in_background):
     assert saved == ([2] if answer == "raise" else [2, 6])
     assert all(is_complete(item.path) for item in list_checkpoints(disk / "out"))
     assert len(list((disk / "out").iterdir())) == len(saved)
+
+
+@pytest.mark.parametrize("in_background", [False, True], ids=["at once", "in the background"])
+def test_disk_that_becomes_full_in_any_file(disk, in_background):
+    """In the weights, or while the last bytes of a small file are flushed: the reason is told, and the run goes on."""
+
+    def train(answer):
+        shutil.rmtree(disk / "out", ignore_errors=True)
+        fields = {"max_steps": 1, "save_steps": 1, "on_save_error": answer, "save_async": in_background}
+        args = TrainingArguments(str(disk / "out"), use_cpu=True, disable_tqdm=True, report_to="none", **fields)
+        trainer = Trainer(Model(100), args, train_dataset=Rows(12, 1))
+        trainer.train()
+        return trainer
+
+    train("raise")
+    needed = sum(-(-path.stat().st_size // 4096) * 4 for path in (disk / "out").rglob("*") if path.is_file())
+    errors = []
+    for kilobytes in range(needed - 32, needed + 12, 4):
+        remount(disk, "size=1m")
+        shutil.rmtree(disk / "out", ignore_errors=True)
+        remount(disk, f"size={kilobytes}k")
+        try:
+            train("raise")
+        except CheckpointWriteError as error:
+            errors.append(error)
+        assert train("warn").state.global_step == 1
+        assert [file for file in open_files() if str(disk) in file] == [], "they would keep the disk full"
+    assert len(errors) >= 8
+    assert {(error.errno, error.strerror) for error in errors} == {(errno.ENOSPC, "No space left on device")}
+    assert all(error.filename.startswith(str(disk / "out" / "checkpoint-1")) for error in errors)
+    assert all("No space left on device" in str(error) for error in errors)

@@ -11,6 +11,7 @@ import transformers
 from transformers.trainer_utils import get_last_checkpoint as upstreams_get_last_checkpoint
 
 import hf_compat
+from hf_compat.checkpoint import weights
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.errors import CheckpointError
@@ -218,17 +219,16 @@ def test_weights_are_written_beside_the_optimizers_state(overrides, tmp_path, mo
 
     if overrides:
         setattr(Overridden, overrides, override)
-    model = gpt2()
-    save_pretrained = model.save_pretrained
+    save_weights = weights.save_weights
 
     def waiting(*args, **kwargs):
         if overrides is None:
             assert optimizer_begins.wait(PATIENCE)
-        save_pretrained(*args, **kwargs)
+        save_weights(*args, **kwargs)
 
-    model.save_pretrained = waiting
+    monkeypatch.setattr(weights, "save_weights", waiting)
     monkeypatch.setattr(torch, "save", spied)
     args = hf_compat.TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, disable_tqdm=True, report_to="none")
-    Overridden(model, args, train_dataset=ListDataset(token_rows(8, shortest=4, longest=4))).train()
+    Overridden(gpt2(), args, train_dataset=ListDataset(token_rows(8, shortest=4, longest=4))).train()
     assert found == {None: [], "_save_optimizer_and_scheduler": [True, True]}.get(overrides, [False, True])
     assert is_complete(tmp_path / "checkpoint-1")

@@ -7,7 +7,6 @@ import io
 import itertools
 import os
 import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +19,6 @@ from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.background import BackgroundTasks
-from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.distributed import votes
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.sharded_common import UnwatchedWriter, held
@@ -150,25 +147,6 @@ def resume_what_was_saved_in_the_background(kit: Kit) -> None:
     resume(kit, lambda each: held(language_model(each, rows=27, fields=fields)), 4)
 
 
-@shared
-def a_process_is_slow_to_change_a_checkpoint(kit: Kit) -> None:
-    """The second process deletes a file of each checkpoint, long after the first one's ``on_save`` has returned."""
-    rank = int(os.environ["RANK"])
-
-    class Deletes(kit.TrainerCallback):  # type: ignore[misc, name-defined]
-        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if rank == 1:
-                time.sleep(0.3)
-                Path(args.output_dir, f"checkpoint-{state.global_step}", "optimizer.pt").unlink()
-
-    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    trainer = language_model(kit, fields=fields, callbacks=[Deletes()])
-    trainer.train()
-    torch.distributed.barrier()
-    found = [incomplete_reason(item.path) for item in list_checkpoints(trainer.args.output_dir)]
-    kit.keep("why they are incomplete", found)
-
-
 def _train_on_a_failing_disk(kit: Kit, rank: int, **fields: Any) -> None:
     """While the fourth and fifth update steps are made, process ``rank`` cannot write files of more than 20 kB."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -191,6 +169,8 @@ def _train_on_a_failing_disk(kit: Kit, rank: int, **fields: Any) -> None:
             trainer.train()
         except CheckpointWriteError as error:
             kit.keep("error", str(error))
+            kit.keep("errno", error.errno)
+            kit.keep("file", error.filename)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         kit.keep(f"update steps under {answer}", trainer.state.global_step)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from hf_compat import cli
 from hf_compat.checkpoint import distributed_files, names, weights
 from hf_compat.checkpoint.tensor_files import Entry, write_tensors
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, CheckpointWriteError
 from hf_compat.tools.consolidate import consolidate
 from tests.support import helpers
 from tests.support.processes import clean_environment
@@ -198,6 +198,7 @@ def test_a_failing_write_leaves_nothing(checkpoint, monkeypatch):
 
     monkeypatch.setattr("hf_compat.tools.consolidate._Shards.read", fails)
     monkeypatch.setattr("hf_compat.tools.consolidate._tied_names", lambda folder: {})
-    with pytest.raises(CheckpointError, match=r"cannot be written: .*No space left"):
+    with pytest.raises(CheckpointWriteError, match=r"cannot be written: .*No space left") as caught:
         consolidate(checkpoint)
+    assert (caught.value.errno, caught.value.filename) == (28, str(checkpoint))
     assert everything(checkpoint) == before

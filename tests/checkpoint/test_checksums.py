@@ -1,0 +1,182 @@
+"""Checksums of a checkpoint's files: made once, right whatever is written when, and compared when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+
+import pytest
+import torch
+import xxhash
+
+from hf_compat.checkpoint import checksums, publish
+from hf_compat.checkpoint.checksums import Checksums, checksum
+from hf_compat.checkpoint.completeness import read_marker, write_marker
+from hf_compat.checkpoint.early_flush import flushing_early
+from hf_compat.tools.checkpoints import as_table, describe_checkpoints
+from tests.support.checkpoints import small_checkpoint
+
+LARGE = 2**20
+OLD = (1, 1)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of all kinds of files, two of them in a folder."""
+    with publish.staging(tmp_path / "checkpoint-1", step=1, run_id="run") as folder:
+        small_checkpoint(folder)
+        (folder / "config.json").write_text("{}")
+        (folder / "global_step1").mkdir()
+        torch.save({"a": torch.zeros(9)}, folder / "global_step1" / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+        (folder / "global_step1" / "__0_0.distcp").write_bytes(os.urandom(999))
+    return tmp_path / "checkpoint-1"
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """The names of the files whose checksums are made."""
+    made = []
+
+    def spied(path):
+        made.append(path.name)
+        return checksum(path)
+
+    monkeypatch.setattr(checksums, "checksum", spied)
+    return made
+
+
+def problems(folder):
+    (found,) = describe_checkpoints(folder, verify=True)
+    return found.problems
+
+
+def test_a_checksum_is_that_of_xxhash(tmp_path):
+    """It is the XXH3 of 128 bits of all bytes, which anyone can compute."""
+    content = os.urandom(3 * 2**18 + 5)
+    (tmp_path / "file").write_bytes(content)
+    assert checksum(tmp_path / "file") == xxhash.xxh3_128(content).hexdigest()
+
+
+def test_every_flipped_bit_is_found(saved):
+    """In any file, of every eighth of a byte the checksum is another; the marker itself is no exception."""
+    assert problems(saved) == ()
+    for path in [path for path in saved.rglob("*") if path.is_file()]:
+        content = path.read_bytes()
+        for position in range(0, len(content), max(1, len(content) // 9)):
+            changed = bytearray(content)
+            changed[position] ^= 1 << (position % 8)
+            path.write_bytes(bytes(changed))
+            assert problems(saved) != (), (path.name, position)
+        path.write_bytes(content)
+    assert problems(saved) == ()
+
+
+def test_a_file_of_another_checkpoint_is_found(saved, tmp_path):
+    """One of the same size in the place of each; and weights that would be read instead of those saved."""
+    other = small_checkpoint(tmp_path / "other", value=1.0)
+    for name in ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"):
+        before = (saved / name).read_bytes()
+        shutil.copy(other / name, saved / name)
+        assert problems(saved) == (f"`{name}` has changed since the save: its checksum is another.",)
+        (saved / name).write_bytes(before)
+    shutil.copy(other / "model.safetensors", saved / "adapter_model.safetensors")
+    assert problems(saved) == ("`adapter_model.safetensors` was added after the save.",)
+
+
+def test_what_is_no_damage(saved):
+    """Notes of a person are none; a text that a callback has rewritten is named, and the run resumes from it."""
+    (saved / "notes.txt").write_text("mine")
+    assert problems(saved) == ()
+    (saved / "config.json").write_text('{"edited": true}')
+    assert problems(saved) == ("`config.json` has changed since the save: its checksum is another.",)
+    assert [item.is_newest for item in describe_checkpoints(saved)] == [True]
+
+
+def test_a_checkpoint_without_checksums(saved):
+    """One of an older version, or of transformers, can be read; the table says what was not verified."""
+    marker = json.loads((saved / "lightning.json").read_text())
+    write_marker(saved, step=1, run_id="run")
+    assert set(json.loads((saved / "lightning.json").read_text())) == {"files", "format", "run_id", "step"}
+    assert set(marker) == {"files", "format", "run_id", "step", "xxh3_128", "xxh3_128_of_this"}
+    for remove in (lambda: None, (saved / "lightning.json").unlink):
+        remove()
+        found = describe_checkpoints(saved, verify=True)
+        assert found[0].problems == ()
+        assert as_table(found).splitlines()[-1].strip().startswith("It has no checksums: only sizes, headers and")
+        assert describe_checkpoints(saved)[0].note == ""
+
+
+def test_a_marker_lists_a_checksum_of_each_file(saved):
+    """Of every file that it lists, those in folders too."""
+    marker = read_marker(saved)
+    assert {name: checksum(saved / name) for name in marker.files} == marker.checksums
+    assert len(marker.files) == 8
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_large_file_is_read_once(changes, counted, tmp_path):
+    """A finished one early, and again only if it changes afterwards, even in the same size; small ones at the end."""
+    large, small, sums = tmp_path / "large", tmp_path / "small", Checksums()
+    large.write_bytes(bytes(LARGE))
+    small.write_bytes(b"1")
+    for path in (large, small):
+        os.utime(path, OLD)
+        sums.make_early(path)
+        sums.make_early(path)
+    assert counted == ["large"]
+    if changes:
+        with large.open("r+b") as file:
+            file.write(b"2")
+        os.utime(large, OLD)
+    expected = {path.name: checksum(path) for path in (large, small)}
+    assert sums.of_folder(tmp_path) == expected
+    assert counted == (["large", "large", "small"] if changes else ["large", "small"])
+
+
+def test_a_file_that_is_being_written_waits(counted, tmp_path, monkeypatch):
+    """What changed a moment ago is taken for unfinished."""
+    path, sums = tmp_path / "large", Checksums()
+    path.write_bytes(bytes(LARGE))
+    now = path.stat().st_mtime
+    monkeypatch.setattr(time, "time", lambda: now + 0.05)
+    sums.make_early(path)
+    assert counted == []
+    monkeypatch.setattr(time, "time", lambda: now + 1)
+    sums.make_early(path)
+    assert counted == ["large"]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="nothing is written early here")
+def test_large_files_are_read_while_others_are_written(monkeypatch, tmp_path):
+    """The thread that begins to write them makes their checksums, before the folder is flushed."""
+    made = threading.Event()
+
+    def spied(path):
+        made.set()
+        return checksum(path)
+
+    monkeypatch.setattr(checksums, "checksum", spied)
+    sums = Checksums()
+    with flushing_early(tmp_path, sums):
+        (tmp_path / "large").write_bytes(bytes(LARGE))
+        os.utime(tmp_path / "large", OLD)
+        assert made.wait(60)
+    assert sums.of_folder(tmp_path) == {"large": checksum(tmp_path / "large")}
+
+
+def test_each_node_reads_the_files_of_its_ranks(tmp_path):
+    """By the numbers in their names; the rest are rank 0's, which takes over what the others have made."""
+    names = ["__0_0.distcp", "__3_1.distcp", "bf16_zero_pp_rank_2_mp_rank_00_optim_states.pt", "rng_state_3.pth"]
+    names += ["rng_state_1.pth", "model.safetensors"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    others = Checksums().of_folder(tmp_path, ranks=range(2, 4))
+    assert sorted(others) == sorted(names[1:4])
+    sums = Checksums()
+    sums.take(dict.fromkeys(others, "another's"))
+    found = sums.of_folder(tmp_path)
+    assert sorted(found) == sorted(names)
+    assert [name for name in sorted(found) if found[name] == "another's"] == sorted(names[1:4])
