@@ -31,7 +31,7 @@ _Stamp: TypeAlias = tuple[int, int, int, int]
 def checksum(path: Path) -> str:
     """Return the checksum of the file ``path``, in hexadecimal digits."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()  # type: ignore[arg-type]
+        return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def checksum_of_text(text: str) -> str:

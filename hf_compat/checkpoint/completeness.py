@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from hf_compat.atomic_files import read_json_object
@@ -21,7 +22,6 @@ from hf_compat.errors import CheckpointError
 
 __all__ = [
     "Marker",
-    "change_since",
     "differences",
     "file_sizes",
     "incomplete_reason",
@@ -112,12 +112,16 @@ def read_marker(folder: Path) -> Marker | None:
     return Marker(step=step, run_id=run_id, files=files, checksums=checksums)
 
 
-def incomplete_reason(path: str | os.PathLike[str]) -> str | None:
+def incomplete_reason(path: str | os.PathLike[str], *, as_saved: bool = False) -> str | None:
     """Return why the checkpoint folder ``path`` cannot be resumed from, None if it can.
 
     ``trainer_state.json``, which transformers writes last, has to be readable, and weights must not be missing. States
     that are missing are not resumed, as with transformers. Files that are as large as ``lightning.json`` says are
     whole; of others, and without ``lightning.json``, the headers have to be those of whole files.
+
+    Args:
+        path: The folder.
+        as_saved: Whether nothing that was saved may be missing.
     """
     folder = Path(path)
     try:
@@ -126,7 +130,10 @@ def incomplete_reason(path: str | os.PathLike[str]) -> str | None:
         marker = read_marker(folder)
         if marker is None or TRAINER_STATE_NAME in marker.files:
             read_json_object(folder / TRAINER_STATE_NAME)
-        return next(_damage_of_unmarked(folder) if marker is None else _damage_since(folder, marker), None)
+        if marker is None:
+            return next(_damage_of_unmarked(folder), None)
+        changes = differences(folder, marker) if as_saved else iter(())
+        return next(chain(_damage_since(folder, marker), changes), None)
     except (CheckpointError, OSError) as error:
         return str(error)
 
@@ -160,12 +167,6 @@ def _damage_since(folder: Path, marker: Marker) -> Iterator[str]:
     lost = [name for name in marker.files if is_weight_file(name) and not (folder / name).is_file()]
     if lost and not has_weights(folder):
         yield f"`{lost[0]}` is missing."
-
-
-def change_since(path: str | os.PathLike[str]) -> str | None:
-    """Return what is missing in the checkpoint folder ``path``, or of another size than at its save; else None."""
-    marker = read_marker(Path(path))
-    return None if marker is None else next(differences(Path(path), marker), None)
 
 
 def differences(folder: Path, marker: Marker) -> Iterator[str]:

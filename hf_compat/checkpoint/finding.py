@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
-from hf_compat.checkpoint.completeness import change_since, incomplete_reason
+from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import CheckpointError
 
@@ -100,7 +100,7 @@ def find_checkpoint(
             f"`resume_from_checkpoint={path!r}`: the folder does not exist. "
             "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
         )
-    reason = incomplete_reason(path) or change_since(path)
+    reason = incomplete_reason(path, as_saved=True)
     if reason is not None:  # a file may have been deleted on purpose; damaged files are refused when they are read
         logger.warning(
             "`resume_from_checkpoint=%s`: the checkpoint is incomplete or was modified after saving: %s", path, reason

@@ -45,9 +45,9 @@ def opens(monkeypatch):
     """What is opened of a checkpoint by the run that resumes from it, after the check that it is complete."""
     noted = Opens()
 
-    def unseen(path):
+    def unseen(path, **options):
         folder, noted.folder = noted.folder, None
-        reason = incomplete_reason(path)
+        reason = incomplete_reason(path, **options)
         noted.folder = folder
         return reason
 

@@ -98,8 +98,8 @@ def test_changed_checkpoints_are_found_and_rotated(background, change, by, tmp_p
     assert all(is_complete(path) for path in (tmp_path / "ours").iterdir())
 
 
-@pytest.mark.parametrize("change", [delete_states, keep_weights_and_state])
-def test_changed_checkpoints_are_resumed(change, tmp_path):
+@pytest.mark.parametrize(("change", "warns"), [(delete_states, True), (keep_weights_and_state, False)])
+def test_changed_checkpoints_are_resumed(change, warns, tmp_path, caplog):
     """`resume_from_checkpoint=True` goes on from the last one, with the weights that upstream's run ends with."""
     ends = []
     for side, (library, _) in LIBRARIES.items():
@@ -108,6 +108,8 @@ def test_changed_checkpoints_are_resumed(change, tmp_path):
         trainer.train(resume_from_checkpoint=True)
         left = sorted(path.name for path in (tmp_path / side).iterdir())
         ends.append((trainer.state.global_step, left, trainer.model.state_dict()))
+    told = "checkpoint-4`: the checkpoint is incomplete or was modified after saving: `optimizer.pt` is missing."
+    assert (told in caplog.text) == warns
     (step, left, weights), (our_step, our_left, our_weights) = ends
     assert (our_step, our_left) == (step, left) == (6, ["checkpoint-5", "checkpoint-6"])
     assert all(torch.equal(value, our_weights[name]) for name, value in weights.items())
