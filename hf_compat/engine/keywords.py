@@ -62,8 +62,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_logging(value: object) -> bool:
-    loggers = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-    return all(each is None or isinstance(each, bool | Logger) for each in loggers)
+    return value is None or (isinstance(value, bool | Logger | Iterable) and not isinstance(value, str))
 
 
 def _is_switch(value: object) -> bool:

@@ -303,6 +303,5 @@ def _as_written(problem: Problem, written: Mapping[str, str]) -> Problem:
     """Return ``problem`` with the keyword that set its field, or that set another field which its text names."""
     if problem.field in written:
         return replace(problem, written=written[problem.field])
-    named = dict.fromkeys(keyword for name, keyword in written.items() if f"`{name}" in problem.text)
-    sources = ", ".join(f"`{keyword}`" for keyword in named)
-    return replace(problem, text=f"{problem.text} Set by {sources}.") if named else problem
+    keywords = dict.fromkeys(f"`{keyword}`" for name, keyword in written.items() if f"`{name}" in problem.text)
+    return replace(problem, text=f"{problem.text} Set by {', '.join(keywords)}.") if keywords else problem

@@ -94,7 +94,7 @@ _MAY_BE_NONE = (
     *("save_total_limit", "torch_empty_cache_steps", "warmup_ratio"),
 )
 NAMES: dict[str, tuple[type, ...]] = {"include_for_metrics": (Mapping, NoneType), "label_names": (Mapping, str)}
-"""Field that must be a list of names → collections that do not do as one."""
+"""Field that must be a list of names → types of collections that are no such list."""
 
 WORDS = {
     "ddp_backend": "the name of a backend",
@@ -103,7 +103,8 @@ WORDS = {
     "torch_compile_mode": "the name of a mode",
     "metric_for_best_model": "the name of a metric",
 }
-"""Field that must be a string → what it says."""
+"""Field that must be a string → its meaning."""
+
 _LONGEST = timedelta.max.total_seconds() // 1
 _LARGEST_SEED = 2**32 - 1
 _RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the rounding of floats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import socket
 import sys
@@ -155,8 +154,9 @@ def _whole_steps(args: TrainingArguments, semantics: Semantics) -> None:
     for event in ("logging", "eval", "save"):
         name = f"{event}_steps"
         steps = getattr(args, name)
-        if getattr(args, f"{event}_strategy") == "steps" and isinstance(steps, Real) and 1 < steps < math.inf:
-            setattr(args, name, int(steps) if steps == int(steps) else steps)
+        is_whole = isinstance(steps, Real) and float(steps) > 1 and float(steps).is_integer()
+        if getattr(args, f"{event}_strategy") == "steps" and is_whole:
+            setattr(args, name, int(steps))
     takes_whole_warmup = not semantics.warmup_below_one_is_ratio
     if takes_whole_warmup and isinstance(args.warmup_steps, float) and args.warmup_steps.is_integer():
         args.warmup_steps = int(args.warmup_steps)  # a command line gives a float
