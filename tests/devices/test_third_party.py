@@ -27,7 +27,7 @@ from tests.gpu.comparing import differing
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
-ONE = ("fp32", "bf16_on_gpu", "fp16", "resume_bf16", "memory_of_the_gpu")
+ONE = ("fp32", "bf16_on_gpu", "fp16", "resume_bf16", "workers")
 """Scenarios of one device, of ``tests.gpu.scenarios``."""
 TWO = ("fp32", "bf16_on_gpu")
 """Scenarios of two ranks."""
@@ -40,13 +40,15 @@ def as_device(kind: str) -> dict[str, Any]:
 
 def trained(folder: Path, *, use_cpu: bool) -> dict[str, Any]:
     """Return what is special about a run, its losses and its weights."""
-    trainer = _trainer(folder, use_cpu=use_cpu, max_steps=6, logging_steps=1, save_steps=3)
-    trainer.train()
+    fields = {"max_steps": 6, "logging_steps": 1, "save_steps": 3, "skip_memory_metrics": False}
+    trainer = _trainer(folder, use_cpu=use_cpu, **fields)
+    metrics = trainer.train().metrics
     generators = torch.load(folder / "checkpoint-3" / "rng_state.pth", weights_only=False)
     return {
         "device": str(next(trainer.model.parameters()).device),
         "accelerator": type(trainer._lightning_runtime.trainer.accelerator).__name__,
         "generators": sorted(generators),
+        "memory": sorted(name for name in metrics if name.startswith("train_mem")),
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "weights": {name: value.cpu() for name, value in trainer.model.state_dict().items()},
     }
@@ -103,6 +105,8 @@ def test_a_device_that_no_library_knows(tmp_path):
     assert (found["device"], found["accelerator"]) == ("chip:0", "TorchAccelerator")
     assert (expected["device"], expected["accelerator"]) == ("cpu", "CPUAccelerator")
     assert found["generators"] == expected["generators"] == ["chip", "cpu", "numpy", "python"]
+    kinds = [f"train_mem_{place}_{kind}_delta" for place in ("cpu", "gpu") for kind in ("alloc", "peaked")]
+    assert found["memory"] == expected["memory"] == kinds
     assert found["losses"] == expected["losses"]
     assert len(found["losses"]) == 6
     for name, value in expected["weights"].items():
