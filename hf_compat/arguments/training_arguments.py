@@ -395,8 +395,11 @@ class TrainingArguments(metaclass=CountsCounterparts):
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """``DISTRIBUTED`` if the world size exceeds 1, ``NOT_DISTRIBUTED`` with several GPUs, else ``NOT_PARALLEL``."""
-        if self.world_size > 1:
+        """``DISTRIBUTED`` if a launcher started the processes, ``NOT_DISTRIBUTED`` with several GPUs in one process.
+
+        Else ``NOT_PARALLEL``, and for a single launched process on the CPU.
+        """
+        if self.world_size > 1 or (process_facts.is_single_rank(self) and self.device.type not in ("cpu", "mps")):
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
 

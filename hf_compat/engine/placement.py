@@ -15,7 +15,7 @@ from hf_compat.engine.clusters import apply_cluster_environment, given_environme
 from hf_compat.engine.fabric_variables import named, naming_variables
 from hf_compat.engine.internals.parallel import create_device_mesh
 from hf_compat.engine.internals.subprocesses import start_processes
-from hf_compat.engine.strategies.choice import choose_strategy, format_strategy, read_parallel_sizes
+from hf_compat.engine.strategies.choice import StrategyChoice, choose_strategy, format_strategy, read_parallel_sizes
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
 from hf_compat.errors import TrainerSetupError
 
@@ -124,6 +124,14 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
         launch = args.launch
     _check_processes(wanted, wanted_nodes, launch)
     args.join_processes(args.device)
+    return _placement_of_ranks(args, strategy, choice, environment)
+
+
+def _placement_of_ranks(
+    args: TrainingArguments, strategy: str | Strategy, choice: StrategyChoice, environment: ClusterEnvironment | None
+) -> Placement:
+    """Return the placement of a run whose ranks are all there."""
+    launch = args.launch
     sizes = read_parallel_sizes(args, strategy, choice.fsdp, launch)
     if sizes is not None:
         group = create_device_mesh(sizes.data, sizes.tensor, args.device)["data_parallel"].get_group()

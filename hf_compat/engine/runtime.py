@@ -35,6 +35,7 @@ from hf_compat.engine.internals.loops import (
     disable_sigterm_broadcast,
     fast_forward,
     is_fitting,
+    keep_memory_cache,
     may_stop,
     quiet_lightning,
     sanity_checking,
@@ -252,6 +253,7 @@ class Runtime:
         resume_from_no_file(trainer)
         disable_signal_handlers(trainer)
         disable_sigterm_broadcast(trainer)
+        keep_memory_cache(trainer)
         step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
         self.trainer = trainer
 

@@ -23,7 +23,6 @@ from hf_compat import metrics as metric_files
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.firing import fire
-from hf_compat.checkpoint import rng
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.counterparts import CountsCounterparts
 from hf_compat.data import columns
@@ -821,7 +820,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch."""
-        rng.save_rng_state(output_dir, rank=self.args.process_index, world_size=self.args.world_size)
+        model_saving.save_rng_state(self, output_dir)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
