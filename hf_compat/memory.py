@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
+from hf_compat.distributed.accelerators import accelerator_module, accelerator_type
 from hf_compat.errors import TrainerSetupError, require_package
 
-__all__ = ["STAGES", "TrainerMemoryTracker", "free_memory"]
+__all__ = ["STAGES", "TrainerMemoryTracker", "empty_cache", "free_memory"]
 
 STAGES: dict[str, str] = {
     "__init__": "init",
@@ -36,8 +35,14 @@ _SAMPLING_SECONDS = 0.001
 def free_memory() -> None:
     """Collect garbage and empty the device's memory cache."""
     gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()
+    empty_cache()
+
+
+def empty_cache() -> None:
+    """Empty the device's memory cache, where it has one."""
+    kind = accelerator_type()
+    if kind is not None and hasattr(accelerator_module(kind), "empty_cache"):
+        accelerator_module(kind).empty_cache()
 
 
 class TrainerMemoryTracker:
@@ -45,14 +50,14 @@ class TrainerMemoryTracker:
 
     For each stage two values in bytes: ``alloc``, the memory in use at its end minus that at its start, and ``peaked``,
     the peak minus the memory in use at its end. On the CPU the resident memory of the process is sampled every
-    millisecond; on a GPU the allocator records the peak.
+    millisecond; on a GPU the allocator records the peak, except on MPS, where it is ``"Not available"``.
 
     Args:
         skip_memory_metrics: Do not measure.
 
     Attributes:
         cpu: Stage to ``begin``, ``end``, ``alloc`` and ``peaked`` of the CPU.
-        gpu: The same of the current CUDA device; empty without one.
+        gpu: The same of the current GPU or other accelerator; empty without one.
         cur_stage: The current stage.
 
     Raises:
@@ -62,15 +67,16 @@ class TrainerMemoryTracker:
     def __init__(self, skip_memory_metrics: bool = False) -> None:
         self.skip_memory_metrics = skip_memory_metrics
         self.cpu: dict[str, dict[str, int]] = {}
-        self.gpu: dict[str, dict[str, int]] = {}
+        self.gpu: dict[str, dict[str, Any]] = {}
         self.cur_stage: str | None = None
         self.init_reported = False
-        self._has_gpu = False
+        self._gpu: Any = None
         self._at_start: tuple[int, int] = (0, 0)
         if not skip_memory_metrics:
             psutil = require_package("psutil", extra="memory", purpose="skip_memory_metrics=False")
             self._process = psutil.Process()
-            self._has_gpu = torch.cuda.is_available()
+            kind = accelerator_type()
+            self._gpu = None if kind is None else accelerator_module(kind)
         self._peak: _PeakMonitor | None = None
 
     def start(self, stage: str | None = None) -> None:
@@ -90,10 +96,10 @@ class TrainerMemoryTracker:
         self.cancel()
         self.cur_stage = stage
         gc.collect()
-        if self._has_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            torch.cuda.empty_cache()
-        self._at_start = (self.cpu_mem_used(), torch.cuda.memory_allocated() if self._has_gpu else 0)
+        if hasattr(self._gpu, "reset_peak_memory_stats"):
+            self._gpu.reset_peak_memory_stats()
+        empty_cache()
+        self._at_start = (self.cpu_mem_used(), self._gpu_mem_used())
         self._peak = _PeakMonitor(self._process)
         self._peak.stop_with(self)  # after an error nobody may end the stage
 
@@ -136,20 +142,30 @@ class TrainerMemoryTracker:
         """Return the resident memory of this process in bytes."""
         return int(self._process.memory_info().rss)
 
+    def _gpu_mem_used(self) -> int:
+        if self._gpu is None:
+            return 0
+        name = "memory_allocated" if hasattr(self._gpu, "memory_allocated") else "current_allocated_memory"  # of MPS
+        return int(getattr(self._gpu, name)())
+
     def _stop(self, stage: str) -> None:
         assert self._peak is not None, "start() made a monitor"
         peak = self._peak.stop()
         gc.collect()
         cpu, gpu = self._at_start
-        if self._has_gpu:
-            torch.cuda.empty_cache()
-            self.gpu[stage] = _memory_delta(gpu, torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+        if self._gpu is not None:
+            empty_cache()
+            has_peak = hasattr(self._gpu, "max_memory_allocated")
+            gpu_peak = self._gpu.max_memory_allocated() if has_peak else 0
+            self.gpu[stage] = _memory_delta(gpu, self._gpu_mem_used(), gpu_peak)
+            if not has_peak:
+                self.gpu[stage]["peaked"] = "Not available"
         self.cpu[stage] = _memory_delta(cpu, self.cpu_mem_used(), peak)
         self._peak = self.cur_stage = None
 
     def _report(self, stage: str, metrics: dict[str, Any]) -> None:
         stages = [stage] if self.init_reported else ["init", stage]
-        devices = {"cpu": self.cpu, "gpu": self.gpu} if self._has_gpu else {"cpu": self.cpu}
+        devices = {"cpu": self.cpu, "gpu": self.gpu} if self._gpu is not None else {"cpu": self.cpu}
         for name in stages:
             for kind in ("alloc", "peaked"):
                 for device, numbers in devices.items():
@@ -192,7 +208,7 @@ class _PeakMonitor:
             self._sample()
 
 
-def _memory_delta(begin: int, end: int, peak: int) -> dict[str, int]:
+def _memory_delta(begin: int, end: int, peak: int) -> dict[str, Any]:
     return {"begin": begin, "end": end, "alloc": end - begin, "peaked": max(0, peak - end)}
 
 

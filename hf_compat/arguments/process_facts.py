@@ -6,12 +6,14 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.fields.choices import LOG_LEVELS
 from hf_compat.arguments.fsdp.settings import read_fsdp
 from hf_compat.distributed import accelerate_state, processes
-from hf_compat.distributed.devices import cuda_is_available, gpu_index, mps_is_available, wants_cpu
+from hf_compat.distributed.accelerators import accelerator_type
+from hf_compat.distributed.devices import device_index, wants_cpu
 from hf_compat.distributed.launch import BY_TRAINER, Launch, read_launch
 from hf_compat.errors import TrainerSetupError
 from hf_compat.logger_levels import library_logger
@@ -124,9 +126,20 @@ def choose_device(args: TrainingArguments) -> torch.device:
     state = accelerate_state.configured_state() if uses_configured_state(args) else None
     if wants_cpu(args.use_cpu) or (state is not None and state.device.type == "cpu"):
         return torch.device("cpu")
-    if cuda_is_available():
-        return torch.device("cuda", gpu_index(args.local_process_index))
-    return torch.device("mps") if mps_is_available() else torch.device("cpu")
+    kind = accelerator_type()
+    if kind is None:
+        _refuse_xla()
+        return torch.device("cpu")
+    return torch.device(kind) if kind == "mps" else torch.device(kind, device_index(kind, args.local_process_index))
+
+
+def _refuse_xla() -> None:
+    """Raise if torch_xla is installed, with which transformers trains on the devices of XLA alone."""
+    if find_spec("torch_xla") is not None:
+        raise TrainerSetupError(
+            "`use_cpu=False`: `torch_xla` is installed, with which transformers trains on an XLA device such as a TPU. "
+            "That is not supported: set `use_cpu=True` to train on the CPU, or uninstall `torch_xla`."
+        )
 
 
 def join_processes(args: TrainingArguments, device: torch.device) -> None:

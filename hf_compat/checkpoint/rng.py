@@ -13,6 +13,7 @@ import torch
 
 from hf_compat.checkpoint.names import rng_state_name
 from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.distributed.accelerators import accelerator_module, accelerator_type
 from hf_compat.errors import CheckpointError
 
 __all__ = [
@@ -48,29 +49,41 @@ def rng_state(*, distributed: bool = False) -> dict[str, Any]:
 
     Args:
         distributed: Whether to return a list with the states of all GPUs of this process, not the current GPU's.
+            Those of another accelerator are likewise by its device type.
     """
-    state = host_rng_state()
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.random.get_rng_state_all() if distributed else torch.cuda.random.get_rng_state()
+    state, kind = host_rng_state(), accelerator_type()
+    if kind is not None:
+        generators = _generators(kind)
+        has_several = distributed and hasattr(generators, "get_rng_state_all")
+        state[kind] = generators.get_rng_state_all() if has_several else generators.get_rng_state()
     return state
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Set the global generators to ``state``; GPUs without a state in it keep theirs, with a logged warning."""
     set_host_rng_state(state)
-    if torch.cuda.is_available():
-        _set_cuda_state(state.get("cuda"))
+    kind = accelerator_type()
+    if kind is not None:
+        _set_device_state(kind, state.get(kind))
 
 
-def _set_cuda_state(saved: object) -> None:
+def _set_device_state(kind: str, saved: object) -> None:
+    generators = _generators(kind)
     if isinstance(saved, torch.Tensor):
-        torch.cuda.random.set_rng_state(saved)
-    elif isinstance(saved, list) and len(saved) == torch.cuda.device_count():
-        torch.cuda.random.set_rng_state_all(saved)
+        generators.set_rng_state(saved)
+    elif isinstance(saved, list) and len(saved) == accelerator_module(kind).device_count():
+        generators.set_rng_state_all(saved)
     else:
         logger.warning(
-            "The checkpoint has no CUDA random states for these GPUs; dropout will differ from the original run."
+            "The checkpoint has no %s random states for these devices; dropout will differ from the original run.",
+            kind.upper(),
         )
+
+
+def _generators(kind: str) -> Any:
+    """Return the module with the functions for the random states of a device type."""
+    module = accelerator_module(kind)
+    return module if hasattr(module, "get_rng_state") else module.random
 
 
 def save_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:

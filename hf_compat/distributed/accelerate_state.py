@@ -99,7 +99,10 @@ def share_run(run: RunState, *, configured: bool = False) -> None:
 def _kind(module: Any, process: ProcessState) -> Any:
     """Return accelerate's ``DistributedType``; that of a single process until this one has joined the others."""
     has_joined = process.num_processes == 1 or processes.process_group() is not None
-    return module.DistributedType[process.distributed_type.name if has_joined else "NO"]
+    if not has_joined:
+        return module.DistributedType.NO
+    kinds = module.DistributedType.__members__  # those of the installed release
+    return kinds.get(process.distributed_type.name, module.DistributedType.MULTI_GPU)
 
 
 def _process_values(module: Any, process: ProcessState) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
+from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.distributed.votes import gloo_group, vote
 from hf_compat.nested import map_nested
 
@@ -37,6 +38,9 @@ __all__ = [
 Nested = TypeVar("Nested")
 """A tensor, or lists, tuples and dicts of them."""
 Item = TypeVar("Item")
+
+_CPU_BACKENDS = {"gloo", "mpi", "ucc"}
+"""Backends that exchange tensors on the CPU."""
 
 
 def _in_use() -> bool:
@@ -86,17 +90,30 @@ def has_only_tensors(data: object) -> bool:
 
 
 def communication_device() -> torch.device:
-    """Return the device of tensors that ranks can exchange: the current GPU where NCCL alone connects them."""
-    on_gpu = get_world_size() > 1 and distributed.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    """Return the device of tensors that ranks can exchange: the CPU if a backend connects it, else the accelerator."""
+    if get_world_size() == 1 or _backends() & _CPU_BACKENDS:
+        return torch.device("cpu")
+    return _current_accelerator()
+
+
+def _backends() -> set[str]:
+    """Return the backends of the process group, which may be written ``cuda:nccl,cpu:gloo``."""
+    return {part.rpartition(":")[2] for part in distributed.get_backend().split(",")}
+
+
+def _current_accelerator() -> torch.device:
+    """Return the current device of this process."""
+    kind = torch.accelerator.current_accelerator()
+    assert kind is not None, "the process group connects accelerators"
+    return torch.device(kind.type, accelerator_module(kind).current_device())
 
 
 def barrier() -> None:
     """Wait until all ranks have reached this call."""
     if get_world_size() > 1:
-        on_gpu = "nccl" in distributed.get_backend()
+        on_cpus = _backends() <= _CPU_BACKENDS
         vote()
-        distributed.barrier(device_ids=[torch.cuda.current_device()] if on_gpu else None)
+        distributed.barrier(device_ids=None if on_cpus else [_current_accelerator().index])
 
 
 def background_group(timeout: timedelta) -> ProcessGroup | None:

@@ -9,11 +9,8 @@ from hf_compat.errors import TrainerSetupError
 
 __all__ = [
     "cuda_is_available",
-    "cuda_is_initialized",
-    "gpu_index",
-    "gpu_lacks_bf16",
+    "device_index",
     "gpu_lacks_tf32",
-    "mps_is_available",
     "set_tf32",
     "wants_cpu",
 ]
@@ -30,31 +27,6 @@ def cuda_is_available() -> bool:
 
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as importing lightning does, perhaps later
     return torch.cuda.is_available()
-
-
-def cuda_is_initialized() -> bool:
-    """Return whether this process has initialized CUDA; processes forked from it cannot use CUDA then."""
-    import torch
-
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def mps_is_available() -> bool:
-    """Return whether torch sees Apple's GPU."""
-    import torch
-
-    return torch.backends.mps.is_available()
-
-
-def gpu_lacks_bf16() -> bool:
-    """Return whether the CUDA device in use does not support bfloat16.
-
-    Not asked before CUDA is initialized, which would initialize it, and the process could not fork any more: torch
-    emulates bfloat16 on older devices.
-    """
-    import torch
-
-    return cuda_is_initialized() and not torch.cuda.is_bf16_supported()
 
 
 def gpu_lacks_tf32() -> bool:
@@ -80,14 +52,15 @@ def set_tf32(enabled: bool) -> None:
         torch.backends.fp32_precision = "tf32" if enabled else "ieee"
 
 
-def gpu_index(local_rank: int) -> int:
-    """Return the index of the GPU for ``local_rank``: its own, or 0 if only one is visible."""
+def device_index(device_type: str, local_rank: int) -> int:
+    """Return the index of the device for ``local_rank``: its own, or 0 if only one is visible."""
     import torch
 
-    count = torch.cuda.device_count()
+    count = torch.get_device_module(device_type).device_count()
     if local_rank >= count > 1:
+        name = "GPU" if device_type == "cuda" else f"{device_type.upper()} device"
         raise TrainerSetupError(
-            f"LOCAL_RANK={local_rank}: only {count} GPUs are visible, so this process has none. Start as many "
-            "processes as there are GPUs, or set `use_cpu=True`."
+            f"LOCAL_RANK={local_rank}: only {count} {name}s are visible, so this process has none. Start as many "
+            f"processes as there are {name}s, or set `use_cpu=True`."
         )
     return 0 if count == 1 else local_rank

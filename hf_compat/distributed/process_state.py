@@ -27,6 +27,13 @@ class DistributedType(str, Enum):  # noqa: UP042  (a StrEnum prints its value; a
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_NEURON = "MULTI_NEURON"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_XPU = "MULTI_XPU"
     DEEPSPEED = "DEEPSPEED"
     FSDP = "FSDP"
 
@@ -85,7 +92,8 @@ class ProcessState:
             return DistributedType.NO
         if self._is_fsdp:
             return DistributedType.FSDP
-        return DistributedType.MULTI_CPU if self.device.type == "cpu" else DistributedType.MULTI_GPU
+        # accelerate names the device, but of a GPU not its type; of a device that it does not know, a GPU's.
+        return DistributedType.__members__.get(f"MULTI_{self.device.type.upper()}", DistributedType.MULTI_GPU)
 
     @property
     def use_distributed(self) -> bool:

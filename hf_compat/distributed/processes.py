@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.distributed.devices import cuda_is_initialized
+from hf_compat.distributed.accelerators import accelerator_module, default_backend, is_initialized
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["join_processes", "leave_processes", "let_operations_end", "main_first", "process_group"]
+__all__ = ["choose_backend", "join_processes", "leave_processes", "let_operations_end", "main_first", "process_group"]
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +54,21 @@ def _leave_at_exit() -> None:
     leave_processes()
 
 
+def choose_backend(device: torch.device, backend: str | None) -> str:
+    """Return the process-group backend for ``device``: the user's ``backend``, or torch's for the device.
+
+    Raises:
+        TrainerSetupError: If there is none.
+    """
+    chosen = backend or default_backend(device)
+    if chosen is None:
+        raise TrainerSetupError(
+            f"`ddp_backend=None`: torch has no process-group backend for {device.type.upper()} devices, so several "
+            "processes cannot train on them. Start a single process, or set `use_cpu=True`."
+        )
+    return chosen
+
+
 def join_processes(
     launch: Launch, device: torch.device, *, backend: str | None, offloads: bool = False, timeout: timedelta
 ) -> None:
@@ -61,27 +76,25 @@ def join_processes(
 
     Args:
         launch: The ranks and world sizes of this process.
-        device: The device of this process; a GPU becomes the current CUDA device.
-        backend: The user's ``ddp_backend``. Default: NCCL on GPUs, else gloo.
+        device: The device of this process; it becomes the current one of its type.
+        backend: The user's ``ddp_backend``. Default: that of the device, such as NCCL on GPUs and gloo on CPUs.
         offloads: Whether parameters of a GPU are kept in host memory: their gradient norm is reduced there, by gloo,
             beside NCCL on the GPU, as with accelerate.
         timeout: The timeout of collective operations.
 
     Raises:
-        TrainerSetupError: If the process group cannot be initialized.
+        TrainerSetupError: If the process group cannot be initialized, or torch has no backend for the device.
     """
     import torch
 
-    # GPU 0 is the default; setting it would initialize CUDA, after which the process could not fork.
-    if device.type == "cuda" and (device.index or cuda_is_initialized()):
-        torch.cuda.set_device(device)
+    _make_current(device)
     if launch.world_size == 1 or process_group() is not None:
         return
+    chosen = choose_backend(device, backend)
+    if chosen in ("nccl", "xccl") and offloads:
+        chosen = f"{device.type}:{chosen},cpu:gloo"
     os.environ.setdefault("MASTER_ADDR", launch.address)
     os.environ.setdefault("MASTER_PORT", str(launch.port))
-    chosen = backend or ("nccl" if device.type == "cuda" else "gloo")
-    if chosen == "nccl" and offloads:
-        chosen = "cuda:nccl,cpu:gloo"
     try:
         torch.distributed.init_process_group(
             backend=chosen,
@@ -97,6 +110,13 @@ def join_processes(
             f"(`ddp_backend={backend!r}`): {error}"
         ) from error
     atexit.register(_leave_at_exit)  # NCCL would block the exit of the interpreter
+
+
+def _make_current(device: torch.device) -> None:
+    """Make ``device`` the current one of its type, if there can be several."""
+    # Device 0 is the default; setting it would initialize CUDA, after which the process could not fork.
+    if device.type not in ("cpu", "mps") and (device.index or is_initialized(device)):
+        accelerator_module(device).set_device(device)
 
 
 @contextmanager

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.distributed.devices import cuda_is_initialized
+from hf_compat.distributed.accelerators import accelerator_module, is_initialized
 from hf_compat.distributed.launch import OWN_MARK, Launch
+from hf_compat.distributed.processes import choose_backend
 from hf_compat.engine.clusters import apply_cluster_environment, given_environment
 from hf_compat.engine.fabric_variables import named, naming_variables
 from hf_compat.engine.internals.parallel import create_device_mesh
@@ -103,16 +102,16 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
         raise TrainerSetupError("\n  ".join(problems))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
-    devices = keywords.get("devices", "auto")
     is_parallel = strategy != "auto" and not choice.one_device
-    wanted = _device_count(devices, args, launch, by_default=args.n_gpu if is_parallel else 1)
-    if strategy != "auto" or devices != "auto" or wanted * wanted_nodes > 1:
-        args.use_one_gpu()
+    wanted = _device_count(keywords.get("devices", "auto"), args, launch, by_default=args.n_gpu if is_parallel else 1)
+    _leave_gpus(args, keywords, wanted * wanted_nodes)
     if choice.one_device and wanted * wanted_nodes > 1:
         raise TrainerSetupError(
             f"{format_strategy(strategy)} is for one process, but `lightning` requests {wanted} devices on each of "
             f"{wanted_nodes} nodes. Remove `devices` and `num_nodes`, or set 'strategy': 'ddp'."
         )
+    if wanted * wanted_nodes > 1:
+        choose_backend(args.device, args.ddp_backend)
     if choice.start_method != "popen":
         _check_process_start(choice.start_method, strategy, launch, wanted_nodes, args)
         if wanted > 1:
@@ -195,10 +194,11 @@ def _check_process_start(
         )
     if nodes > 1:
         raise TrainerSetupError(f"{shown} on a single node, not on {nodes}: start the script with `torchrun`.")
-    if method == "fork" and args.device.type == "cuda" and cuda_is_initialized():
+    if method == "fork" and is_initialized(args.device):
+        name = args.device.type.upper()
         raise TrainerSetupError(
-            f"{shown}, but CUDA is initialised in this process, and a forked process cannot use it then. Create CUDA "
-            "tensors and models only after `train`, or use 'ddp_spawn'."
+            f"{shown}, but {name} is initialised in this process, and a forked process cannot use it then. Create "
+            f"{name} tensors and models only after `train`, or use 'ddp_spawn'."
         )
 
 
@@ -211,7 +211,7 @@ def _environment_problems(args: TrainingArguments, keywords: Mapping[str, Any]) 
             f"{', '.join(found)} is set, probably by `accelerate launch`, but is not supported. Launch with "
             "`--multi_gpu` or `--use_fsdp`, or with `torchrun`."
         )
-    accelerator, kinds = keywords.get("accelerator", "auto"), {"auto": args.device.type, "gpu": "cuda"}
+    accelerator, kinds = keywords.get("accelerator", "auto"), {"auto": args.device.type, "gpu": _gpu_type(args)}
     if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != args.device.type:
         problems.append(
             f"`lightning={{'accelerator': {accelerator!r}}}`: conflicts with the device of this run "
@@ -219,6 +219,17 @@ def _environment_problems(args: TrainingArguments, keywords: Mapping[str, Any]) 
             "`use_cpu`."
         )
     return problems
+
+
+def _leave_gpus(args: TrainingArguments, keywords: Mapping[str, Any], processes: int) -> None:
+    """Have this process use one GPU where the user's keywords say on what it runs, or each process has a GPU."""
+    if processes > 1 or any(keywords.get(name, "auto") != "auto" for name in ("devices", "strategy")):
+        args.use_one_gpu()
+
+
+def _gpu_type(args: TrainingArguments) -> str:
+    """Return the device type that Lightning's ``"gpu"`` means."""
+    return args.device.type if args.device.type in ("cuda", "mps") else "cuda"
 
 
 def _device_count(devices: object, args: TrainingArguments, launch: Launch, *, by_default: int) -> int:
@@ -236,7 +247,8 @@ def _device_count(devices: object, args: TrainingArguments, launch: Launch, *, b
     if devices == "auto":
         return max(launch.local_world_size, by_default)
     if devices in (-1, "-1"):
-        return torch.cuda.device_count() if args.device.type == "cuda" else launch.local_world_size
+        on_devices = args.device.type not in ("cpu", "mps")
+        return accelerator_module(args.device).device_count() if on_devices else launch.local_world_size
     if isinstance(devices, int | str) and not isinstance(devices, bool) and str(devices).isdigit() and int(devices):
         return int(devices)
     raise TrainerSetupError(

@@ -27,6 +27,7 @@ from torch.amp import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.optim import Optimizer
 
+from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.engine.internals.stepping import call_hook
 from hf_compat.errors import HFCompatWarning, MissingPackageError
 from hf_compat.nested import map_nested
@@ -49,6 +50,8 @@ __all__ = [
     "without_autocast",
 ]
 
+_OWN_SCALER = ("mlu", "musa", "npu", "sdaa")
+"""Device types whose package has a gradient scaler of its own, as accelerate ``utils/modeling.py``."""
 _USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the runtime and the Trainer
 
 
@@ -192,10 +195,23 @@ def precision_plugin(
         text = f"`fp16=True`: float16 needs a GPU, so on the CPU this run computes in float32. {remedy}"
         warnings.warn(text, HFCompatWarning, stacklevel=_USER)
         return FullPrecision()
-    scaler = ShardedGradScaler(device.type) if mixed_precision == "fp16" and strategy.flat_shards else None
+    scaler = None if mixed_precision == "bf16" else _grad_scaler(device, flat_shards=strategy.flat_shards)
     made = ForwardMixedPrecision("bf16-mixed" if mixed_precision == "bf16" else "16-mixed", device.type, scaler)
     made.casts_forward = not strategy.own_casts
     return made
+
+
+def _grad_scaler(device: torch.device, *, flat_shards: bool) -> GradScaler:
+    """Return the gradient scaler for ``device``, which some packages bring themselves.
+
+    That of FSDP version 1 checks for infinite gradients on all ranks.
+    """
+    if flat_shards:
+        return ShardedGradScaler(device.type)
+    if device.type in _OWN_SCALER:
+        own: GradScaler = accelerator_module(device).amp.GradScaler()
+        return own
+    return GradScaler(device.type)
 
 
 def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str]:

@@ -29,7 +29,7 @@ from torch.multiprocessing.spawn import (
 
 from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
-from hf_compat.distributed.devices import cuda_is_initialized
+from hf_compat.distributed.accelerators import is_initialized
 from hf_compat.distributed.launch import OWN_MARK
 from hf_compat.engine.placement import ProcessStart, place_started
 from hf_compat.engine.signals import slurm_signal
@@ -81,9 +81,10 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
         LaunchError: If a process exited without a result. Errors of ``run`` in a process are raised as they are.
         SystemExit: If the processes were preempted, by SIGTERM or SLURM, and have saved.
     """
-    if start.method == "fork" and cuda_is_initialized():
+    if start.method == "fork" and is_initialized(trainer.args.device):
+        name = trainer.args.device.type.upper()
         raise TrainerSetupError(
-            "`train` would fork processes, but CUDA is initialised in this process, perhaps by an evaluation, and "
+            f"`train` would fork processes, but {name} is initialised in this process, perhaps by an evaluation, and "
             "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
         )
     trainer._lightning_runtime.drop_last_run()  # cannot be pickled

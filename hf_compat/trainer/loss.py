@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.transfer import move_to_device
 from hf_compat.errors import DataError, ModelError, ModelOutputError
+from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode
 from hf_compat.nested import MAPPINGS, map_nested
 from hf_compat.optim.division import divided
@@ -90,8 +91,8 @@ def forward_and_backward(
         )
     del inputs
     every = args.torch_empty_cache_steps
-    if every is not None and trainer.state.global_step % every == 0 and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if every is not None and trainer.state.global_step % every == 0:
+        empty_cache()
     if args.n_gpu > 1:
         loss = loss.mean()  # one of each replica
     is_scaled = _is_scaled(trainer, num_items_in_batch)

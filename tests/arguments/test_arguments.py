@@ -351,7 +351,7 @@ def test_every_deprecated_field_has_a_row():
 @pytest.mark.parametrize(("old", "new", "warned"), OLDER_NAMES)
 def test_older_names(old, new, warned, monkeypatch):
     """An older name passes its value on; it warns where upstream does, at the line that gave it."""
-    monkeypatch.setattr(checks, "mps_is_available", lambda: True)  # stands in for a Mac
+    monkeypatch.setattr(checks, "accelerator_type", lambda: "mps")  # stands in for a Mac
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         args = TrainingArguments("out", semantics=RELEASE_5, **old)

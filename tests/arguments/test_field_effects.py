@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_compat import TrainingArguments
+from hf_compat import TrainingArguments, memory
 from hf_compat.arguments import FIELD_RULES, precision
 from hf_compat.arguments.checking import checks
 from tests.support import field_effects as see
@@ -296,7 +296,7 @@ def test_the_cache_is_emptied(every, times, tmp_path, monkeypatch):
     calls = []
     bench = see.Bench(tmp_path, {**see.QUIET, "torch_empty_cache_steps": every}, monkeypatch)
     trainer = bench.trainer()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(memory, "accelerator_type", lambda: "cuda")
     # A build of torch for GPUs would ask the driver there.
     monkeypatch.setattr(torch.optim.Optimizer, "_accelerator_graph_capture_health_check", lambda _: None, raising=False)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append(bool(bench.batches)))

@@ -82,8 +82,8 @@ class Work:
     device: str = "cpu"
     bf16: bool = False
     """Whether it runs under autocast to bfloat16."""
-    compiled: bool = False
-    """Whether the model is compiled."""
+    compiler: str | None = None
+    """The backend of ``torch.compile``; None: the model is not compiled."""
 
     def clock(self) -> Clock:
         """Return what takes the time: of the thread that trains, where it does the work."""
@@ -115,7 +115,7 @@ class Work:
                 gradient_accumulation_steps=self.accumulate,
                 use_cpu=self.device == "cpu",
                 bf16=self.bf16,
-                torch_compile=self.compiled,
+                torch_compile_backend=self.compiler,
                 report_to="none",
                 save_strategy="no",
                 logging_steps=500,
@@ -188,8 +188,8 @@ class Work:
     def made(self) -> nn.Module:
         """Return the model, perhaps compiled."""
         model = self.model()
-        if self.compiled:
-            model.compile()
+        if self.compiler is not None:
+            model.compile(backend=self.compiler)
         return model
 
     def _moved(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def test_search_in_one_process(tmp_path):
 def test_fork_of_a_process_that_uses_a_gpu(tmp_path, monkeypatch):
     """CUDA cannot be used in a forked process if this one uses it."""
     forking = trainer(tmp_path, "ddp_fork")
-    monkeypatch.setattr("hf_compat.trainer.launching.cuda_is_initialized", lambda: True)
+    monkeypatch.setattr("hf_compat.trainer.launching.is_initialized", lambda device: True)
     with pytest.raises(TrainerSetupError, match="ddp_spawn"):
         forking.train()
 

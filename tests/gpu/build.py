@@ -38,14 +38,14 @@ def reason_to_skip() -> str | None:
     return None
 
 
-def load() -> ModuleType:
-    """Return the extension, compiled by the first process that needs it; this takes about half a minute."""
-    folder = cache_folder()
-    library = folder / f"{NAME}.so"
+def load(source: Path = SOURCE, name: str = NAME) -> ModuleType:
+    """Return the extension ``name``, compiled by the first process that needs it; this takes about half a minute."""
+    folder = cache_folder(source)
+    library = folder / f"{name}.so"
     with locked(folder / "lock"):
         if not library.exists():
-            _compile(library)
-    spec = importlib.util.spec_from_file_location(NAME, library)
+            _compile(source, library)
+    spec = importlib.util.spec_from_file_location(name, library)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -53,9 +53,9 @@ def load() -> ModuleType:
     return module
 
 
-def cache_folder() -> Path:
+def cache_folder(source: Path) -> Path:
     """Return the folder of this source, torch and Python in the user's cache, created if missing."""
-    made_of = [SOURCE.read_bytes(), torch.__version__.encode(), sys.implementation.cache_tag.encode()]
+    made_of = [source.read_bytes(), torch.__version__.encode(), sys.implementation.cache_tag.encode()]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "hf_compat-tests" / hashlib.sha256(b"\0".join(made_of)).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,15 +70,15 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(library: Path) -> None:
+def _compile(source: Path, library: Path) -> None:
     # Only now: this module is slow to import, and most processes find the library.
     from torch.utils.cpp_extension import include_paths, library_paths
 
     headers = [*include_paths(), sysconfig.get_paths()["include"]]
     command = [
-        *(COMPILER, "-shared", "-fPIC", "-std=c++20", "-O1", "-g0", f"-DTORCH_EXTENSION_NAME={NAME}"),
+        *(COMPILER, "-shared", "-fPIC", "-std=c++20", "-O1", "-g0", f"-DTORCH_EXTENSION_NAME={library.stem}"),
         *(word for path in headers for word in ("-isystem", path)),
-        *(str(SOURCE), "-o", str(library.with_suffix(".new"))),
+        *(str(source), "-o", str(library.with_suffix(".new"))),
         *(word for path in library_paths() for word in (f"-L{path}", f"-Wl,-rpath,{path}")),
         *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
     ]

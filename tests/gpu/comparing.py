@@ -16,7 +16,7 @@ from torch import distributed
 
 from tests.gpu.device_maps import SPREAD_SCENARIOS
 from tests.gpu.replicas import REPLICA_SCENARIOS
-from tests.gpu.scenarios import GPU_SCENARIOS
+from tests.gpu.scenarios import GPU_SCENARIOS, RANKS_SCENARIOS
 from tests.support import parity, scenarios
 from tests.support.parity import SCENARIOS, Kit, Outcome, Which, compare, differences, run
 
@@ -29,7 +29,7 @@ ALLOWED = re.compile(r"\['betas'\]: \[0.9, 0.999\] expected, got \(0.9, 0.999\)"
 """What torch makes of a pair in an optimizer that has read a full state dict."""
 
 Body = Callable[[Kit], None]
-OWN: dict[str, Body] = {**GPU_SCENARIOS, **REPLICA_SCENARIOS, **SPREAD_SCENARIOS}
+OWN: dict[str, Body] = {**GPU_SCENARIOS, **RANKS_SCENARIOS, **REPLICA_SCENARIOS, **SPREAD_SCENARIOS}
 STATES = {"model.safetensors", "optimizer.pt", "scheduler.pt"}
 
 

@@ -120,11 +120,7 @@ def memory_of_the_gpu(kit: Kit) -> None:
 
 def workers(**fields: Any) -> Body:
     """Return a scenario whose batches come from workers, in pinned memory, and are copied without waiting."""
-    copies = {
-        "accelerator_config": {"non_blocking": True},
-        "dataloader_num_workers": 2,
-        "dataloader_prefetch_factor": 2,
-    }
+    copies = {"accelerator_config": {"non_blocking": True}, "dataloader_num_workers": 2}
     return trained(**copies, **fields)
 
 
@@ -165,9 +161,7 @@ GPU_SCENARIOS: dict[str, Body] = {
     "pinned": trained(accelerator_config={"non_blocking": True}),
     "pageable": trained(dataloader_pin_memory=False),
     "workers": workers(),
-    "memory_of_the_gpu": lambda kit: kit.keep(
-        "metrics", plain(kit, fields={"skip_memory_metrics": False}).train().metrics
-    ),
+    "memory_of_the_gpu": memory_of_the_gpu,
     "emptied_cache": trained(torch_empty_cache_steps=2),
     "noisy_embeddings": trained(neftune_noise_alpha=5.0, bf16=True),
     "checkpointed_activations": trained(gradient_checkpointing=True, bf16=True),
@@ -180,11 +174,12 @@ GPU_SCENARIOS: dict[str, Body] = {
 }
 """Each scenario of one GPU by its name."""
 
-GPU_SCENARIOS |= {f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()}
+RANKS_SCENARIOS: dict[str, Body] = {f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()}
+"""Each scenario of several GPUs by its name."""
 for version in (1, 2):
     for precision, fields in PRECISIONS.items():
         # torch's fused AdamW does not take the scaler of FSDP 1.
         every = {**fields, "optim": "adamw_torch"} if (version, precision) == (1, "fp16") else fields
         for state in ("full", "sharded"):
-            GPU_SCENARIOS[f"fsdp{version}_{precision}_{state}"] = sharded(version, state, **every)
-        GPU_SCENARIOS[f"resume_fsdp{version}_{precision}"] = sharded(version, "full", resumes=True, **every)
+            RANKS_SCENARIOS[f"fsdp{version}_{precision}_{state}"] = sharded(version, state, **every)
+        RANKS_SCENARIOS[f"resume_fsdp{version}_{precision}"] = sharded(version, "full", resumes=True, **every)

@@ -21,13 +21,8 @@ from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.accelerate_state import configured_precision, configured_state
-from hf_compat.distributed.devices import (
-    cuda_is_available,
-    gpu_lacks_bf16,
-    gpu_lacks_tf32,
-    mps_is_available,
-    wants_cpu,
-)
+from hf_compat.distributed.accelerators import accelerator_type, lacks_bf16, lacks_fp16
+from hf_compat.distributed.devices import gpu_lacks_tf32, wants_cpu
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -245,14 +240,11 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.half_precision_backend == "apex":
         text = "apex is not supported; remove it, torch's automatic mixed precision is used."
         yield Problem("half_precision_backend", "apex", text, unsupported=True)
-    if args.fp16 and not wants_cpu(args.use_cpu) and not cuda_is_available() and mps_is_available():
-        yield Problem("fp16", True, "is not supported on MPS; use `bf16=True`.", unsupported=True)
-    for name in ("bf16", "bf16_full_eval"):
-        if getattr(args, name) and not wants_cpu(args.use_cpu):
-            yield from _bf16_problems(name)
+    if (args.fp16 or args.bf16 or args.bf16_full_eval) and not wants_cpu(args.use_cpu):
+        yield from _device_problems(args)
     if args.tf32 and gpu_lacks_tf32():
         yield Problem("tf32", True, "--tf32 requires Ampere or a newer GPU; remove it.")
-    if args.use_mps_device and not mps_is_available():
+    if args.use_mps_device and accelerator_type() != "mps":
         yield Problem(
             "use_mps_device",
             True,
@@ -264,13 +256,17 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("bf16", args.bf16, text, unsupported=True)
 
 
-def _bf16_problems(name: str) -> Problems:
-    """Yield a problem of the field ``name`` on a GPU without bfloat16, and without a GPU unless `use_cpu` is set."""
+def _device_problems(args: TrainingArguments) -> Problems:
+    """Yield what the device does not support, and bfloat16 where the device would be a GPU and there is none."""
+    kind = accelerator_type()
+    if args.fp16 and kind is not None and lacks_fp16(kind):
+        yield Problem("fp16", True, "needs torch 2.8 or newer on MPS; use `bf16=True`.", unsupported=True)
     phrase = "Your setup doesn't support bf16/gpu"
-    if gpu_lacks_bf16():
-        yield Problem(name, True, f"{phrase}, as this GPU has no bfloat16; use `fp16=True`.")
-    elif not cuda_is_available() and not mps_is_available():
-        yield Problem(name, True, f"{phrase}, as there is no GPU; set `use_cpu=True` to use bfloat16 on the CPU.")
+    for name in ("bf16", "bf16_full_eval"):
+        if getattr(args, name) and kind is None:
+            yield Problem(name, True, f"{phrase}, as there is no GPU; set `use_cpu=True` to use bfloat16 on the CPU.")
+        elif getattr(args, name) and lacks_bf16(kind):
+            yield Problem(name, True, f"{phrase}, as this GPU has no bfloat16; use `fp16=True`.")
 
 
 def _fsdp(args: TrainingArguments, semantics: Semantics) -> Problems:

@@ -35,7 +35,7 @@ from hf_compat.arguments.fields.aliases import (
 from hf_compat.arguments.fsdp.fields import resolve_fsdp
 from hf_compat.arguments.releases.semantics import ENVIRONMENT_VARIABLE, Semantics, resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.distributed.devices import mps_is_available
+from hf_compat.distributed.accelerators import accelerator_type
 from hf_compat.errors import ArgumentsError
 from hf_compat.logger_levels import library_logger
 
@@ -199,14 +199,15 @@ def _accelerator_config(args: TrainingArguments, semantics: Semantics) -> Proble
 def _compilation(args: TrainingArguments, semantics: Semantics) -> None:
     args.torch_compile = args.torch_compile or bool(args.torch_compile_mode or args.torch_compile_backend)
     if args.torch_compile and args.torch_compile_backend is None:
-        args.torch_compile_backend = "inductor"
+        on_hpu = not args.use_cpu and accelerator_type() == "hpu"
+        args.torch_compile_backend = "hpu_backend" if on_hpu else "inductor"
 
 
 def _loaders(args: TrainingArguments, semantics: Semantics) -> None:
     if args.use_cpu:
         args.dataloader_pin_memory = False
     workers, method = args.dataloader_num_workers, args.dataloader_multiprocessing_context
-    if sys.platform == "darwin" and workers not in (0, 1) and method is None and mps_is_available():
+    if sys.platform == "darwin" and workers not in (0, 1) and method is None and accelerator_type() == "mps":
         args.dataloader_multiprocessing_context = "fork"  # the only one that works with MPS
 
 

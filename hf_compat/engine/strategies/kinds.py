@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from hf_compat.engine.cuda import TrainersCUDA
+from hf_compat.engine.accelerators import lightning_accelerator
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.data_parallel.strategy import data_parallel_strategy
 from hf_compat.engine.strategies.ddp.strategy import ddp_strategy
@@ -45,7 +45,7 @@ def device_keywords(placement: Placement, args: TrainingArguments, model: nn.Mod
     accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
     strategy.syncs_each_batch = bool(accumulation.get("sync_each_batch"))
     return {
-        "accelerator": TrainersCUDA() if device.type == "cuda" else device.type,
+        "accelerator": lightning_accelerator(device),
         "devices": devices,
         "num_nodes": launch.num_nodes,
         "strategy": strategy,

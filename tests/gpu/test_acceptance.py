@@ -1,0 +1,91 @@
+"""What is run on a lent GPU works: on the fake one, with small sizes; and its results are complete."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gpu.acceptance.correctness import CORRECTNESS
+from tests.gpu.acceptance.running import Case, run_all
+from tests.gpu.acceptance.speed import SPEED
+from tests.gpu.harness import needs_fake_gpu
+from tests.support.processes import finish, start
+
+
+def accepted(folder: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]:
+    """Return exit code, output and results of the command on the fake GPU."""
+    results = folder / "results.jsonl"
+    command = [sys.executable, "-m", "tests.gpu.acceptance", *words, "--fake", "--results", results]
+    ended = finish([start(command)], timeout=1200)[0]
+    return ended.code, ended.output, [json.loads(line) for line in results.read_text().splitlines()]
+
+
+@needs_fake_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["steady_steps", "background_saves", "out_of_memory", "fp32"])
+def test_a_case_of_correctness(name, tmp_path):
+    """A case passes on the fake GPU, and says which GPU and packages it is about."""
+    code, output, (machine, result) = accepted(tmp_path, "--only", name)
+    assert (code, result["case"], result["status"]) == (0, name, "passed"), output
+    assert machine["fake"]
+    assert {"torch", "transformers", "accelerate", "lightning"} < machine.keys()
+
+
+@needs_fake_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPEED)
+def test_a_case_of_speed(name, tmp_path):
+    """The subjects take turns, and each has its rates and its memory."""
+    code, output, (_, result) = accepted(tmp_path, "speed", "--only", name)
+    assert (code, result["status"]) == (0, "passed"), output
+    found = result["found"]
+    assert [len(rates) for rates in found["tokens a second"].values()] == [3, 3, 3]
+    assert all(memory > 0 for memory in found["most memory, GiB"].values())
+
+
+def failing(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Fail."""
+    raise AssertionError(f"{name} is wrong")
+
+
+def hanging(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Never end."""
+    while True:
+        pass
+
+
+def statuses(path: Path) -> dict[str, str]:
+    """Return the status of each case in a file of results."""
+    return {entry["case"]: entry["status"] for entry in map(json.loads, path.read_text().splitlines()[1:])}
+
+
+@needs_fake_gpu
+def test_a_case_that_fails(tmp_path, capsys):
+    """A case that fails does not keep the next from running; the result has the error, and the exit code is 1."""
+    cases = {"first": Case(failing), "second": Case(failing, alone=True)}
+    path = tmp_path / "results.jsonl"
+    assert run_all(cases, results=path, deadline=600, jobs=2, fake=True) == 1
+    assert statuses(path) == {"first": "failed", "second": "failed"}
+    assert "AssertionError: second is wrong" in path.read_text()
+    assert "failed" in capsys.readouterr().out
+
+
+@needs_fake_gpu
+def test_the_deadline(tmp_path):
+    """At the deadline the case that runs is ended, and those that are left are skipped; both are in the results."""
+    path = tmp_path / "results.jsonl"
+    cases = {"hanging": Case(hanging, alone=True), "later": Case(failing, alone=True)}
+    assert run_all(cases, results=path, deadline=1, jobs=1, fake=True) == 1
+    assert statuses(path) == {"hanging": "too late", "later": "skipped"}
+
+
+def test_every_case_can_be_run():
+    """A case is a function that its process can import, and the two suites have names of their own."""
+    for case in (*CORRECTNESS.values(), *SPEED.values()):
+        assert case.run.__module__.startswith("tests.gpu.acceptance.")
+        assert case.run.__qualname__.isidentifier()
+    assert not CORRECTNESS.keys() & SPEED.keys()
