@@ -102,11 +102,9 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
         raise TrainerSetupError("\n  ".join(problems))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
-    devices = keywords.get("devices", "auto")
     is_parallel = strategy != "auto" and not choice.one_device
-    wanted = _device_count(devices, args, launch, by_default=args.n_gpu if is_parallel else 1)
-    if strategy != "auto" or devices != "auto" or wanted * wanted_nodes > 1:
-        args.use_one_gpu()
+    wanted = _device_count(keywords.get("devices", "auto"), args, launch, by_default=args.n_gpu if is_parallel else 1)
+    _leave_gpus(args, keywords, wanted * wanted_nodes)
     if wanted * wanted_nodes > 1:
         if choice.one_device:
             raise TrainerSetupError(
@@ -234,6 +232,12 @@ def _environment_problems(args: TrainingArguments, keywords: Mapping[str, Any]) 
             "`use_cpu`."
         )
     return problems
+
+
+def _leave_gpus(args: TrainingArguments, keywords: Mapping[str, Any], processes: int) -> None:
+    """Have this process use one GPU where the user's keywords say on what it runs, or each process has a GPU."""
+    if processes > 1 or any(keywords.get(name, "auto") != "auto" for name in ("devices", "strategy")):
+        args.use_one_gpu()
 
 
 def _gpu_type(args: TrainingArguments) -> str:
