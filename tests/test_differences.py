@@ -21,6 +21,7 @@ import hf_compat
 from hf_compat.errors import ArgumentsError, HFCompatError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
+from tests.support.processes import torchrun
 
 PAGE = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
 TESTS: dict[str, list[str]] = json.loads((FACTS_FOLDER / "differences.json").read_text(encoding="utf-8"))
@@ -398,6 +399,20 @@ def test_several_gpus_in_one_process(tmp_path, monkeypatch):
     monkeypatch.setattr(PlainModel, "to", lambda model, *given, **more: model)
     with pytest.raises(HFCompatError, match="2 GPUs are visible to one process"):
         trainer_of(hf_compat, tmp_path, use_cpu=False)
+
+
+def test_launched_without_a_gpu(tmp_path):
+    """What a launcher starts is one run, without ``use_cpu`` too."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from hf_compat import TrainingArguments\n"
+        "args = TrainingArguments('out')\n"
+        "print(f'<{args.process_index} of {args.world_size}, {args.use_cpu}, {args.device.type}>')\n"
+    )
+    ended = torchrun(script, CUDA_VISIBLE_DEVICES="")
+    assert ended.code == 0, ended.output
+    for rank in (0, 1):
+        assert f"<{rank} of 2, False, cpu>" in ended.output
 
 
 class Longer:
