@@ -7,6 +7,7 @@ import sys
 from importlib import metadata
 
 import pytest
+import torch
 from packaging.version import Version
 
 from hf_compat.checkpoint.finding import list_checkpoints
@@ -296,6 +297,20 @@ def test_every_sample_is_evaluated_once(finished):
     """Evaluating seven samples on two processes predicts seven, not the eight that fill the batches up."""
     kept = [each for each in outcome(finished, "stream_is_dispatched", "ours", 0).results if each["name"] == "predict"]
     assert [len(each["value"]["predictions"]) for each in kept] == [7]
+
+
+def test_ranks_train_one_model_after_an_evaluation(tmp_path):
+    """An evaluation before the training does not keep DDP's wrapper away: both ranks end with the same weights."""
+    run_scenarios(tmp_path, ["ours:evaluation_before_training"])
+    weights = []
+    for rank in (0, 1):
+        kept = {
+            each["name"]: each["value"]
+            for each in outcome(tmp_path, "evaluation_before_training", "ours", rank).results
+        }
+        weights.append(kept["weights after train"])
+    first, second = weights
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
 # Starting

@@ -1,0 +1,470 @@
+"""Each entry of ``docs/differences.md`` has tests that fail when it is no longer true; some of them are here."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import json
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import hf_compat
+from hf_compat.errors import ArgumentsError, HFCompatError
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.paths import FACTS_FOLDER, ROOT
+from tests.support.processes import torchrun
+
+PAGE = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
+TESTS: dict[str, list[str]] = json.loads((FACTS_FOLDER / "differences.json").read_text(encoding="utf-8"))
+"""The first words of each entry of the page, to the tests that it is true."""
+IS_5 = Version(transformers.__version__) >= Version("5")
+FIELDS: dict[str, Any] = {
+    "use_cpu": True,
+    "report_to": [],
+    "disable_tqdm": True,
+    "max_steps": 2,
+    "save_strategy": "no",
+    "per_device_train_batch_size": 2,
+    "dataloader_pin_memory": False,
+}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::hf_compat.errors.HFCompatWarning"),
+]
+
+
+def entries() -> list[str]:
+    """Return the page's entries, each a bullet or a paragraph, in one line; not its introduction and headings."""
+    body = PAGE.partition("\n## ")[2]
+    parts = re.split(r"\n\n|\n(?=- )", body)
+    texts = (" ".join(part.split()).removeprefix("- ") for part in parts)
+    return [text for text in texts if text and not text.startswith("#") and text != "Intended"]
+
+
+@functools.cache
+def functions_in(file: str) -> frozenset[str]:
+    """Return the names of the test functions in a file of the tests."""
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+
+
+@pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry[:40])
+def test_every_entry_has_tests(entry):
+    """Each entry begins with the first words of exactly one row of the table, whose tests exist."""
+    rows = [first for first in TESTS if entry.startswith(first)]
+    assert len(rows) == 1, f"tests/facts/differences.json needs one row with the first words of: {entry}"
+    assert TESTS[rows[0]], entry
+    for test in TESTS[rows[0]]:
+        file, _, name = test.partition("::")
+        assert name in functions_in(file), test
+
+
+def test_every_row_has_an_entry():
+    """No row is left of an entry that is gone."""
+    assert [first for first in TESTS if not any(entry.startswith(first) for entry in entries())] == []
+
+
+def arguments(library: Any, folder: Any, **fields: Any) -> Any:
+    """Return the arguments of a short run of ``library``."""
+    return library.TrainingArguments(str(folder / "out"), **{**FIELDS, **fields})
+
+
+def trainer_of(library: Any, folder: Any, kind: Any = None, model: Any = None, rows: int = 8, **given: Any) -> Any:
+    """Return a Trainer of ``library`` for rows of vectors; keywords are fields, callbacks or functions."""
+    own = {name: given.pop(name) for name in ("callbacks", "model_init", "compute_metrics") if name in given}
+    data = ListDataset(vector_rows(rows))
+    if "model_init" not in own:
+        own["model"] = PlainModel() if model is None else model
+    args = arguments(library, folder, **given)
+    return (kind or library.Trainer)(args=args, train_dataset=data, eval_dataset=data, **own)
+
+
+# ---- what transformers refuses, and works here ----
+
+
+@pytest.mark.parametrize("which", ["compute_loss", "log"])
+def test_overrides_of_older_releases(which, tmp_path):
+    """Overrides without the newest parameters are called without them; transformers raises a TypeError."""
+
+    def classes(library):
+        class OldLoss(library.Trainer):
+            def compute_loss(self, model, inputs, return_outputs=False):
+                outputs = model(**inputs)
+                return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+        class OldLog(library.Trainer):
+            def log(self, logs):
+                super().log(logs)
+
+        return {"compute_loss": OldLoss, "log": OldLog}[which]
+
+    with pytest.raises(TypeError):
+        trainer_of(transformers, tmp_path, classes(transformers), logging_steps=1).train()
+    trainer = trainer_of(hf_compat, tmp_path, classes(hf_compat), logging_steps=1)
+    assert trainer.train().global_step == 2
+
+
+DROPPED = {
+    "warmup_ratio": (0.1, ["0.1"]),
+    "group_by_length": (True, []),
+    "no_cuda": (True, []),
+    "logging_dir": ("logs", ["logs"]),
+    "save_safetensors": (True, []),
+    "overwrite_output_dir": (True, []),
+    "push_to_hub_token": ("t", ["t"]),
+}
+
+
+@pytest.mark.skipif(not IS_5, reason="transformers 4 has the fields")
+@pytest.mark.parametrize("name", DROPPED)
+def test_dropped_fields(name):
+    """A field that transformers 5 has dropped is taken, as a keyword and as an option."""
+    value, words = DROPPED[name]
+    command = ["--output_dir", "out", f"--{name}", *words]
+    with pytest.raises(TypeError):
+        transformers.TrainingArguments("out", **{name: value})
+    with pytest.raises(ValueError, match=name):
+        transformers.HfArgumentParser(transformers.TrainingArguments).parse_args_into_dataclasses(
+            command, look_for_args_file=False
+        )
+    hf_compat.TrainingArguments("out", **{name: value})
+    parser = hf_compat.HfArgumentParser(hf_compat.TrainingArguments)
+    assert len(parser.parse_args_into_dataclasses(command, look_for_args_file=False)) == 1
+
+
+@dataclasses.dataclass
+class Bare:
+    """A script's options of types without what is in them."""
+
+    names: list = dataclasses.field(default_factory=list)
+    settings: dict = dataclasses.field(default_factory=dict)
+
+
+def test_bare_types_on_a_command_line():
+    """``list`` takes words, ``dict`` an object of JSON; transformers' parser raises an AttributeError."""
+    with pytest.raises(AttributeError):
+        transformers.HfArgumentParser(Bare)
+    words = ["--names", "a", "b", "--settings", '{"c": 1}']
+    (found,) = hf_compat.HfArgumentParser(Bare).parse_args_into_dataclasses(words, look_for_args_file=False)
+    assert found == Bare(["a", "b"], {"c": 1})
+
+
+def test_tensors_in_logs(tmp_path):
+    """A tensor of one number is a number to TensorBoard; transformers' callback leaves it out."""
+    pytest.importorskip("tensorboard")
+    from transformers.integrations import TensorBoardCallback
+
+    from hf_compat.engine.loggers.contents import numbers
+
+    written = {}
+
+    class Writer:
+        def add_scalar(self, name, value, step):
+            written[name] = value
+
+        def flush(self):
+            pass
+
+    logs = {"a": torch.tensor(2.5), "b": 1.0}
+    state = transformers.TrainerState(is_world_process_zero=True)
+    TensorBoardCallback(Writer()).on_log(arguments(transformers, tmp_path), state, None, logs=dict(logs))
+    assert written == {"train/b": 1.0}
+    assert numbers(logs) == {"a": 2.5, "b": 1.0}
+
+
+def test_the_token_is_not_saved(tmp_path):
+    """``training_args.bin`` has no ``hub_token``; transformers' has."""
+    found = {}
+    for library in (transformers, hf_compat):
+        folder = tmp_path / library.__name__
+        trainer_of(library, folder, hub_token="t0p-secret").save_model(str(folder / "model"))
+        found[library] = b"t0p-secret" in (folder / "model" / "training_args.bin").read_bytes()
+    assert found == {transformers: True, hf_compat: False}
+
+
+def test_evaluating_with_patience_and_no_metric(tmp_path):
+    """``evaluate`` returns its metrics although ``EarlyStoppingCallback`` has no metric to watch."""
+    with pytest.raises(AttributeError):
+        trainer_of(transformers, tmp_path, callbacks=[transformers.EarlyStoppingCallback()]).evaluate()
+    trainer = trainer_of(hf_compat, tmp_path, callbacks=[hf_compat.EarlyStoppingCallback()])
+    assert "eval_loss" in trainer.evaluate()
+    with pytest.raises(AssertionError):
+        trainer.train()
+
+
+def test_a_group_added_in_a_callback(tmp_path):
+    """The new group keeps its rate; in transformers the schedule has too few rates for the groups."""
+
+    def run(library):
+        class Adds(library.TrainerCallback):
+            def on_step_end(self, args, state, control, optimizer=None, **given):
+                if state.global_step == 1:
+                    optimizer = getattr(optimizer, "optimizer", optimizer)
+                    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
+
+        trainer = trainer_of(library, tmp_path, callbacks=[Adds()], max_steps=3)
+        trainer.train()
+        return trainer
+
+    with pytest.raises(ValueError, match="zip"):
+        run(transformers)
+    assert run(hf_compat).optimizer.param_groups[-1]["lr"] == 0.5
+
+
+def test_a_step_set_by_a_callback(tmp_path):
+    """The run counts its update steps itself."""
+
+    class Sets(hf_compat.TrainerCallback):
+        def on_step_begin(self, args, state, control, **given):
+            state.global_step = 100
+
+    trainer = trainer_of(hf_compat, tmp_path, callbacks=[Sets()], max_steps=3)
+    assert trainer.train().global_step == 3
+
+
+class BareLoss(PlainModel):
+    """Returns its loss as a bare tensor."""
+
+    def forward(self, features, labels=None):
+        return super().forward(features, labels)["loss"]
+
+
+class Tied(PlainModel):
+    """Has one tensor under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(1, 1)
+        self.other.weight = self.body[1].weight
+
+
+@pytest.mark.parametrize("which", ["bare loss", "smoothing", "tied weights"])
+def test_models_that_transformers_cannot_take(which, tmp_path):
+    """A loss that is a bare tensor, label smoothing without ``config``, tied weights of a plain module: all train."""
+    model, fields = {
+        "bare loss": (BareLoss, {}),
+        "smoothing": (PlainModel, {"label_smoothing_factor": 0.1}),
+        "tied weights": (Tied, {"save_strategy": "steps", "save_steps": 1}),
+    }[which]
+    with pytest.raises((AttributeError, IndexError, RuntimeError, TypeError, ValueError)):
+        trainer_of(transformers, tmp_path / "theirs", model=model(), **fields).train()
+    assert trainer_of(hf_compat, tmp_path / "ours", model=model(), **fields).train().global_step == 2
+
+
+def test_arguments_without_generation(tmp_path):
+    """``Seq2SeqTrainer`` takes ``TrainingArguments``; transformers' looks for ``generation_config`` in them."""
+    with pytest.raises(AttributeError):
+        trainer_of(transformers, tmp_path, transformers.Seq2SeqTrainer).evaluate()
+    assert "eval_loss" in trainer_of(hf_compat, tmp_path, hf_compat.Seq2SeqTrainer).evaluate()
+
+
+def test_saving_of_a_subclass(tmp_path):
+    """``_save_checkpoint`` gets ``metrics`` if it takes them; ``save_model`` and ``_save`` a hidden folder."""
+    seen = {}
+
+    class Saves(hf_compat.Trainer):
+        def _save_checkpoint(self, model, trial, metrics=None):
+            seen["metrics"] = metrics
+            super()._save_checkpoint(model, trial)
+
+        def save_model(self, output_dir=None, _internal_call=False):
+            seen["save_model"] = output_dir
+            super().save_model(output_dir, _internal_call)
+
+        def _save(self, output_dir=None, state_dict=None):
+            seen["_save"] = output_dir
+            super()._save(output_dir, state_dict)
+
+    fields = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer_of(hf_compat, tmp_path, Saves, **fields).train()
+    assert "eval_loss" in seen["metrics"]
+    assert seen["save_model"] == seen["_save"]
+    assert ".checkpoint-2.partial-" in str(seen["_save"])
+    assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").is_file()
+
+
+def test_sentences_of_the_model_card(tmp_path):
+    """The card says in hf_compat's own words where the model comes from."""
+    texts = {}
+    for library in (transformers, hf_compat):
+        trainer = trainer_of(library, tmp_path / library.__name__, model=GPT2())
+        trainer.create_model_card()
+        texts[library] = (tmp_path / library.__name__ / "out" / "README.md").read_text()
+    assert "This model is a fine-tuned version of" in texts[transformers]
+    assert "Trained from scratch on an unknown dataset." in texts[hf_compat]
+
+
+# ---- what both do, and transformers otherwise ----
+
+
+def test_states_of_callbacks_of_one_class(tmp_path):
+    """Each of two callbacks of one class goes on with its own state at the checkpoint."""
+    from hf_compat import ExportableState, TrainerCallback
+
+    class Counts(TrainerCallback, ExportableState):
+        def __init__(self, count=0):
+            self.count = count
+
+        def on_step_end(self, args, state, control, **given):
+            self.count += 1
+
+        def state(self):
+            return {"args": {"count": self.count}, "attributes": {}}
+
+    def run(steps, first, second, **fields):
+        saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": steps, **fields}
+        return trainer_of(hf_compat, tmp_path, callbacks=[Counts(first), Counts(second)], **saving)
+
+    run(2, 10, 20).train()
+    trainer = run(3, 0, 0, restore_callback_states_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint=True)
+    counts = [each.count for each in trainer.callback_handler.callbacks if isinstance(each, Counts)]
+    assert counts == [13, 23]
+
+
+def test_noise_with_a_model_init(tmp_path):
+    """The model that ``model_init`` makes gets NEFTune's noise while it is trained."""
+    from hf_compat import TrainerCallback
+
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **given):
+            seen.append(len(model.get_input_embeddings()._forward_hooks))
+
+    args = arguments(hf_compat, tmp_path, neftune_noise_alpha=1.0)
+    rows = ListDataset([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8)
+    trainer = hf_compat.Trainer(model_init=GPT2, args=args, train_dataset=rows, callbacks=[Looks()])
+    trainer.train()
+    assert seen == [1, 1]
+    assert not trainer.model.get_input_embeddings()._forward_hooks
+
+
+def test_metrics_in_a_notebook(tmp_path):
+    """``evaluate`` returns times too under the notebook's callback."""
+    pytest.importorskip("IPython")
+    from hf_compat.callbacks.notebook import NotebookProgressCallback
+
+    trainer = trainer_of(hf_compat, tmp_path, callbacks=[NotebookProgressCallback])
+    assert "eval_runtime" in trainer.evaluate()
+
+
+def test_no_callback_saves_on_a_signal(tmp_path):
+    """With ``enable_jit_checkpoint`` there is no ``JITCheckpointCallback``: the run itself saves."""
+    trainer = trainer_of(hf_compat, tmp_path, enable_jit_checkpoint=True, save_strategy="steps")
+    assert not [each for each in trainer.callback_handler.callbacks if "JIT" in type(each).__name__]
+    assert not hasattr(hf_compat, "JITCheckpointCallback")
+
+
+def test_arguments_of_transformers_are_copied(tmp_path):
+    """What is assigned to transformers' own arguments after the Trainer was built has no effect."""
+    args = arguments(transformers, tmp_path)
+    trainer = hf_compat.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
+    args.max_steps = 1
+    assert trainer.train().global_step == 2
+    trainer.args.max_steps = 1
+    assert trainer.train().global_step == 1
+
+
+def test_float16_on_mps(monkeypatch):
+    """It is refused where Apple's GPU is the device."""
+    monkeypatch.setattr("hf_compat.arguments.checking.checks.mps_is_available", lambda: True)
+    with pytest.raises(ArgumentsError, match="`fp16=True`: is not supported on MPS"):
+        hf_compat.TrainingArguments("out", fp16=True)
+
+
+def test_float16_of_sharded_parameters(tmp_path):
+    """It is refused with FSDP 2 and tensor parallelism."""
+    from hf_compat.engine.strategies.fsdp.sharding import sharding_dtype
+
+    with pytest.raises(HFCompatError, match="`fp16=True` is not supported with FSDP version 2 or tensor parallelism"):
+        sharding_dtype(arguments(hf_compat, tmp_path, fp16=True))
+
+
+def test_several_gpus_in_one_process(tmp_path, monkeypatch):
+    """Several visible GPUs are refused where transformers would use ``DataParallel``."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(PlainModel, "to", lambda model, *given, **more: model)
+    with pytest.raises(HFCompatError, match="2 GPUs are visible to one process"):
+        trainer_of(hf_compat, tmp_path, use_cpu=False)
+
+
+def test_launched_without_a_gpu(tmp_path):
+    """What a launcher starts is one run, without ``use_cpu`` too."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from hf_compat import TrainingArguments\n"
+        "args = TrainingArguments('out')\n"
+        "print(f'<{args.process_index} of {args.world_size}, {args.use_cpu}, {args.device.type}>')\n"
+    )
+    ended = torchrun(script, CUDA_VISIBLE_DEVICES="")
+    assert ended.code == 0, ended.output
+    for rank in (0, 1):
+        assert f"<{rank} of 2, False, cpu>" in ended.output
+
+
+class Longer:
+    """A batch sampler that yields more batches than it says."""
+
+    def __init__(self, count, said):
+        self.count, self.said = count, said
+
+    def __len__(self):
+        return self.said
+
+    def __iter__(self):
+        return iter([[2 * index, 2 * index + 1] for index in range(self.count)])
+
+
+def test_more_batches_than_said(tmp_path):
+    """A resumed epoch ends where an uninterrupted one does: after as many batches as the sampler says."""
+
+    class Samples(hf_compat.Trainer):
+        def get_train_dataloader(self):
+            loader = DataLoader(self.train_dataset, batch_sampler=Longer(6, 4), collate_fn=self.data_collator)
+            return self.accelerator.prepare(loader)
+
+    fields = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 2}
+    assert trainer_of(hf_compat, tmp_path, Samples, rows=12, **fields).train().global_step == 4
+    trainer = trainer_of(hf_compat, tmp_path, Samples, rows=12, **fields)
+    assert trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2")).global_step == 4
+
+
+class Once(IterableDataset):
+    """A stream of four rows that can be read once."""
+
+    def __init__(self):
+        self.rows = vector_rows(4)
+
+    def __iter__(self):
+        rows, self.rows = self.rows, []
+        return iter(rows)
+
+
+def test_a_stream_that_ends_early(tmp_path, caplog):
+    """A stream that has no more rows before ``max_steps`` ends training, with a warning."""
+    args = arguments(hf_compat, tmp_path, max_steps=10)
+    with caplog.at_level("WARNING"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained = hf_compat.Trainer(PlainModel(), args, train_dataset=Once()).train()
+    assert trained.global_step == 2
+    assert "max_steps" in caplog.text + " ".join(str(item.message) for item in caught)
+
+
+def GPT2() -> nn.Module:  # noqa: N802
+    """Return a language model of one layer."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+    return transformers.GPT2LMHeadModel(config)
