@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from hf_compat.atomic_files import read_json_object
-from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, SHARDED_METADATA_NAME, TRAINER_STATE_NAME
+from hf_compat.checkpoint.names import (
+    LIGHTNING_MARKER_NAME,
+    SHARDED_METADATA_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+)
 from hf_compat.checkpoint.weight_files import damage
 from hf_compat.errors import CheckpointError
 
@@ -19,6 +24,7 @@ __all__ = [
     "differences",
     "file_sizes",
     "incomplete_reason",
+    "incomplete_reason_of_any",
     "is_complete",
     "marker_text",
     "read_marker",
@@ -27,6 +33,8 @@ __all__ = [
 
 _FORMAT = 1
 # Text files may be edited by hand or by a callback after the save; the others are written once.
+_OF_A_TRAINER = (LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
+"""Files that a Trainer writes, ours or transformers', and a loop of one's own does not."""
 _BINARY_SUFFIXES = frozenset({".bin", ".distcp", ".pt", ".pth", ".safetensors"})
 
 
@@ -111,6 +119,20 @@ def incomplete_reason(path: str | os.PathLike[str]) -> str | None:
             read_json_object(folder / TRAINER_STATE_NAME)
         return next(damage(folder) if marker is None else differences(folder, marker), None)
     except (CheckpointError, OSError) as error:
+        return str(error)
+
+
+def incomplete_reason_of_any(path: str | os.PathLike[str]) -> str | None:
+    """Return why the folder ``path`` is no whole checkpoint, of a Trainer or of a loop of one's own; None if it is.
+
+    Which files a loop of one's own writes is not known: there has to be something, and what can be checked is.
+    """
+    folder = Path(path)
+    if any((folder / name).exists() for name in _OF_A_TRAINER):
+        return incomplete_reason(folder)
+    try:
+        return next(damage(folder, needs_weights=False), None) if any(folder.iterdir()) else "the folder is empty."
+    except OSError as error:
         return str(error)
 
 

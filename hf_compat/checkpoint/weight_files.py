@@ -68,10 +68,14 @@ def adapter_folders(folder: Path) -> tuple[Path, ...]:
     return tuple(sorted(child for child in folder.iterdir() if child.is_dir() and adapter_file(child) is not None))
 
 
-def damage(folder: Path) -> Iterator[str]:
+def damage(folder: Path, *, needs_weights: bool = True) -> Iterator[str]:
     """Yield why weights or states in ``folder`` cannot be read, judging by headers and sizes.
 
     A truncated safetensors file is noticed by its header, one of ``torch.save`` by the directory at its end.
+
+    Args:
+        folder: The checkpoint.
+        needs_weights: Whether it is damaged if it has no weights under a name that a Trainer gives them.
     """
     try:
         weights = weight_files(folder)
@@ -80,7 +84,7 @@ def damage(folder: Path) -> Iterator[str]:
         return
     sharded = folder / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
     adapters = [found for found in map(adapter_file, (folder, *adapter_folders(folder))) if found is not None]
-    if not weights and not adapters and not sharded.is_file():
+    if needs_weights and not weights and not adapters and not sharded.is_file():
         yield f"it contains no weights: neither {', '.join((*_FULL, *_INDEXES, *_ADAPTERS))} nor folders of adapters."
     states = [path for path in sorted(folder.glob("*.pt*")) if path.suffix in (".pt", ".pth") and path.is_file()]
     for path in (*weights, *adapters, *states):

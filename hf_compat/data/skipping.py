@@ -129,7 +129,6 @@ class _SkipSampler:
 
     def __init__(self, sampler: Any, skip: int) -> None:
         self.batch_sampler = sampler
-        self.sampler = getattr(sampler, "sampler", None)
         self.batch_size = getattr(sampler, "batch_size", None)
         self.skip = skip
 
@@ -140,8 +139,9 @@ class _SkipSampler:
         return max(len(self.batch_sampler) - self.skip, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.batch_sampler, "set_epoch"):
-            self.batch_sampler.set_epoch(epoch)
+        for part in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
 
 
 class _SkipIterable:

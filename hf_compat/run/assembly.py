@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hf_compat.arguments.enums import DebugOption
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.windows import EpochStart, WindowLoader
 from hf_compat.engine.callbacks import CallbackGroup, RunCallback
 from hf_compat.engine.internals.loops import train_on
@@ -58,7 +59,7 @@ class Members:
     optimizer: CurrentOptimizer
     sanity: SanityCheck | None
     reloading: Reloading | None
-    past: PastState
+    past: PastState | None
     clipping: GradientClipping
     tokens: TokensAhead | None
     announcements: Announcements
@@ -110,17 +111,17 @@ def build_members(run: TrainingRun) -> Members:
     schedule = LRSchedule(host)
     progress = Progress(host, counts)
     logging = TrainingLogs(host, counts, run.runtime.publish_metrics)
-    evaluation = TrainingEvaluation(host, run.ignore_keys)
+    evaluation = TrainingEvaluation(host, run.ignore_keys, run.exit_if_preempted)
     saving = CheckpointSaving(host, run.checkpoints, run.lightning_state)
     return Members(
         neftune=NEFTune(run.activate_neftune, run.deactivate_neftune) if noisy else None,
         overflow=OverflowDebug() if debugs else None,
         early_mode=None if host.semantics.leaves_mode_to_training_step else EarlyTrainMode(host),
         resume=Resume(host, run.point),
-        optimizer=CurrentOptimizer(host),
+        optimizer=CurrentOptimizer(host, shards_model=run.runtime.facts.shards_model),
         sanity=SanityCheck(run.runtime.sanity_check, partial(evaluation.measure, run.ignore_keys)) if checks else None,
         reloading=Reloading(loop.reload_every, run.reload) if loop.reload_every else None,
-        past=PastState(host),
+        past=PastState(host) if for_run(host.args).past_index >= 0 else None,
         clipping=clipping,
         tokens=TokensAhead(host) if ahead else None,
         announcements=Announcements(host, None if run.point is None else run.point.path),
@@ -199,5 +200,6 @@ def windows_of(
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,
+        skips_before_telling_epoch=semantics.skips_before_telling_epoch,
         asks_to_the_end=not is_ours(run.host.get_batch_samples),
     )

@@ -25,10 +25,12 @@ class CurrentOptimizer(RunCallback):
 
     Args:
         host: The Trainer.
+        shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
     """
 
-    def __init__(self, host: RunHost) -> None:
+    def __init__(self, host: RunHost, *, shards_model: bool) -> None:
         self._host = host
+        self._shards_model = shards_model
         self._stepped: Any = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -45,6 +47,7 @@ class CurrentOptimizer(RunCallback):
     def _hand_over(self, strategy: ModelStrategy) -> None:
         host = self._host
         self._stepped = host.optimizer
+        host.accelerator.hold(host.model_wrapped if self._shards_model else host.model, host.optimizer)
         if strategy.engine is not None:
             return
         if host.optimizer is None:

@@ -17,12 +17,12 @@ __all__ = ["PastState", "fresh_past"]
 
 
 class PastState(RunCallback):
-    """Clears the past state at the start of each epoch and at the end of the run.
+    """Clears the past state at the start of each epoch, and deletes it at the end of the run.
 
     Hooks: ``on_train_epoch_start``.
 
     Args:
-        host: The Trainer, which has the state as ``_past``.
+        host: The Trainer, which has the state as ``_past`` while there is one, as transformers 4.
     """
 
     def __init__(self, host: RunHost) -> None:
@@ -33,15 +33,17 @@ class PastState(RunCallback):
         self._host._past = None
 
     def end(self) -> None:
-        """Clear the past state."""
-        self._host._past = None
+        """Delete the past state."""
+        vars(self._host).pop("_past", None)
 
 
 @contextmanager
 def fresh_past(host: RunHost) -> Iterator[None]:
-    """Context for an evaluation: starts without past state, and restores that of the training."""
-    past, host._past = host._past, None
+    """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
+    outside = {name: value for name, value in vars(host).items() if name == "_past"}
+    host._past = None
     try:
         yield
     finally:
-        host._past = past
+        vars(host).pop("_past", None)
+        vars(host).update(outside)

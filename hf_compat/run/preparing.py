@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.model_facts import ignores_item_count, unwrap_model
+from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
 from hf_compat.seeding import enable_full_determinism, set_seed
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["place_model", "prepare_model", "take_wrapper"]
 
+_HAVE_SPECIAL_TOKENS = (
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "transformers.processing_utils.ProcessorMixin",
+)
 _REMEDY = "Set `TrainingArguments(semantics='corrected')` to correct that."
 _OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
@@ -68,7 +72,7 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
 
 
 def _align_special_tokens(host: RunHost) -> None:
-    if host.processing_class is not None and hasattr(host.model, "config"):
+    if is_instance_of(host.processing_class, *_HAVE_SPECIAL_TOKENS) and hasattr(host.model, "config"):
         host._align_special_tokens()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hf_compat.engine.callbacks import RunCallback
@@ -28,11 +29,13 @@ class TrainingEvaluation(RunCallback):
     Args:
         host: The Trainer.
         ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
+        exit_if_preempted: Called when an evaluation has failed; exits if a signal may have ended loader workers.
     """
 
-    def __init__(self, host: RunHost, ignore_keys: list[str] | None) -> None:
+    def __init__(self, host: RunHost, ignore_keys: list[str] | None, exit_if_preempted: Callable[[], None]) -> None:
         self._host = host
         self.ignore_keys = ignore_keys
+        self._exit_if_preempted = exit_if_preempted
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Evaluate before the first update step if ``eval_on_start`` is set."""
@@ -72,7 +75,8 @@ class TrainingEvaluation(RunCallback):
         host = self._host
         try:
             return call_as_defined(host.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
-        except RuntimeError as error:
+        except Exception as error:
+            self._exit_if_preempted()
             if host.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
                     "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "

@@ -13,7 +13,6 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data import columns
 from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
-from hf_compat.data.workers import begin_worker
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 from hf_compat.overriding import call_as_defined
@@ -90,9 +89,6 @@ def build_loader(
             settings["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=trainer.accelerator.data_parallel_rank
             )
-    watch = None if trainer._training_run is None else trainer._training_run.watch
-    if watch is not None and args.dataloader_num_workers > 0:
-        settings["worker_init_fn"] = partial(begin_worker, signals=watch.signals(), then=settings.get("worker_init_fn"))
     loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))
     return loader
 

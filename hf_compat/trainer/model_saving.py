@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.releases.semantics import installed_release
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.trainer.current_run import prepare_strategy
@@ -99,6 +101,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
         folder,
         state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict, copy_now=True),
         safe_serialization=args.save_safetensors,
+        **({"is_main_process": True} if installed_release() >= SINCE["names_main_process"] else {}),
     )
     _save_beside_weights(trainer, folder)
 
@@ -111,7 +114,7 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
         if processing_class is not None:
             logger.info("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
     if processing_class is not None:
-        processing_class.save_pretrained(folder)
+        processing_class.save_pretrained(str(folder))
     training_args.save_training_args(trainer.args, folder)
 
 

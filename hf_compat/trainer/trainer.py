@@ -177,8 +177,8 @@ class Trainer(metaclass=CountsCounterparts):
     run_plan: RunPlan | None = None
     _train_batch_size: int
     _trial: Trial | None = None
-    _past: Any = None
-    """The past state of a model with memory, the next batch's ``mems``."""
+    _past: Any
+    """The past state of a model with memory, the next batch's ``mems``; there is none outside of a pass over data."""
     _signature_columns: list[str] | None = None
     _eval_dataloaders: dict[str, DataLoader[Any]]
     _memory_tracker: TrainerMemoryTracker

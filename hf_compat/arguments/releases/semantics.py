@@ -81,6 +81,9 @@ class Semantics:
     """Tokens per second count the tokens of this ``train`` call; before, all of a resumed run."""
     warmup_below_one_is_ratio: bool = _since("5.0")
     """``warmup_steps`` below 1 is a fraction of all update steps; before, ``warmup_ratio`` was."""
+    skips_before_telling_epoch: bool = _since("5.0", corrected=False)
+    """In an epoch that is resumed in the middle ``set_epoch`` of the data set is not called; before, it was called
+    ahead of skipping batches. On several processes it never is, except under ``"corrected"``."""
     creates_scheduler_apart: bool = _since("5.1")
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
     calls_optimizer_factories: bool = _since("5.2")
