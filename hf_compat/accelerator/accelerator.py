@@ -135,6 +135,7 @@ class Accelerator(ProcessState):
         self._optimizers: list[Any] = []
         self._schedulers: list[PreparedSchedule] = []
         self._dataloaders: list[PreparedDataLoader] = []
+        self._runtime.loaders.prepared = self._dataloaders
         self._held: tuple[nn.Module, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ numbers and a model with dropout draw in the same order.
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from hf_compat.data.rank_batches import BatchShard
 from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
 from hf_compat.data.transfer import move_batch
 from hf_compat.data.workers import keep_queues_open, outliving
@@ -23,6 +25,7 @@ from hf_compat.nested import find_batch_size
 
 __all__ = ["PreparedDataLoader", "loader_batching", "loader_settings"]
 
+_PASSES = itertools.count(1)
 _KEPT_SETTINGS = (
     "num_workers",
     "collate_fn",
@@ -45,6 +48,7 @@ class PreparedDataLoader(DataLoader[Any]):
         iteration: The epoch of the next ``iter``; incremented after each epoch, or set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
         in_pass: Whether a pass has begun, and no further batch been asked for after its last.
+        pass_number: The number of the last pass, counted over all loaders of this process.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
         stream_states: The states of a stateful stream after the batch yielded last; None for other data sets.
 
@@ -98,6 +102,7 @@ class PreparedDataLoader(DataLoader[Any]):
         self.iteration = 0
         self.end_of_dataloader = False
         self.in_pass = False
+        self.pass_number = 0
         self.remainder = -1
         self.stream_states: StreamStates | None = None
         self._start: StreamStates | None = None
@@ -144,7 +149,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def begin_pass(self) -> None:
         """Begin a pass of epoch ``iteration``."""
         self.set_epoch(self.iteration)
-        self.end_of_dataloader, self.in_pass = False, True
+        self.end_of_dataloader, self.in_pass, self.pass_number = False, True, next(_PASSES)
         self.remainder = self._count_remainder()
 
     def end_pass(self) -> None:
@@ -181,7 +186,9 @@ class PreparedDataLoader(DataLoader[Any]):
         As in accelerate, not where the batch sampler wraps another whose sampler has one: on several ranks, and where
         batches are skipped.
         """
-        wrapped = getattr(self.batch_sampler, "batch_sampler", None)
+        wrapped: Any = getattr(self.batch_sampler, "batch_sampler", None)
+        if isinstance(wrapped, BatchShard):
+            wrapped = wrapped.batch_sampler
         return self.always_tells_dataset or not hasattr(getattr(wrapped, "sampler", None), "set_epoch")
 
     @property

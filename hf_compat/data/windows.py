@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,6 +64,9 @@ class WindowSource(Protocol):
 
     def restore_rng(self) -> None:
         """Restore the random generators from the resumed checkpoint."""
+
+    def refuse_pass_without_update(self, batches: int) -> None:
+        """Raise: a pass over an unsized train loader had so few batches that it made no update step."""
 
     def warn_of_empty_epoch(self) -> None:
         """Log that the train loader yielded no batch in an epoch, and stop the training."""
@@ -159,6 +163,7 @@ class WindowLoader:
             return
         batches = iter(start.rest)
         position = asked = start.batches
+        makes_updates = stops = False
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
             count = plan.batches_per_epoch - asked if is_last else plan.accumulate
@@ -172,9 +177,13 @@ class WindowLoader:
                 complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
                 yield Window(drawn, num_items, epoch, position, complete)
                 position = end
+                makes_updates = makes_updates or complete
             elif not self._asks_to_the_end:
                 break
             if self._source.should_stop():
+                stops = True
                 break
         if position == 0:
             self._source.warn_of_empty_epoch()
+        elif plan.num_train_epochs == sys.maxsize and start.batches == 0 and not (makes_updates or stops):
+            self._source.refuse_pass_without_update(position)

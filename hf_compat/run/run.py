@@ -23,6 +23,7 @@ from hf_compat.data.windows import EpochStart
 from hf_compat.distributed.votes import max_over_ranks
 from hf_compat.engine.runtime import Runtime
 from hf_compat.engine.signals import slurm_signal
+from hf_compat.errors import DataError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.optim.rank_states import share_states
@@ -395,6 +396,19 @@ class TrainingRun:
     def restore_rng(self) -> None:
         """Restore the random states of the resumed checkpoint."""
         self.members.resume.restore_rng()
+
+    def refuse_pass_without_update(self, batches: int) -> None:
+        """Raise: a pass over the train loader had ``batches``, too few for an update step, and so would each have.
+
+        Raises:
+            DataError: Always.
+        """
+        steps = self.host.args.gradient_accumulation_steps
+        raise DataError(
+            f"`gradient_accumulation_steps={steps}`: `train_dataset` yielded {batches} batches in a pass, too few for "
+            "an update step, and training would never end. Set it to at most that number, lower "
+            "`per_device_train_batch_size`, or have the dataset repeat its samples."
+        )
 
     def warn_of_empty_epoch(self) -> None:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""

@@ -26,20 +26,26 @@ logger = logging.getLogger(__name__)
 __all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_loader"]
 
 
+_MADE_FOR = "_made_for"
+"""Attribute of a loader that is kept: the data set it was asked for, with all columns."""
+
+
 def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``."""
     if eval_dataset is None and trainer.eval_dataset is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
         )
-    key = eval_dataset if isinstance(eval_dataset, str) else "eval"
-    keeps_workers = trainer.args.dataloader_persistent_workers
-    if keeps_workers and key in trainer._eval_dataloaders:
-        return trainer._eval_dataloaders[key]
     if isinstance(eval_dataset, str):
-        dataset = trainer.eval_dataset[eval_dataset]
+        key, dataset = eval_dataset, trainer.eval_dataset[eval_dataset]
+    elif eval_dataset is None or eval_dataset is trainer.eval_dataset:
+        key, dataset = "eval", trainer.eval_dataset
     else:
-        dataset = eval_dataset if eval_dataset is not None else trainer.eval_dataset
+        key, dataset = f"eval {id(eval_dataset)}", eval_dataset
+    keeps_workers = trainer.args.dataloader_persistent_workers
+    kept = trainer._eval_dataloaders.get(key) if keeps_workers else None
+    if kept is not None and vars(kept).get(_MADE_FOR) is dataset:  # which may have been replaced
+        return kept
     loader = trainer._get_dataloader(
         dataset=dataset,
         description="Evaluation",
@@ -48,6 +54,7 @@ def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
         dataloader_key=key,
     )
     if keeps_workers:
+        vars(loader)[_MADE_FOR] = dataset
         trainer._eval_dataloaders[key] = loader
     return loader
 

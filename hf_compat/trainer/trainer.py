@@ -994,6 +994,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     _save_tpu = transformers_4.save_on_tpu
 
+    def propagate_args_to_deepspeed(self, auto_find_batch_size: bool = False) -> None:
+        """Set the values of the DeepSpeed config that are ``"auto"``, and compare the others with ``args``."""
+        transformers_4.propagate_args_to_deepspeed(
+            self.accelerator.state.deepspeed_plugin, self.args, auto_find_batch_size
+        )
+
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Return ``tensors`` gathered over all ranks; None for None."""
         return None if tensors is None else self.accelerator.gather(tensors)
