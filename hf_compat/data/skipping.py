@@ -140,8 +140,9 @@ class _SkipSampler:
 
     def set_epoch(self, epoch: int) -> None:
         for part in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
 
 class _SkipIterable:

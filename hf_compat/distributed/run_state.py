@@ -73,7 +73,7 @@ class RunState(ProcessState):
     def _shared_state(self) -> dict[str, Any]:
         """The values that all instances of accelerate's ``AcceleratorState`` share; without accelerate, this one's."""
         module = accelerate_module("accelerate.state")
-        return vars(self) if module is None else module.AcceleratorState._shared_state  # type: ignore[no-any-return]
+        return vars(self) if module is None else module.AcceleratorState._shared_state
 
     @property
     def is_fsdp2(self) -> bool:

@@ -8,6 +8,9 @@ from torch.utils.data import DataLoader
 
 import hf_compat
 from hf_compat import TrainerCallback
+from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+from hf_compat.errors import TrainerSetupError
 from tests.support import helpers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
@@ -229,6 +232,17 @@ def test_a_copied_evaluation_loop_keeps_all_samples(library, tmp_path):
     trainer.evaluate()
     trainer.train()
     assert counts == [[3, 3, 1]] * 3
+
+
+def test_arguments_reach_a_deepspeed_config(tmp_path):
+    """A trainer of transformers 4 that calls `propagate_args_to_deepspeed` fills in what is "auto"."""
+    trainer = trainer_of(hf_compat, tmp_path)
+    with pytest.raises(TrainerSetupError, match=r"`propagate_args_to_deepspeed`: .* Set `deepspeed`"):
+        trainer.propagate_args_to_deepspeed()
+    config = HfTrainerDeepSpeedConfig({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}})
+    trainer.accelerator.state.deepspeed_plugin = DeepSpeedPlugin(config)
+    trainer.propagate_args_to_deepspeed()
+    assert trainer.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] == 4
 
 
 # ---- a loop of one's own ----
