@@ -20,6 +20,7 @@ __all__ = [
     "is_causal_lm",
     "is_compiled",
     "is_in_training_mode",
+    "is_instance_of",
     "is_peft_model",
     "is_pretrained_model",
     "number_of_arguments",
@@ -34,10 +35,19 @@ def is_peft_model(model: object) -> bool:
     return any(cls.__module__.partition(".")[0] == "peft" for cls in type(model).__mro__)
 
 
+def is_instance_of(value: object, *classes: str) -> bool:
+    """Return whether ``value`` is an instance of one of ``classes``, each named with its module.
+
+    Nothing is imported: if there is an instance, the module of its class has been.
+    """
+    places = (name.rpartition(".") for name in classes)
+    loaded = (getattr(sys.modules.get(module), kind, None) for module, _, kind in places)
+    return isinstance(value, tuple(kind for kind in loaded if kind is not None))
+
+
 def is_pretrained_model(model: object) -> bool:
     """Return whether ``model`` is a ``PreTrainedModel`` of transformers."""
-    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
-    return base is not None and isinstance(model, base)
+    return is_instance_of(model, "transformers.modeling_utils.PreTrainedModel")
 
 
 def _wrappers() -> tuple[Any, ...]:

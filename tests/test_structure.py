@@ -127,9 +127,10 @@ def test_what_an_instance_keeps_for_itself(tmp_path):
 
 
 LONGEST = {
-    Path("trainer/trainer.py"): 1010,
+    Path("trainer/trainer.py"): 1020,
     Path("arguments/training_arguments.py"): 900,
-    Path("accelerator/accelerator.py"): 640,
+    Path("accelerator/accelerator.py"): 670,
+    Path("run/run.py"): 440,
 }
 """The classes that are upstream's contract, each in one file: every name with its signature and docstring."""
 

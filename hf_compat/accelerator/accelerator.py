@@ -38,6 +38,7 @@ from hf_compat.nested import Nested
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
+    from hf_compat.arguments.releases.semantics import Semantics
     from hf_compat.engine.module import HFModule
     from hf_compat.engine.runtime import Runtime
 
@@ -70,6 +71,7 @@ class Accelerator(ProcessState):
         config: How loaders are sharded over the ranks; its settings are attributes too.
         runtime: The Trainer's runtime.
         data_seed: Seed of the order of samples. Default: torch's initial seed.
+        semantics: The release that is reproduced.
 
     Attributes:
         data_parallel_size: Number of ranks that see different batches.
@@ -110,7 +112,7 @@ class Accelerator(ProcessState):
         runtime: Runtime,
         data_seed: int | None = None,
         *,
-        reshuffles_batch_samplers: bool = True,
+        semantics: Semantics,
     ) -> None:
         super().__init__(state.device, launch, state.deepspeed_plugin, state.fsdp_plugin is not None)
         self.state = state
@@ -120,12 +122,25 @@ class Accelerator(ProcessState):
         self.dataloader_config = LoaderSettings.of(config, data_seed)
         self.project_configuration = ProjectSettings()
         self._runtime = runtime
-        self._reshuffles_batch_samplers = reshuffles_batch_samplers
+        self._semantics = semantics
         self.gradient_state = GradientState(runtime, config.gradient_accumulation_kwargs or {})
         self.trackers: list[Any] = []
         self.step = 0
         self.flag_tensor: Tensor | None = None
-        self._optimizers: list[PreparedOptimizer] = []
+        self._custom_objects: list[Any] = []
+        self._forget_prepared()
+
+    def _forget_prepared(self) -> None:
+        """Empty the lists of what is prepared, which copies of upstream's loops and libraries read by these names."""
+        self._models: list[nn.Module] = []
+        self._optimizers: list[Any] = []
+        self._schedulers: list[PreparedSchedule] = []
+        self._dataloaders: list[PreparedDataLoader] = []
+        self._runtime.loaders.prepared = self._dataloaders
+        self._held: tuple[nn.Module, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_models": [], "_optimizers": [], "_schedulers": [], "_dataloaders": [], "_held": None}
 
     def __getattr__(self, name: str) -> Any:
         if hasattr(type(self), name):  # the error of a property's own
@@ -238,7 +253,7 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        own = any(optimizer.step_was_skipped for optimizer in self._optimizers)
+        own = any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
         return own or self._runtime.step_was_skipped
 
     @property
@@ -285,7 +300,7 @@ class Accelerator(ProcessState):
         """Unscale the gradients of ``optimizer`` with fp16, by default those of optimizers that were prepared."""
         if self.scaler is None:
             return
-        given = self._optimizers if optimizer is None else optimizer
+        given = self._prepared_optimizers if optimizer is None else optimizer
         for item in [given] if isinstance(given, Optimizer) else given:
             self.scaler.unscale_(item.optimizer if isinstance(item, PreparedOptimizer) else item)
 
@@ -419,10 +434,11 @@ class Accelerator(ProcessState):
             split_batches=config.split_batches,
             even_batches=config.even_batches,
             shards_batches=self._runtime.loop.shards_batches,
-            tells_epoch=self._reshuffles_batch_samplers,
+            tells_epoch=self._semantics.reshuffles_batch_samplers,
+            always_tells_dataset=self._semantics.corrected,
             dispatch_batches=config.dispatch_batches,
         )
-        return prepare_dataloader(
+        prepared = prepare_dataloader(
             data_loader,
             device=None if device_placement is False else self.device,
             data_seed=config.data_seed,
@@ -430,6 +446,8 @@ class Accelerator(ProcessState):
             non_blocking=config.non_blocking,
             layout=layout,
         )
+        _add(self._dataloaders, prepared)
+        return prepared
 
     def skip_first_batches(self, dataloader: Iterable[Any], num_batches: int = 0) -> Iterable[Any]:
         """Return a loader of the epoch that ``dataloader`` is at, from batch ``num_batches`` on."""
@@ -446,11 +464,18 @@ class Accelerator(ProcessState):
         self._optimizers.append(prepared)
         return prepared
 
+    @property
+    def _prepared_optimizers(self) -> list[PreparedOptimizer]:
+        """The optimizers that are prepared beside the run's own."""
+        return [optimizer for optimizer in self._optimizers if isinstance(optimizer, PreparedOptimizer)]
+
     def prepare_scheduler(self, scheduler: Any) -> PreparedSchedule:
         """Return ``scheduler`` so that it steps only where an update step ends, once for each rank."""
         if isinstance(scheduler, PreparedSchedule):
             return scheduler
-        return PreparedSchedule(scheduler, self, self._optimizers)
+        prepared = PreparedSchedule(scheduler, self, self._prepared_optimizers)
+        self._schedulers.append(prepared)
+        return prepared
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -473,7 +498,7 @@ class Accelerator(ProcessState):
                 "`accelerator.prepare_model`: a second trainable model is not supported with FSDP, DeepSpeed or tensor "
                 "parallelism. Freeze it, or pass `evaluation_mode=True`."
             )
-        return other_models.prepare_model(
+        prepared = other_models.prepare_model(
             model,
             self.state,
             autocast=self._autocast_of_forward,
@@ -481,6 +506,20 @@ class Accelerator(ProcessState):
             wraps=self.data_parallel_size > 1 and not evaluation_mode,
             group=self._data_parallel_group,
         )
+        _add(self._models, model)
+        return prepared
+
+    def hold(self, model: nn.Module, optimizer: Any = None) -> None:
+        """Count the Trainer's own model and optimizer among what is prepared, instead of those held before.
+
+        Args:
+            model: The model; the wrapper of a sharded one.
+            optimizer: The optimizer; None in an evaluation ahead of a run.
+        """
+        before, self._held = self._held or (None, None), (model, optimizer)
+        self._models = [*(each for each in self._models if each is not before[0] and each is not model), model]
+        others = [each for each in self._optimizers if each is not before[1]]
+        self._optimizers = others if optimizer is None else [*others, optimizer]
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether ``model`` has a ``device_map`` of several entries."""
@@ -511,7 +550,8 @@ class Accelerator(ProcessState):
 
     def free_memory(self, *objects: Any) -> list[Any]:
         """Return as many Nones as ``objects``; forget what was prepared, and free unused memory."""
-        self._optimizers, self.step = [], 0
+        self._forget_prepared()
+        self.step = 0
         free_memory()
         return [None for _ in objects]
 
@@ -599,6 +639,12 @@ class Accelerator(ProcessState):
     ) -> Iterator[None]:
         """Do nothing: there is no context parallelism."""
         yield
+
+
+def _add(prepared: list[Any], item: object) -> None:
+    """Append ``item``, unless it is in the list; a module or a loader may compare by its contents."""
+    if not any(each is item for each in prepared):
+        prepared.append(item)
 
 
 def _is_schedule(item: object) -> bool:

@@ -16,7 +16,12 @@ from pathlib import Path, PurePosixPath
 
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint.checksums import ALGORITHM, checksum_of_text
-from hf_compat.checkpoint.names import LIGHTNING_MARKER_NAME, SHARDED_METADATA_NAME, TRAINER_STATE_NAME
+from hf_compat.checkpoint.names import (
+    LIGHTNING_MARKER_NAME,
+    SHARDED_METADATA_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+)
 from hf_compat.checkpoint.weight_files import WEIGHT_NAMES, damage, has_weights, is_weight_file, is_whole
 from hf_compat.errors import CheckpointError
 
@@ -25,6 +30,7 @@ __all__ = [
     "differences",
     "file_sizes",
     "incomplete_reason",
+    "incomplete_reason_of_any",
     "is_complete",
     "marker_text",
     "read_marker",
@@ -35,6 +41,8 @@ _FORMAT = 1
 # Text files may be edited by hand or by a callback after the save; the others are written once.
 _SELF_CONTAINED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".safetensors"})
 _BINARY_SUFFIXES = _SELF_CONTAINED_SUFFIXES | {".distcp"}
+_OF_A_TRAINER = (LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
+"""Files that a Trainer writes, ours or transformers', and a loop of one's own does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +143,20 @@ def incomplete_reason(path: str | os.PathLike[str], *, as_saved: bool = False) -
         changes = differences(folder, marker) if as_saved else iter(())
         return next(chain(_damage_since(folder, marker), changes), None)
     except (CheckpointError, OSError) as error:
+        return str(error)
+
+
+def incomplete_reason_of_any(path: str | os.PathLike[str]) -> str | None:
+    """Return why the folder ``path`` is no whole checkpoint, of a Trainer or of a loop of one's own; None if it is.
+
+    Which files a loop of one's own writes is not known: there has to be something, and what can be checked is.
+    """
+    folder = Path(path)
+    if any((folder / name).exists() for name in _OF_A_TRAINER):
+        return incomplete_reason(folder)
+    try:
+        return next(damage(folder), None) if any(folder.iterdir()) else "the folder is empty."
+    except OSError as error:
         return str(error)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
-from hf_compat.checkpoint.completeness import incomplete_reason
+from hf_compat.checkpoint.completeness import incomplete_reason, incomplete_reason_of_any
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.errors import CheckpointError
 
@@ -49,15 +50,20 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[Checkpoint]:
 
 
 def get_last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the path of the complete checkpoint with the largest update step in ``folder``, None if there is none.
+    """Return the path of the whole checkpoint with the largest update step in ``folder``, None if there is none.
 
-    Each incomplete one that is skipped is named in a logged warning, with the reason.
+    It may be of a loop of one's own. Each incomplete one that is skipped is named in a logged warning, with the reason.
 
     Raises:
         FileNotFoundError: If there is no ``folder``.
     """
+    return _newest(folder, incomplete_reason_of_any)
+
+
+def _newest(folder: str | os.PathLike[str], reason_of: Callable[[Path], str | None]) -> str | None:
+    """Return the path of the newest checkpoint in ``folder`` of which ``reason_of`` gives no reason to skip it."""
     for checkpoint in reversed(list_checkpoints(folder)):
-        reason = incomplete_reason(checkpoint.path)
+        reason = reason_of(checkpoint.path)
         if reason is None:
             return os.path.join(folder, checkpoint.path.name)
         logger.warning("Skipped the incomplete checkpoint %s: %s", checkpoint.path, reason)
@@ -84,7 +90,7 @@ def find_checkpoint(
     if resume_from_checkpoint in ("auto", True):
         from hf_compat.distributed import collectives  # imports torch, which the tools that list checkpoints do not
 
-        newest = get_last_checkpoint(output_dir) if is_main else None
+        newest = _newest(output_dir, incomplete_reason) if is_main else None  # of a Trainer, to resume from
         path: str | None = collectives.broadcast_object(newest)
         if path is None and resume_from_checkpoint is True:
             raise CheckpointError(

@@ -16,12 +16,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hf_compat.arguments.releases.semantics import installed_release
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.checkpoint import distributed_files, names
 from hf_compat.checkpoint.dtensors import distribute_like
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.errors import CheckpointError, MissingWeightsError
-from hf_compat.model_facts import is_peft_model, is_pretrained_model
+from hf_compat.model_facts import is_instance_of, is_peft_model, is_pretrained_model
+from hf_compat.overriding import call_as_defined
 
 __all__ = [
     "load_weights",
@@ -36,7 +39,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 # Other classes have a `save_pretrained` too, but one that `load_state_dict` cannot undo.
-_SAVE_THEMSELVES = (("transformers.modeling_utils", "PreTrainedModel"), ("peft", "PeftModel"))
+_SAVE_THEMSELVES = ("transformers.modeling_utils.PreTrainedModel", "peft.PeftModel")
 
 
 def save_weights(
@@ -46,6 +49,7 @@ def save_weights(
     state_dict: Mapping[str, Any] | None = None,
     safe_serialization: bool = True,
     max_shard_size: int | str | None = None,
+    **options: Any,
 ) -> None:
     """Save ``model``'s weights, and the configuration of a transformers or peft model, to ``folder``.
 
@@ -58,16 +62,17 @@ def save_weights(
         safe_serialization: Whether to save safetensors; otherwise pickles, if the model's library still can.
         max_shard_size: Maximum size of a weight file of a transformers model, in bytes or as text such as ``"5GB"``.
             Default: the installed transformers'.
+        **options: More keywords of ``save_pretrained``, which is called with those of these that it has.
 
     Raises:
         CheckpointError: If safetensors cannot hold an entry of the state dict.
     """
-    if _saves_itself(model):
-        options: dict[str, Any] = {"state_dict": state_dict, "max_shard_size": max_shard_size}
-        if not safe_serialization:
-            options["safe_serialization"] = False
-        given = {name: value for name, value in options.items() if value is not None}
-        model.save_pretrained(str(folder), **given)  # type: ignore[operator]
+    if is_instance_of(model, *_SAVE_THEMSELVES):
+        if max_shard_size is not None:
+            options["max_shard_size"] = max_shard_size
+        if installed_release() < SINCE["saves_safetensors_only"] or not safe_serialization:
+            options["safe_serialization"] = safe_serialization
+        call_as_defined(model.save_pretrained, ("save_directory", str(folder)), state_dict=state_dict, **options)  # type: ignore[arg-type]
         return
     logger.info("%s is not a `PreTrainedModel`, only saving its state dict.", type(model).__name__)
     state = dict(model.state_dict() if state_dict is None else state_dict)
@@ -121,20 +126,13 @@ def reads_state_dict_alone(model: nn.Module) -> bool:
     Not of a model with adapters, whose prompts and settings are read, and set for a while, as they are saved; nor of a
     quantized model, or one of a class that overrides ``save_pretrained``.
     """
-    if not _saves_itself(model):
+    if not is_instance_of(model, *_SAVE_THEMSELVES):
         return True
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "_hf_peft_config_loaded", False):
         return False
-    module, name = _SAVE_THEMSELVES[0]
-    method = getattr(getattr(sys.modules.get(module), name, None), "save_pretrained", None)
+    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    method = getattr(base, "save_pretrained", None)
     return getattr(model.save_pretrained, "__func__", None) is method
-
-
-def _saves_itself(model: nn.Module) -> bool:
-    """Whether ``model`` is an instance of a class of transformers or peft that saves its own checkpoints."""
-    # If there is an instance, its class's module has been imported.
-    loaded = (getattr(sys.modules.get(module), name, None) for module, name in _SAVE_THEMSELVES)
-    return any(cls is not None and isinstance(model, cls) for cls in loaded)
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
@@ -206,7 +204,7 @@ def _load_files(model: nn.Module, files: tuple[Path, ...]) -> tuple[list[str], l
         missing = [name for name in result.missing_keys if missing is None or name in missing]
         unexpected.extend(result.unexpected_keys)
     missing = _not_aliased(model, missing or [])
-    if missing and unexpected and _saves_itself(model):
+    if missing and unexpected and is_instance_of(model, *_SAVE_THEMSELVES):
         return _load_renamed(model, files[0])
     if missing and set(missing) == set(getattr(model, "_keys_to_ignore_on_save", None) or ()):
         model.tie_weights()  # type: ignore[operator]

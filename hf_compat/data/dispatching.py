@@ -69,6 +69,11 @@ class DispatchingDataLoader(PreparedDataLoader):
         return math.floor(rounds) if self.drops_partial_batch else math.ceil(rounds)
 
     @property
+    def tells_dataset(self) -> bool:
+        """Whether ``set_epoch`` calls the data set's: as in accelerate, not if a sampler has one."""
+        return self.always_tells_dataset or not hasattr(getattr(self.batch_sampler, "sampler", None), "set_epoch")
+
+    @property
     def total_batch_size(self) -> int | None:
         """Samples of a full round."""
         size = super().total_batch_size

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Subset
 
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.metrics import has_length
 
 __all__ = ["FirstBatches"]
@@ -31,7 +32,12 @@ class FirstBatches:
         return min(self._batches, len(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(iter(self._loader), self._batches)
+        return self._first(iter(self._loader))
+
+    def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(batches, self._batches)
+        if isinstance(self._loader, PreparedDataLoader):
+            self._loader.in_pass = False  # though there may be more batches
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -7,21 +7,25 @@ numbers and a model with dropout draw in the same order.
 
 from __future__ import annotations
 
+import itertools
+import signal
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from hf_compat.data.rank_batches import BatchShard
 from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
 from hf_compat.data.transfer import move_batch
-from hf_compat.data.workers import keep_queues_open
+from hf_compat.data.workers import keep_queues_open, outliving
 from hf_compat.distributed import collectives
 from hf_compat.distributed.processes import let_operations_end
 from hf_compat.nested import find_batch_size
 
 __all__ = ["PreparedDataLoader", "loader_batching", "loader_settings"]
 
+_PASSES = itertools.count(1)
 _KEPT_SETTINGS = (
     "num_workers",
     "collate_fn",
@@ -44,6 +48,7 @@ class PreparedDataLoader(DataLoader[Any]):
         iteration: The epoch of the next ``iter``; incremented after each epoch, or set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
         in_pass: Whether a pass has begun, and no further batch been asked for after its last.
+        pass_number: The number of the last pass, counted over all loaders of this process.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
         stream_states: The states of a stateful stream after the batch yielded last; None for other data sets.
 
@@ -57,10 +62,12 @@ class PreparedDataLoader(DataLoader[Any]):
             data for all ranks.
         synchronized_generator: Draws the order of samples; set to the state of rank 0's before each pass.
         shares_are_own: Whether each rank reads a loader of its own: which samples others read is not known.
+        always_tells_dataset: Call the data set's ``set_epoch`` also where accelerate does not.
         **settings: As for ``DataLoader``.
     """
 
     own_settings: tuple[str, ...] = (
+        "always_tells_dataset",
         "device",
         "drops_partial_batch",
         "non_blocking",
@@ -80,6 +87,7 @@ class PreparedDataLoader(DataLoader[Any]):
         remainder_from_batch: bool = False,
         synchronized_generator: torch.Generator | None = None,
         shares_are_own: bool = False,
+        always_tells_dataset: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(*args, **settings)
@@ -90,9 +98,11 @@ class PreparedDataLoader(DataLoader[Any]):
         self.remainder_from_batch = remainder_from_batch
         self.synchronized_generator = synchronized_generator
         self.shares_are_own = shares_are_own
+        self.always_tells_dataset = always_tells_dataset
         self.iteration = 0
         self.end_of_dataloader = False
         self.in_pass = False
+        self.pass_number = 0
         self.remainder = -1
         self.stream_states: StreamStates | None = None
         self._start: StreamStates | None = None
@@ -139,7 +149,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def begin_pass(self) -> None:
         """Begin a pass of epoch ``iteration``."""
         self.set_epoch(self.iteration)
-        self.end_of_dataloader, self.in_pass = False, True
+        self.end_of_dataloader, self.in_pass, self.pass_number = False, True, next(_PASSES)
         self.remainder = self._count_remainder()
 
     def end_pass(self) -> None:
@@ -154,18 +164,32 @@ class PreparedDataLoader(DataLoader[Any]):
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
-        iterator = super()._get_iterator()
+        with outliving([signal.SIGTERM]):  # persistent workers may start in an evaluation ahead of a run that saves
+            iterator = super()._get_iterator()
         keep_queues_open(iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter``, also of the samplers and the data set that have ``set_epoch``."""
+        """Set the epoch of the next ``iter``, also of the samplers and, if it is told, the data set."""
         self.iteration = epoch
         sampler = getattr(self.batch_sampler, "sampler", None)
-        for part in (self.batch_sampler, getattr(sampler, "batch_sampler", None), sampler, self.dataset):
+        dataset = self.dataset if self.tells_dataset else None
+        for part in (self.batch_sampler, getattr(sampler, "batch_sampler", None), sampler, dataset):
             set_epoch = getattr(part, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
+
+    @property
+    def tells_dataset(self) -> bool:
+        """Whether ``set_epoch`` calls the data set's, which it may have.
+
+        As in accelerate, not where the batch sampler wraps another whose sampler has one: on several ranks, and where
+        batches are skipped.
+        """
+        wrapped: Any = getattr(self.batch_sampler, "batch_sampler", None)
+        if isinstance(wrapped, BatchShard):
+            wrapped = wrapped.batch_sampler
+        return self.always_tells_dataset or not hasattr(getattr(wrapped, "sampler", None), "set_epoch")
 
     @property
     def total_batch_size(self) -> int | None:

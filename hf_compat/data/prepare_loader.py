@@ -33,6 +33,8 @@ class DataParallelLayout:
     """Whether each rank gets its share; otherwise it reads its own loader, whose sampler may have chosen the share."""
     tells_epoch: bool = True
     """Whether a batch sampler that has ``set_epoch`` is told the epoch."""
+    always_tells_dataset: bool = False
+    """Whether a data set's ``set_epoch`` is called also where accelerate does not."""
     dispatch_batches: bool | None = None
     """Whether rank 0 reads the data for all ranks; None: for iterable data sets only."""
 
@@ -72,6 +74,7 @@ def prepare_dataloader(
     is_stream = isinstance(loader.dataset, IterableDataset)
     dispatches = is_stream if layout.dispatch_batches is None else layout.dispatch_batches
     settings = loader_settings(loader) | {
+        "always_tells_dataset": layout.always_tells_dataset,
         "device": device,
         "drops_partial_batch": loader.drop_last,
         "non_blocking": non_blocking,

@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from hf_compat.data.stream_states import stream_from_state
 from hf_compat.errors import DataError
+from hf_compat.metrics import has_length
 
 __all__ = ["BatchShard", "StreamShard", "check_even", "check_split_batches"]
 
@@ -76,8 +77,14 @@ class BatchShard(BatchSampler):
 
     @property
     def is_even(self) -> bool:
-        """Whether every rank gets the same number of batches."""
-        return self.split_batches or self.even_batches or self.drop_last or self.total_length % self.num_processes == 0
+        """Whether every rank gets the same number of batches, as far as the number of samples is known."""
+        if self.even_batches or self.drop_last:
+            return True
+        if not self.split_batches:
+            return self.total_length % self.num_processes == 0
+        sampler = getattr(self.batch_sampler, "sampler", None)
+        last = len(sampler) % self.batch_size if has_length(sampler) else 0
+        return last == 0 or last > self.batch_size // self.num_processes * (self.num_processes - 1)
 
     def __len__(self) -> int:
         if self.split_batches:
@@ -237,8 +244,9 @@ def check_even(loader: object) -> None:
     """
     sampler = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, BatchShard) and not sampler.is_even:
+        split = "split over them " if sampler.split_batches else ""
         raise DataError(
-            f"`accelerator_config`: with even_batches=False, {sampler.total_length} batches leave some of the "
+            f"`accelerator_config`: with even_batches=False, {sampler.total_length} batches {split}leave some of the "
             f"{sampler.num_processes} processes with one batch fewer, and the others would wait forever for their "
             "gradients. Set `dataloader_drop_last=True`, or keep `even_batches=True`."
         )

@@ -129,7 +129,6 @@ class _SkipSampler:
 
     def __init__(self, sampler: Any, skip: int) -> None:
         self.batch_sampler = sampler
-        self.sampler = getattr(sampler, "sampler", None)
         self.batch_size = getattr(sampler, "batch_size", None)
         self.skip = skip
 
@@ -140,8 +139,10 @@ class _SkipSampler:
         return max(len(self.batch_sampler) - self.skip, 0)
 
     def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.batch_sampler, "set_epoch"):
-            self.batch_sampler.set_epoch(epoch)
+        for part in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None)):
+            set_epoch = getattr(part, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
 
 
 class _SkipIterable:

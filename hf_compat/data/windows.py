@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 from hf_compat.plan import RunPlan
@@ -63,6 +65,9 @@ class WindowSource(Protocol):
     def restore_rng(self) -> None:
         """Restore the random generators from the resumed checkpoint."""
 
+    def refuse_pass_without_update(self, batches: int) -> None:
+        """Raise: a pass over an unsized train loader had so few batches that it made no update step."""
+
     def warn_of_empty_epoch(self) -> None:
         """Log that the train loader yielded no batch in an epoch, and stop the training."""
 
@@ -85,6 +90,8 @@ class WindowLoader:
         start: Where a resumed run starts. Default: at the beginning.
         restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
         asks_empty_loader: Whether a loader of length 0 is asked for a batch, which may draw random numbers.
+        skips_before_telling_epoch: Whether in a resumed epoch only the loader of the remaining batches is told the
+            epoch; otherwise that of all batches is.
         asks_to_the_end: Whether all planned windows of an epoch are asked for, also those after the end of its data:
             the source may have an effect each time, or have more batches later.
     """
@@ -99,6 +106,7 @@ class WindowLoader:
         *,
         restores_without_batches: bool = True,
         asks_empty_loader: bool = True,
+        skips_before_telling_epoch: bool = True,
         asks_to_the_end: bool = False,
     ) -> None:
         self.loader: Any = loader
@@ -109,6 +117,7 @@ class WindowLoader:
         self._start = start
         self._restores_without_batches = restores_without_batches
         self._asks_empty_loader = asks_empty_loader
+        self._skips_before_telling_epoch = skips_before_telling_epoch
         self._asks_to_the_end = asks_to_the_end
 
     def __len__(self) -> int:
@@ -130,6 +139,13 @@ class WindowLoader:
             )
         self._loader = loader
 
+    def _tell_epoch(self, start: EpochStart) -> None:
+        told = start.rest if self._skips_before_telling_epoch else self._loader
+        if hasattr(told, "set_epoch"):
+            told.set_epoch(start.epoch)
+        if told is not start.rest and isinstance(start.rest, PreparedDataLoader):
+            start.rest.iteration = start.epoch
+
     def __iter__(self) -> Iterator[Window]:
         """Yield the windows of the next epoch until it ends or a callback asks to stop."""
         epoch = self._next_epoch()
@@ -140,14 +156,14 @@ class WindowLoader:
         if restores and start.batches == 0:
             self._source.restore_rng()
             restores = False
-        if hasattr(start.rest, "set_epoch"):
-            start.rest.set_epoch(epoch)
+        self._tell_epoch(start)
         plan = self._plan
         if not (plan.batches_per_epoch or self._asks_empty_loader):
             self._source.warn_of_empty_epoch()
             return
         batches = iter(start.rest)
         position = asked = start.batches
+        makes_updates = stops = False
         for index in range(start.windows, plan.update_steps_per_epoch):
             is_last = index == plan.update_steps_per_epoch - 1
             count = plan.batches_per_epoch - asked if is_last else plan.accumulate
@@ -161,9 +177,13 @@ class WindowLoader:
                 complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
                 yield Window(drawn, num_items, epoch, position, complete)
                 position = end
+                makes_updates = makes_updates or complete
             elif not self._asks_to_the_end:
                 break
             if self._source.should_stop():
+                stops = True
                 break
         if position == 0:
             self._source.warn_of_empty_epoch()
+        elif plan.num_train_epochs == sys.maxsize and start.batches == 0 and not (makes_updates or stops):
+            self._source.refuse_pass_without_update(position)

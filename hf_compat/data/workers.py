@@ -1,43 +1,65 @@
-"""What a worker of a data loader does on start, and how it is told to end."""
+"""Loader workers that outlive the signals on which a run saves, and that end with the run."""
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["begin_worker", "keep_queues_open"]
+from torch.utils.data._utils import worker as torch_worker
+
+__all__ = ["keep_queues_open", "outliving"]
 
 _QUEUES = ("_index_queues", "_worker_result_queue", "_workers_done_event")
-"""What an iterator of torch's ``DataLoader`` tells its workers by; it has none without workers."""
+"""The means by which an iterator of torch's ``DataLoader`` ends its workers; it has none without workers."""
+_PARENT_CHECK_SECONDS = 5.0
+"""Seconds between two checks of a worker whether its parent process is gone; torch checks as often."""
+
+_run_worker = torch_worker._worker_loop
 
 
-def begin_worker(worker_id: int, signals: Sequence[int], then: Callable[[int], Any] | None) -> None:
-    """Keep a data loader worker running when ``signals`` arrive, so that the current update step can finish.
+@contextmanager
+def outliving(signals: Collection[int]) -> Iterator[None]:
+    """Context in which every ``DataLoader``, whoever made it, starts workers that keep running on ``signals``.
 
-    A scheduler signals all processes of a job, and without its workers a run could not finish the step. A signal sent
-    by the run itself still ends the worker, as torch does with one that hangs. A worker whose parent process is gone
-    exits by itself.
-
-    Args:
-        worker_id: Number of the worker.
-        signals: The signals that the run handles.
-        then: The loader's own ``worker_init_fn``.
+    A scheduler signals all processes of a job, and without its workers a run could not finish the update step under
+    way. A worker obeys a signal of its parent process, by which torch ends a worker that hangs, and exits when that
+    process is gone. A context within another adds nothing.
     """
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows, where a handler does not see who sent a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-        threading.Thread(target=_exit_on_signal_of_parent, args=(signals,), daemon=True).start()
-    if then is not None:
-        then(worker_id)
+    # macOS and Windows: a handler does not see the sender, and workers end as torch has it.
+    if not hasattr(signal, "sigtimedwait") or torch_worker._worker_loop is not _run_worker:
+        yield
+        return
+    # The function that torch runs in a new worker; loaders have no setting that reaches those of other people's.
+    torch_worker._worker_loop = functools.partial(_run_outliving, tuple(signals))
+    try:
+        yield
+    finally:
+        torch_worker._worker_loop = _run_worker
 
 
-def _exit_on_signal_of_parent(signals: Sequence[int]) -> None:
-    while signal.sigwaitinfo(signals).si_pid != os.getppid():
-        pass
-    os._exit(0)  # an exception would not end a thread that hangs
+def _run_outliving(signals: Collection[int], *args: Any) -> None:
+    """Run torch's worker, with ``signals`` blocked in all of its threads but one that waits for them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    threading.Thread(target=_exit_with_parent, args=(signals,), daemon=True).start()
+    _run_worker(*args)
+
+
+def _exit_with_parent(signals: Collection[int]) -> None:
+    """Exit on a signal of the parent process, or when that is gone; without exception, which a hung thread ignores."""
+    parent, starter = multiprocessing.parent_process(), os.getppid()  # a forkserver starts workers of its clients
+    assert parent is not None, "torch runs its workers in processes of multiprocessing"
+    while os.getppid() == starter:
+        received = signal.sigtimedwait(signals, _PARENT_CHECK_SECONDS)
+        if received is not None and received.si_pid == parent.pid:
+            break
+    os._exit(0)
 
 
 def keep_queues_open(iterator: object) -> None:

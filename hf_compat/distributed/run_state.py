@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.distributed.accelerate_state import accelerate_module
 from hf_compat.distributed.process_state import DistributedType, ProcessState
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ class RunState(ProcessState):
         config = self.deepspeed_plugin.deepspeed_config
         enabled = (name for name in ("fp16", "bf16") if config.get(name, {}).get("enabled") is True)
         return next(enabled, "no")
+
+    @property
+    def _shared_state(self) -> dict[str, Any]:
+        """The values that all instances of accelerate's ``AcceleratorState`` share; without accelerate, this one's."""
+        module = accelerate_module("accelerate.state")
+        return vars(self) if module is None else module.AcceleratorState._shared_state
 
     @property
     def is_fsdp2(self) -> bool:

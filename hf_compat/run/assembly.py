@@ -103,5 +103,6 @@ def windows_of(
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,
+        skips_before_telling_epoch=semantics.skips_before_telling_epoch,
         asks_to_the_end=not is_ours(run.host.get_batch_samples),
     )

@@ -19,10 +19,12 @@ class CurrentOptimizer:
 
     Args:
         host: The Trainer.
+        shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
     """
 
-    def __init__(self, host: RunHost) -> None:
+    def __init__(self, host: RunHost, *, shards_model: bool) -> None:
         self._host = host
+        self._shards_model = shards_model
         self._stepped: Any = None
 
     def give_if_replaced(self, strategy: ModelStrategy) -> None:
@@ -38,6 +40,7 @@ class CurrentOptimizer:
         """
         host = self._host
         self._stepped = host.optimizer
+        host.accelerator.hold(host.model_wrapped if self._shards_model else host.model, host.optimizer)
         if strategy.engine is not None:
             return
         if host.optimizer is None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hf_compat.arguments.enums import DebugOption
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.firing import close_progress_bars, fire
 from hf_compat.data.windows import EpochStart, Window
 from hf_compat.engine.callbacks import LastCallback
@@ -67,15 +68,16 @@ class RunHooks(LastCallback):
         self.grad_norm: Norm = None
         self.start: EpochStart | None = None
         self.resume = Resume(trainer, run.point)
-        self.optimizer = CurrentOptimizer(trainer)
+        self.optimizer = CurrentOptimizer(trainer, shards_model=run.runtime.facts.shards_model)
         self.schedule = LRSchedule(trainer)
         self.progress = Progress(trainer, counts)
         self.logs = TrainingLogs(trainer, counts, run.runtime.publish_metrics)
-        self.evaluation = TrainingEvaluation(trainer, run.ignore_keys)
+        self.evaluation = TrainingEvaluation(trainer, run.ignore_keys, run.exit_if_preempted)
         self.saving = CheckpointSaving(trainer, run.checkpoints, run.lightning_state)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
         self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
+        self._keeps_past = for_run(trainer.args).past_index >= 0
         counts_tokens = trainer.args.include_num_input_tokens_seen != "no"
         self._counts_tokens_ahead = counts_tokens and not trainer.semantics.counts_tokens_after_batch
 
@@ -124,7 +126,8 @@ class RunHooks(LastCallback):
         """Begin an epoch."""
         if self.reloading is not None:
             self.reloading.reload_if_due(pl_trainer.current_epoch)
-        self.trainer._past = None
+        if self._keeps_past:
+            self.trainer._past = None
         fire(self.trainer, "on_epoch_begin")
 
     # ---- a window ----
@@ -229,7 +232,8 @@ class RunHooks(LastCallback):
         with self._undo:
             if self.run is not None:
                 close_progress_bars(self.trainer)  # of a run that ended without `on_train_end`
-                self.trainer._past = None
+                if self._keeps_past:
+                    vars(self.trainer).pop("_past", None)
 
     # ---- after an update step or an epoch ----
 

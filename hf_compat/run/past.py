@@ -14,9 +14,11 @@ __all__ = ["fresh_past"]
 
 @contextmanager
 def fresh_past(host: RunHost) -> Iterator[None]:
-    """Context for an evaluation: starts without past state, and restores that of the training."""
-    past, host._past = host._past, None
+    """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
+    outside = {name: value for name, value in vars(host).items() if name == "_past"}
+    host._past = None
     try:
         yield
     finally:
-        host._past = past
+        vars(host).pop("_past", None)
+        vars(host).update(outside)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.data.workers import outliving
 from hf_compat.distributed.votes import PacedVotes
 from hf_compat.engine.internals.loops import may_stop
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Preemption", "SignalWatch", "exit_status", "requeue"]
 
 logger = logging.getLogger(__name__)
+
+_CHILD_ENDED = signal.SIGCHLD
 
 
 def exit_status(signum: int) -> int:
@@ -56,10 +59,14 @@ class SignalWatch:
         self.requeue_signal = requeue_signal
         self._replaces_handler = replaces_handler
         self._process = os.getpid()
+        self._on_child_end: Any = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Context that installs signal handlers and restores the previous ones at its end.
+        """Context that installs signal handlers, and restores the previous ones at its end.
+
+        Loader workers that start in it outlive the signals. Of those that run already, the end by such a signal is an
+        error where their next batch is read, not in the middle of an update.
 
         Signals that the program ignores, a SIGUSR1 that it handles, and such a SIGTERM unless that handler is to be
         replaced, are not recorded. Outside the main thread, where Python allows no handlers, none are. A handler that
@@ -71,11 +78,14 @@ class SignalWatch:
             previous = {signum: signal.getsignal(signum) for signum in self.signals() if self._may_handle(signum)}
         for signum in previous:
             signal.signal(signum, self._record)
+        if previous and callable(signal.getsignal(_CHILD_ENDED)):  # torch's, if workers run already
+            self._on_child_end = previous[_CHILD_ENDED] = signal.signal(_CHILD_ENDED, self._child_ended)
         try:
-            yield
+            with outliving(self.signals()):
+                yield
         finally:
             for signum, handler in previous.items():
-                if signal.getsignal(signum) == self._record:
+                if signal.getsignal(signum) in (self._record, self._child_ended):
                     signal.signal(signum, handler)
         if self.received:
             logger.warning("%s was received after the last update step.", signal.Signals(self.received).name)
@@ -98,6 +108,13 @@ class SignalWatch:
         elif not self.received:  # further signals do not interrupt a save
             self.received = signum
 
+    def _child_ended(self, signum: int, frame: FrameType | None) -> None:
+        try:
+            self._on_child_end(signum, frame)
+        except RuntimeError as error:
+            if not any(str(signal.strsignal(each)) in str(error) for each in self.signals()):
+                raise
+
 
 class Preemption:
     """Saves and exits when any rank has received a signal, unless training is about to end.
@@ -114,6 +131,18 @@ class Preemption:
         self._saving = saving
         self._votes = PacedVotes()
 
+    def exit_without_workers(self, trainer: pl.Trainer) -> None:
+        """Save and exit if the signal that this process has received may have ended the workers of a loader.
+
+        Called between two update steps, when no batch can be read. With several ranks it does nothing: the others
+        wait for this one's next update step.
+
+        Raises:
+            SystemExit: With status 128 + signal.
+        """
+        if self._watch.received and self._host.args.world_size == 1:
+            self.exit_if_signalled(trainer)
+
     def exit_if_signalled(self, trainer: pl.Trainer) -> None:
         """Save and exit if a rank has received a signal.
 
@@ -127,7 +156,7 @@ class Preemption:
             return
         name = signal.Signals(signum).name
         logger.warning("%s: saving and exiting after update step %s.", name, step)
-        if not self._saving.has_saved:
+        if step > 0 and not self._saving.has_saved:
             self._saving.save(host.model_wrapped, host._trial)
         self._saving.finish()
         if signum == self._watch.requeue_signal and host.is_world_process_zero():

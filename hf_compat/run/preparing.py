@@ -13,7 +13,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward
-from hf_compat.model_facts import ignores_item_count, unwrap_model
+from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
 from hf_compat.seeding import enable_full_determinism, set_seed
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["place_model", "prepare_model", "take_wrapper"]
 
+_HAVE_SPECIAL_TOKENS = (
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
+    "transformers.processing_utils.ProcessorMixin",
+)
 _REMEDY = "Set `TrainingArguments(semantics='corrected')` to correct that."
 _OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
@@ -79,7 +83,7 @@ def _make_model(host: RunHost, trial: Trial | None) -> None:
 
 
 def _align_special_tokens(host: RunHost) -> None:
-    if host.processing_class is not None and hasattr(host.model, "config"):
+    if is_instance_of(host.processing_class, *_HAVE_SPECIAL_TOKENS) and hasattr(host.model, "config"):
         host._align_special_tokens()
 
 

@@ -142,6 +142,8 @@ class Resume:
         if saved.samples:
             stream = self._stream_of(saved, plan, loader)
             rest = skip_samples(loader, saved.samples) if stream is None else stream
+            if rest is None and saved.has_windows_of(plan):  # an unsized stream, in a later pass
+                rest = skip_batches(loader, saved.samples // plan.samples_per_batch)
         if rest is not None:
             return self._start_with_different_windows(plan, saved, rest, loader)
         logger.warning(

@@ -23,6 +23,7 @@ from hf_compat.data.windows import EpochStart
 from hf_compat.distributed.votes import max_over_ranks
 from hf_compat.engine.runtime import Runtime
 from hf_compat.engine.signals import slurm_signal
+from hf_compat.errors import DataError
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.optim.losses import check_loss
@@ -42,6 +43,7 @@ from hf_compat.run.preparing import prepare_model, take_wrapper
 from hf_compat.run.progress import Counts
 from hf_compat.run.resume import without_extra_step
 from hf_compat.run.tokens import count_train_tokens
+from hf_compat.run.untold_epochs import warn_of_untold_epochs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -195,7 +197,6 @@ class TrainingRun:
         if self.pieces is not None:
             self.pieces.hooks.end()  # again, in case of an error before Lightning's teardown
         host._memory_tracker.cancel()
-        host._past = None
 
     # ---- one fit ----
 
@@ -245,7 +246,8 @@ class TrainingRun:
         """Return plan and loader of a fit with ``hooks``, and the start of a resumed one."""
         host = self.host
         self._is_finished = False
-        self.pieces = self.output = None  # frees the memory of a fit that ran out of memory
+        self.pieces = self.output = None
+        host.accelerator.free_memory()  # also of a fit that ran out of memory
         host._train_batch_size = batch_size or host._train_batch_size
         self.ignore_keys = ignore_keys_for_eval
         self.point = self.resume_point(resume_from_checkpoint)
@@ -263,6 +265,7 @@ class TrainingRun:
             plan, start, hooks.progress.shift = resumed
             hooks.start = start
             host.state.max_steps, host.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
+        warn_of_untold_epochs(loader, loader if start is None else start.rest, host.semantics, self._warn_once)
         plan = without_extra_step(host, plan, 0 if start is None else start.epoch, self._warn_once)
         host.run_plan = hooks.progress.plan = plan
         if host._created_lr_scheduler:
@@ -379,11 +382,33 @@ class TrainingRun:
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return the batches of the next window, and its number of items."""
         warn_of_changed_accumulation(self.host, self._warn_once)
-        return self.host.get_batch_samples(batches, count, self.host.args.device)
+        try:
+            return self.host.get_batch_samples(batches, count, self.host.args.device)
+        except Exception:  # of any class, where a batch is lost with the worker that sent it
+            self.exit_if_preempted()
+            raise
+
+    def exit_if_preempted(self) -> None:
+        """Save and exit, after an error in reading data, if the process has received a signal to exit."""
+        if self.hooks.preemption is not None and self.pieces is not None:
+            self.hooks.preemption.exit_without_workers(self.pieces.trainer)
 
     def restore_rng(self) -> None:
         """Restore the random states of the resumed checkpoint."""
         self.hooks.resume.restore_rng()
+
+    def refuse_pass_without_update(self, batches: int) -> None:
+        """Raise: a pass over the train loader had ``batches``, too few for an update step, and so would each have.
+
+        Raises:
+            DataError: Always.
+        """
+        steps = self.host.args.gradient_accumulation_steps
+        raise DataError(
+            f"`gradient_accumulation_steps={steps}`: `train_dataset` yielded {batches} batches in a pass, too few for "
+            "an update step, and training would never end. Set it to at most that number, lower "
+            "`per_device_train_batch_size`, or have the dataset repeat its samples."
+        )
 
     def warn_of_empty_epoch(self) -> None:
         """Warn that the train loader yielded no batch in an epoch, and stop the training."""

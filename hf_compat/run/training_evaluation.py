@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hf_compat.errors import BatchSizeError
@@ -23,11 +24,13 @@ class TrainingEvaluation:
     Args:
         host: The Trainer.
         ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
+        exit_if_preempted: Called when an evaluation has failed; exits if a signal may have ended loader workers.
     """
 
-    def __init__(self, host: RunHost, ignore_keys: list[str] | None) -> None:
+    def __init__(self, host: RunHost, ignore_keys: list[str] | None, exit_if_preempted: Callable[[], None]) -> None:
         self._host = host
         self.ignore_keys = ignore_keys
+        self._exit_if_preempted = exit_if_preempted
 
     def evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
@@ -62,7 +65,8 @@ class TrainingEvaluation:
         host = self._host
         try:
             return call_as_defined(host.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
-        except RuntimeError as error:
+        except Exception as error:
+            self._exit_if_preempted()
             if host.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
                     "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "

@@ -91,7 +91,7 @@ def build_accelerator(args: TrainingArguments, runtime: Runtime, semantics: Sema
         args.accelerator_config,
         runtime,
         args.data_seed,
-        reshuffles_batch_samplers=semantics.reshuffles_batch_samplers,
+        semantics=semantics,
     )
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -144,7 +145,7 @@ def run_loop(
             times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
         )
         announce_evaluation(description, session.examples, session.batch_size)
-        with fresh_past(trainer):
+        with fresh_past(trainer) if for_run(trainer.args).past_index >= 0 else nullcontext():
             runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
         close_progress_bars(trainer, evaluation_only=True)
@@ -210,6 +211,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     if wrapped is trainer.model and not runtime.model_is_prepared:
         runtime.model_is_prepared = True
         trainer.model_preparation_time = round(time.time() - start, 4)
+        trainer.accelerator.hold(trainer.model_wrapped if runtime.facts.shards_model else trainer.model)
     if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
         dtype = torch.float16 if args.fp16_full_eval else torch.bfloat16
         trainer.model_wrapped.to(device=None if trainer.is_model_parallel else args.device, dtype=dtype)

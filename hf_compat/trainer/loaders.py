@@ -13,7 +13,6 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data import columns
 from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
-from hf_compat.data.workers import begin_worker
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 from hf_compat.overriding import call_as_defined
@@ -27,20 +26,26 @@ logger = logging.getLogger(__name__)
 __all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_loader"]
 
 
+_MADE_FOR = "_made_for"
+"""Attribute of a loader that is kept: the data set it was asked for, with all columns."""
+
+
 def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``."""
     if eval_dataset is None and trainer.eval_dataset is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
         )
-    key = eval_dataset if isinstance(eval_dataset, str) else "eval"
-    keeps_workers = trainer.args.dataloader_persistent_workers
-    if keeps_workers and key in trainer._eval_dataloaders:
-        return trainer._eval_dataloaders[key]
     if isinstance(eval_dataset, str):
-        dataset = trainer.eval_dataset[eval_dataset]
+        key, dataset = eval_dataset, trainer.eval_dataset[eval_dataset]
+    elif eval_dataset is None or eval_dataset is trainer.eval_dataset:
+        key, dataset = "eval", trainer.eval_dataset
     else:
-        dataset = eval_dataset if eval_dataset is not None else trainer.eval_dataset
+        key, dataset = f"eval {id(eval_dataset)}", eval_dataset
+    keeps_workers = trainer.args.dataloader_persistent_workers
+    kept = trainer._eval_dataloaders.get(key) if keeps_workers else None
+    if kept is not None and vars(kept).get(_MADE_FOR) is dataset:  # which may have been replaced
+        return kept
     loader = trainer._get_dataloader(
         dataset=dataset,
         description="Evaluation",
@@ -49,6 +54,7 @@ def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
         dataloader_key=key,
     )
     if keeps_workers:
+        vars(loader)[_MADE_FOR] = dataset
         trainer._eval_dataloaders[key] = loader
     return loader
 
@@ -90,9 +96,6 @@ def build_loader(
             settings["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=trainer.accelerator.data_parallel_rank
             )
-    watch = None if trainer._training_run is None else trainer._training_run.watch
-    if watch is not None and args.dataloader_num_workers > 0:
-        settings["worker_init_fn"] = partial(begin_worker, signals=watch.signals(), then=settings.get("worker_init_fn"))
     loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))
     return loader
 

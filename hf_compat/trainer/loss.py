@@ -245,8 +245,9 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
             f"{', '.join(trainer._signature_columns or ['(any)'])}. Add at least one of them to the dataset, or set "
             "`remove_unused_columns=False`."
         )
-    if trainer._past is not None:
-        inputs["mems"] = trainer._past
+    past = vars(trainer).get("_past")
+    if past is not None:
+        inputs["mems"] = past
     return trainer._lightning_runtime.precision.convert_input(inputs)  # type: ignore[no-any-return]
 
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.releases.semantics import installed_release
+from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
 from hf_compat.checkpoint.hidden_folders import final_name
@@ -95,8 +97,11 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
     args = for_run(trainer.args)
+    options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
+    if installed_release() >= SINCE["names_main_process"]:
+        options["is_main_process"] = True
     if not weights.reads_state_dict_alone(model):
-        weights.save_weights(model, folder, state_dict=state_dict, safe_serialization=args.save_safetensors)
+        weights.save_weights(model, folder, state_dict=state_dict, **options)
     else:
         # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
         write = writes.concurrently if state_dict is None else writes
@@ -106,7 +111,7 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
             writes.shell_of(model) if is_pretrained_model(model) else model,
             folder,
             state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
-            safe_serialization=args.save_safetensors,
+            **options,
         )
     _save_beside_weights(trainer, folder)
 
@@ -119,7 +124,7 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
         if processing_class is not None:
             logger.info("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
     if processing_class is not None:
-        processing_class.save_pretrained(folder)
+        processing_class.save_pretrained(str(folder))
     training_args.save_training_args(trainer.args, folder)
 
 

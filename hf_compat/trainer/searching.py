@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import publish
 from hf_compat.errors import SearchError
-from hf_compat.memory import free_memory
 from hf_compat.tuning.backends import BACKENDS, choose_backend, run_id
 from hf_compat.tuning.spaces import BestRun, default_compute_objective
 from hf_compat.tuning.values import apply_values
@@ -111,4 +110,4 @@ def release_model(trainer: Trainer) -> None:
     trainer._lightning_runtime.release()
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None
-    free_memory()
+    trainer.accelerator.free_memory()

@@ -176,8 +176,8 @@ class Trainer(metaclass=CountsCounterparts):
     run_plan: RunPlan | None = None
     _train_batch_size: int
     _trial: Trial | None = None
-    _past: Any = None
-    """The past state of a model with memory, the next batch's ``mems``."""
+    _past: Any
+    """The past state of a model with memory, the next batch's ``mems``; there is none outside of a pass over data."""
     _signature_columns: list[str] | None = None
     _eval_dataloaders: dict[str, DataLoader[Any]]
     _memory_tracker: TrainerMemoryTracker
@@ -992,6 +992,12 @@ class Trainer(metaclass=CountsCounterparts):
         return transformers_4.count_tokens(train_dl, max_steps)
 
     _save_tpu = transformers_4.save_on_tpu
+
+    def propagate_args_to_deepspeed(self, auto_find_batch_size: bool = False) -> None:
+        """Set the values of the DeepSpeed config that are ``"auto"``, and compare the others with ``args``."""
+        transformers_4.propagate_args_to_deepspeed(
+            self.accelerator.state.deepspeed_plugin, self.args, auto_find_batch_size
+        )
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
         """Return ``tensors`` gathered over all ranks; None for None."""

@@ -7,14 +7,25 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from hf_compat.checkpoint.rotation import by_age
-from hf_compat.errors import CheckpointError, NotSupportedError, UnknownArgumentError
+from hf_compat.errors import CheckpointError, NotSupportedError, TrainerSetupError, UnknownArgumentError
 
-__all__ = ["by_old_name", "count_tokens", "resume_argument", "save_on_tpu", "sorted_checkpoints"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
+
+__all__ = [
+    "by_old_name",
+    "count_tokens",
+    "propagate_args_to_deepspeed",
+    "resume_argument",
+    "save_on_tpu",
+    "sorted_checkpoints",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +44,24 @@ def resume_argument(kwargs: dict[str, Any], resume_from_checkpoint: str | bool |
     if kwargs:
         raise UnknownArgumentError(f"train() got unexpected keyword arguments: {', '.join(kwargs)}.")
     return resume_from_checkpoint
+
+
+def propagate_args_to_deepspeed(
+    plugin: DeepSpeedPlugin | None, args: TrainingArguments, auto_find_batch_size: bool
+) -> None:
+    """Set the values of ``plugin``'s config that are ``"auto"`` to those of ``args``, and compare the others.
+
+    Args:
+        plugin: The DeepSpeed plugin; None without DeepSpeed.
+        args: The arguments. A value of the config that differs from theirs is an error at the start of a run.
+        auto_find_batch_size: Whether the batch size of the config may differ.
+
+    Raises:
+        TrainerSetupError: Without DeepSpeed.
+    """
+    if plugin is None:
+        raise TrainerSetupError("`propagate_args_to_deepspeed`: the run has no DeepSpeed config. Set `deepspeed`.")
+    plugin.hf_ds_config.trainer_config_process(args, auto_find_batch_size)
 
 
 def save_on_tpu(self: object, output_dir: str | None = None) -> None:

@@ -104,6 +104,37 @@ def test_last_checkpoint_passes_over_incomplete_ones(tmp_path, caplog):
     assert "`model.safetensors` is damaged" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(["state.pkl"], id="files of any name"),
+        pytest.param(["model.safetensors", "optimizer.bin", "scheduler.bin"], id="accelerate's save_state"),
+        pytest.param(["config.json", "model.safetensors"], id="save_pretrained"),
+    ],
+)
+def test_last_checkpoint_may_be_of_a_loop_of_ones_own(checkpoint, tmp_path, files):
+    """A folder that no Trainer has written is found as in transformers; a run resumes from a Trainer's alone."""
+    own = tmp_path / "checkpoint-7"
+    own.mkdir()
+    for name in files:
+        if (checkpoint / name).exists():
+            shutil.copy(checkpoint / name, own)
+        else:
+            (own / name).write_bytes(b"anything")
+    assert finding.get_last_checkpoint(str(tmp_path)) == upstream.get_last_checkpoint(str(tmp_path)) == str(own)
+    assert finding.find_checkpoint(tmp_path, True, is_main=True) == str(checkpoint)
+
+
+def test_last_checkpoint_of_a_loop_of_ones_own_that_was_killed(checkpoint, tmp_path):
+    """A folder without a file, or with weights that end early, is passed over, whoever made it."""
+    (tmp_path / "checkpoint-8").mkdir()
+    own = tmp_path / "checkpoint-7"
+    own.mkdir()
+    shutil.copy(checkpoint / "model.safetensors", own)
+    cut(own / "model.safetensors")
+    assert finding.get_last_checkpoint(tmp_path) == str(checkpoint)
+
+
 def test_upstreams_checkpoint_is_complete(checkpoint):
     """A folder of transformers', without a marker, is complete."""
     assert completeness.incomplete_reason(checkpoint) is None

@@ -42,7 +42,7 @@ def test_memory_survives_an_evaluation(tmp_path):
     trainer = trainer_of(tmp_path, Remembers(), past_index=2, eval_strategy="steps", eval_steps=3)
     trainer.train()
     assert trainer.model.seen[:8] == [1, 2, 3, -1, -2, 4, 1, 2]
-    assert trainer._past is None
+    assert not hasattr(trainer, "_past")  # which copies of transformers' loops look for and delete
 
 
 def test_a_wrong_place_of_the_memory(tmp_path):

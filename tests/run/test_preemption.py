@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import transformers
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import worker as torch_worker
 
 import hf_compat
-from hf_compat.data.workers import begin_worker
+from hf_compat.data.workers import outliving
 from hf_compat.run.preemption import SignalWatch, requeue
 from tests.scripts.crash_script import STEPS
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
@@ -130,12 +132,67 @@ def test_signal_to_the_whole_process_group(server, undisturbed, tmp_path, signum
     assert left(tmp_path) == undisturbed
 
 
+@pytest.mark.parametrize(
+    "loader",
+    [
+        "plain",
+        "with a worker_init_fn",
+        "persistent",
+        "started before",
+        "lazy",
+        "evaluation: plain",
+        "evaluation: started before",
+        "on the side",
+    ],
+)
+def test_signal_to_workers_of_loaders_that_a_script_made(server, tmp_path, loader):
+    """A run outlasts the signal with the workers of any loader, and without those that it cannot keep alive."""
+    process = server.start(tmp_path, stage="training", wait_step=3, loader=loader, **SELDOM)
+    server.events_until("waiting")
+    workers = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    for receiver in (*map(int, workers), process):
+        os.kill(receiver, signal.SIGTERM)
+    os.kill(process, signal.SIGUSR2)
+    events = server.events_until("exit")
+    assert (steps(events, "saved"), events[-1]) == ([4], LEFT_ON_SIGTERM)
+    assert not any(Path("/proc", worker).exists() for worker in workers)
+    assert server.run(tmp_path, **SELDOM)[-2:] == FINISHED
+
+
+def test_signal_ends_the_worker_that_reads_the_next_batch(server, tmp_path):
+    """A run whose batch is lost with its worker saves the last update step."""
+    # Row 39 is in the seventh batch of the second window, and four batches are read ahead.
+    server.start(tmp_path, loader="fatal: started before", gradient_accumulation_steps=13, **SELDOM)
+    events = server.events_until("exit")
+    assert (steps(events, "step"), steps(events, "saved"), events[-1]) == ([1], [1], LEFT_ON_SIGTERM)
+    assert newest(tmp_path) == 1
+    assert_tidy(tmp_path)
+
+
+def test_signal_ends_a_worker_before_the_first_update_step(server, tmp_path):
+    """There is nothing to save yet; the status says that the run is to be started again."""
+    server.start(tmp_path, loader="fatal: started before", gradient_accumulation_steps=26, **SELDOM)
+    events = server.events_until("exit")
+    assert (steps(events, "saved"), events[-1], newest(tmp_path)) == ([], LEFT_ON_SIGTERM, 0)
+
+
+def test_workers_are_torchs_own_again():
+    """Loaders that start their workers outside of a run that saves, and before it, run torch's function."""
+    theirs = torch_worker._worker_loop
+    with SignalWatch().watching():
+        assert torch_worker._worker_loop is not theirs
+        with outliving([signal.SIGTERM]):
+            pass
+        assert torch_worker._worker_loop is not theirs
+    assert torch_worker._worker_loop is theirs
+
+
 def test_worker_that_hangs_is_ended_by_its_run():
     """Of the signals that it outlives, a worker obeys those that its own run sends."""
-    context = multiprocessing.get_context("fork")
-    began = context.Event()
-    worker = context.Process(target=begin_worker, args=(0, [signal.SIGTERM], partial(hang, began)), daemon=True)
-    worker.start()
+    began = multiprocessing.get_context("fork").Event()
+    with outliving([signal.SIGTERM]):
+        batches = iter(DataLoader([0], num_workers=1, worker_init_fn=partial(hang, began)))
+    (worker,) = batches._workers
     assert began.wait(PATIENCE)
     subprocess.run(["kill", str(worker.pid)], check=True)
     for _ in range(PATIENCE):
@@ -145,6 +202,28 @@ def test_worker_that_hangs_is_ended_by_its_run():
         if worker.exitcode is not None:
             break
     assert worker.exitcode == 0
+
+
+def test_worker_ends_with_its_run(tmp_path):
+    """A worker that outlives the signal, and hangs, is gone soon after the process that started it."""
+    script = """
+import os, signal, sys, time
+from torch.utils.data import DataLoader
+from hf_compat.data.workers import outliving
+def hang(worker):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+with outliving([signal.SIGTERM]):
+    batches = iter(DataLoader([0], num_workers=1, worker_init_fn=hang))
+sys.stdin.read()
+"""
+    run = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    worker = int(run.stdout.readline())
+    run.kill()
+    run.stdin.close()
+    assert run.stdout.read() == "", worker  # until the worker, which holds the other end, is gone
+    run.stdout.close()
+    run.wait()
 
 
 def hang(began, worker_id):

@@ -22,7 +22,7 @@ from typing import Any
 import lightning
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 import hf_compat.lightning
 from hf_compat import HFCompatError, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -58,6 +58,85 @@ class Rows(Dataset):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"x": self.values[index], "labels": self.values[index].sum()}
+
+
+class FatalRows(Rows):
+    """Rows of which one is lost: where it is read, the run and then its worker get SIGTERM."""
+
+    fatal_row = 39
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if index == self.fatal_row:
+            for receiver in (os.getppid(), os.getpid()):
+                os.kill(receiver, signal.SIGTERM)
+        return super().__getitem__(index)
+
+
+class LazyLoader:
+    """Batches of a loader that is made when they are read; no ``DataLoader`` itself."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows) // 2
+
+    def __iter__(self) -> Any:
+        yield from own_loader(self._rows)
+
+
+class ReadsOnTheSide(TrainerCallback):
+    """Reads from a loader of its own after each update step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for _ in own_loader(Rows(8, 3)):
+            pass
+
+
+def own_loader(rows: Rows, **settings: Any) -> Any:
+    """Return a loader as scripts make it."""
+    return DataLoader(rows, batch_size=2, num_workers=2, **settings)
+
+
+def started_loader(rows: Rows) -> Any:
+    """Return a loader whose workers run already, and go on."""
+    loader = own_loader(rows, persistent_workers=True)
+    next(iter(loader))
+    return loader
+
+
+def obey(worker_id: int) -> None:
+    """Have a worker end on SIGTERM; a ``worker_init_fn``."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+LOADERS: dict[str, Callable[[Rows], Any]] = {
+    "plain": own_loader,
+    "with a worker_init_fn": partial(own_loader, worker_init_fn=obey),
+    "persistent": partial(own_loader, persistent_workers=True),
+    "started before": started_loader,
+    "lazy": LazyLoader,
+}
+"""The loaders that a script may have made, by name."""
+
+
+def use_own_loader(trainer: Trainer, loader: str) -> None:
+    """Have ``trainer`` read from a loader that is not its own.
+
+    Args:
+        trainer: The Trainer.
+        loader: A name in ``LOADERS``, with "evaluation: " before it for the evaluation, or "fatal: " for a training
+            whose worker is lost; or "on the side", for one that a callback reads.
+    """
+    role, _, name = loader.rpartition(": ")
+    if name == "on the side":
+        trainer.add_callback(ReadsOnTheSide())
+    elif role == "evaluation":
+        rows = LOADERS[name](Rows(4, 2))
+        trainer.get_eval_dataloader = lambda dataset=None: rows
+    else:
+        rows = LOADERS[name](FatalRows(52, 1) if role == "fatal" else Rows(26, 1))
+        trainer.get_train_dataloader = lambda: rows
 
 
 class Model(nn.Module):
@@ -169,6 +248,7 @@ def train(
     full_after: int | None = None,
     environment: dict[str, str] | None = None,
     pieces: bool = False,
+    loader: str | None = None,
     **settings: Any,
 ) -> None:
     """Train in ``folder``, with checkpoints of every update step in ``out``; the arguments are the request's.
@@ -182,6 +262,7 @@ def train(
         full_after: The update step after whose save no file can grow past a kilobyte, as on a full disk.
         environment: Environment variables.
         pieces: Whether to train with pieces built by hand, without a Trainer; they wait at no stage.
+        loader: A loader that is not the Trainer's own; see ``use_own_loader``.
         **settings: More training arguments. With ``save_async`` nobody waits for, or is told of, a save.
     """
     os.chdir(folder)
@@ -210,6 +291,8 @@ def train(
     )
     trainer.stage, trainer.wait_step = stage, wait_step
     trainer.remove_callback(PrinterCallback)  # standard output is for events
+    if loader is not None:
+        use_own_loader(trainer, loader)
     try:
         trainer.train(resume_from_checkpoint=resume)
     except HFCompatError as error:

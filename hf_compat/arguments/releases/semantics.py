@@ -87,6 +87,9 @@ class Semantics:
     warmup_ratio_replaces_steps: bool = _since("5.0", until="5.15", corrected=False)
     """``warmup_ratio`` is copied to ``warmup_steps``, where 1.0 is one update step; before, ``warmup_steps`` took
     precedence and 1.0 was the whole run. Since, transformers has no such field, and it is as before."""
+    skips_before_telling_epoch: bool = _since("5.0", corrected=False)
+    """In an epoch that is resumed in the middle ``set_epoch`` of the data set is not called; before, it was called
+    ahead of skipping batches. On several processes it never is, except under ``"corrected"``."""
     creates_scheduler_apart: bool = _since("5.1")
     """``train`` calls ``create_optimizer`` and ``create_scheduler``; before, ``create_optimizer_and_scheduler``."""
     calls_optimizer_factories: bool = _since("5.2")

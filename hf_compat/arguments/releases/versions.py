@@ -18,9 +18,11 @@ SINCE: dict[str, Version] = {
     "leaves_local_rank": Version("5.0"),
     "leaves_model_placement_open": Version("5.2"),
     "makes_fsdp_a_switch": Version("5.10"),
+    "names_main_process": Version("5.23"),
     "renames_gradient_checkpointing": Version("5.23"),
     "renames_group_by_length": Version("5.2"),
     "renames_past_key_values": Version("5.24"),
+    "saves_safetensors_only": Version("5.0"),
 }
 """Changes of arguments, enums and models that do not affect numbers, and the transformers release of each."""
 
