@@ -159,7 +159,7 @@ class ModelOutputError(ModelError, IndexError, KeyError):
 
 
 class CallbackError(HFCompatError, ValueError):
-    """What is no callback, or a callback to remove that is not one of the Trainer's."""
+    """An object that is no callback, or a callback to remove that is not one of the Trainer's."""
 
 
 class MetricsError(HFCompatError, TypeError):

@@ -1,4 +1,4 @@
-"""Where hf_compat's loggers stand, and their level: settings of transformers' loggers reach them."""
+"""The place of hf_compat's loggers and their level: settings of transformers' loggers reach them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is and supports, found without importing the package it comes from."""
+"""Facts of a model, found without importing the package it comes from."""
 
 from __future__ import annotations
 

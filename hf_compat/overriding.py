@@ -1,4 +1,4 @@
-"""Which methods a subclass may override, whether it does, and how overrides of any release are called."""
+"""Methods that a subclass may override, and calls of overrides written for any release."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> An
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """How a method gets what upstream passes."""
+    """The way in which a method gets the arguments that upstream passes."""
 
     positions: int
     """Number of the arguments that are passed by position, the first ones."""

@@ -1,4 +1,4 @@
-"""Names of transformers that ``hf_compat`` hands on, so that a script's import can be switched in one line.
+"""Names of transformers that ``hf_compat`` re-exports, so that a script's import can be switched in one line.
 
 What belongs to the Trainer's contract is ours. Everything else that transformers' modules around its Trainer offer, and
 its models, tokenizers and configurations, is transformers' own object, imported when it is first used.

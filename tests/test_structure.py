@@ -132,7 +132,7 @@ LONGEST = {
     Path("accelerator/accelerator.py"): 670,
     Path("run/run.py"): 440,
 }
-"""The classes that are upstream's contract, each in one file: every name with its signature and docstring."""
+"""The classes that are upstream's contract, each in one file: every name with its signature and docstring; the run."""
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)

@@ -15,7 +15,7 @@ Kind = TypeVar("Kind")
 
 @dataclass
 class LoaderSettings:
-    """How loaders are prepared, by the names of accelerate's ``DataLoaderConfiguration``."""
+    """Settings of prepared loaders, by the names of accelerate's ``DataLoaderConfiguration``."""
 
     split_batches: bool = False
     """Whether one batch is split over the ranks."""

@@ -1,4 +1,4 @@
-"""What code beside the Trainer reads of a run's parallelism: accelerate's own plugins where it is installed."""
+"""The parallelism of a run as other code reads it: accelerate's own plugins where it is installed."""
 
 from __future__ import annotations
 

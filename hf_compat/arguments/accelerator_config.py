@@ -16,7 +16,7 @@ __all__ = ["AcceleratorConfig"]
 
 @dataclass
 class AcceleratorConfig:
-    """How batches are distributed over processes and moved to the device."""
+    """Settings of how batches are distributed over processes and moved to the device."""
 
     split_batches: bool = False
     """Whether one batch is split over the processes, rather than each process taking its own."""

@@ -44,7 +44,7 @@ class ExplicitEnum(str, Enum):  # noqa: UP042  (a StrEnum prints its value; upst
 
 
 class IntervalStrategy(ExplicitEnum):
-    """When to log or evaluate."""
+    """Times of logs and evaluations."""
 
     NO = "no"
     STEPS = "steps"
@@ -52,7 +52,7 @@ class IntervalStrategy(ExplicitEnum):
 
 
 class SaveStrategy(ExplicitEnum):
-    """When to save; ``best`` is whenever the tracked metric improves."""
+    """Times of saves; ``best`` is whenever the tracked metric improves."""
 
     NO = "no"
     STEPS = "steps"
@@ -134,7 +134,7 @@ class OptimizerNames(ExplicitEnum):
 
 
 class HubStrategy(ExplicitEnum):
-    """What is pushed to the Hub, and when."""
+    """Contents and times of pushes to the Hub."""
 
     END = "end"
     EVERY_SAVE = "every_save"
@@ -150,7 +150,7 @@ class DebugOption(ExplicitEnum):
 
 
 class ParallelMode(Enum):
-    """How a run uses several devices; its members are no strings, as transformers' are not."""
+    """Ways of using several devices; its members are no strings, as transformers' are not."""
 
     NOT_PARALLEL = "not_parallel"
     NOT_DISTRIBUTED = "not_distributed"

@@ -1,4 +1,4 @@
-"""What ``TrainingArguments`` knows of this process: its device, its launcher and its log level."""
+"""Facts of this process in ``TrainingArguments``: its device, its launcher and its log level."""
 
 from __future__ import annotations
 

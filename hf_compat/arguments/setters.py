@@ -1,4 +1,4 @@
-"""Which fields the methods ``set_training``, ``set_evaluate``, … of ``TrainingArguments`` set."""
+"""The fields that the methods ``set_training``, ``set_evaluate``, … of ``TrainingArguments`` set."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _nothing(args: TrainingArguments, semantics: Semantics) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What one method sets."""
+    """The fields that a method sets."""
 
     fields: Mapping[str, str]
     """Parameter to field, where the names differ."""

@@ -20,7 +20,7 @@ logger = logging.getLogger("transformers.trainer_callback")
 
 
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
-    """Stops training when ``metric_for_best_model`` has not improved for a number of evaluations in a row.
+    """Stops training when ``metric_for_best_model`` has not improved for a number of consecutive evaluations.
 
     The best value excludes the current evaluation: the state is updated after this callback.
 

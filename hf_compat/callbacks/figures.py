@@ -1,4 +1,4 @@
-"""What a person reads beside a bar: epoch, loss, learning rate, samples per second, and how fast the run is."""
+"""Numbers beside a progress bar: epoch, loss, learning rate, samples per second and the run's speed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clock(seconds: float) -> str:
 
 
 class Pace:
-    """How fast something goes on, as the mean since the end of its first step.
+    """Speed of progress, as the mean since the end of its first step.
 
     The first step is left out because it takes longer than others: it compiles kernels, starts workers and skips the
     data of a resumed epoch. Pauses are included, such as evaluations, as there are more of them to come.
@@ -135,7 +135,7 @@ def _two_digits(speed: float) -> str:
 
 
 def _samples_per_update_step(args: TrainingArguments, loader: object) -> int | None:
-    """Return the samples of a full update step over all ranks; None if the loader does not tell its batch size."""
+    """Return the samples of a full update step over all ranks; None if the loader has no batch size."""
     over_all_ranks = getattr(loader, "total_batch_size", None)
     size = getattr(loader, "batch_size", None) if over_all_ranks is None else over_all_ranks
     if not isinstance(size, int):

@@ -44,7 +44,7 @@ class TerminalBar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """What ``tqdm`` formats: with the pace of the run, and the texts that fit."""
+        """Text that ``tqdm`` formats: with the pace of the run, and the texts that fit."""
         shown: dict[str, Any] = super().format_dict
         if not hasattr(self, "unit"):  # it is disabled, and has no texts either
             return shown

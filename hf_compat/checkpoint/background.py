@@ -183,7 +183,7 @@ class Writes:
 
     @contextmanager
     def already_copied(self, state: dict[str, Any]) -> Iterator[None]:
-        """Context in which ``snapshot`` does not copy the tensors of ``state``: in host memory, and nobody else's."""
+        """Context in which ``snapshot`` does not copy the tensors of ``state``: in host memory already, and private."""
         before, self._private = self._private, [item for item in state.values() if isinstance(item, Tensor)]
         try:
             yield

@@ -47,7 +47,7 @@ _OF_A_TRAINER = (LIGHTNING_MARKER_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_NAME)
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What ``lightning.json`` says of the checkpoint that it lies in."""
+    """Content of ``lightning.json`` of a checkpoint."""
 
     step: int
     """The update step of the checkpoint."""

@@ -92,7 +92,7 @@ def hidden_sibling(final: Path, kind: str) -> Path:
 def final_name(text: str) -> str:
     """Return the path or sentence ``text`` with each hidden folder in it under its final name.
 
-    For messages: whoever is called to write a file knows the hidden folder alone, and a user the final one.
+    For messages: code that writes a file knows the hidden folder alone, and a user the final one.
     """
     return _IN_TEXT.sub(lambda match: match["final"], text)
 

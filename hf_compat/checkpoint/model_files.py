@@ -1,4 +1,4 @@
-"""Which files of a checkpoint hold the model, and copying them into the output folder while training continues."""
+"""The files of a checkpoint that hold the model, and copying them into the output folder while training continues."""
 
 from __future__ import annotations
 

@@ -112,10 +112,10 @@ def wait_for(saver: BackgroundTasks) -> None:
 
 @dataclass
 class Exchange:
-    """What the ranks tell each other at the end of a block that fails on all of them or on none.
+    """Values that the ranks exchange at the end of a block that fails on all of them or on none.
 
     Attributes:
-        own: What this rank tells; the block sets it.
+        own: This rank's value; the block sets it.
         all: What the ranks have told, by rank, once the block has ended.
     """
 

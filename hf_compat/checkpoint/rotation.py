@@ -1,4 +1,4 @@
-"""Which checkpoints are beyond ``save_total_limit``, and deleting them."""
+"""Deleting the checkpoints beyond ``save_total_limit``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _USELESS_SPREAD = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Which checkpoints belong to a run: those that it, or the run it resumes, wrote."""
+    """The checkpoints that belong to a run: those that it, or the run it resumes, wrote."""
 
     run_id: str
     """Written into each checkpoint's completion marker."""
@@ -77,7 +77,7 @@ def _run_id(folder: Path) -> str | None:
 
 
 def by_age(checkpoints: Sequence[Checkpoint]) -> list[Path]:
-    """Return the folders, oldest first: by file time, or by update step if the file times cannot be told apart."""
+    """Return the folders, oldest first: by file time, or by update step if the file times are equal."""
     dated = sorted((item.path.stat().st_mtime, str(item.path), item.path) for item in checkpoints)
     if len(dated) > 1 and dated[-1][0] - dated[0][0] < _USELESS_SPREAD:
         _warn_of_file_times(checkpoints[0].path.parent)

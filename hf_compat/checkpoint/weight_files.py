@@ -1,4 +1,4 @@
-"""Which files of a checkpoint folder hold the model's weights, and whether they are damaged."""
+"""The files of a checkpoint folder that hold the model's weights, and checks of them."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class _Cuts:
     def _settle(self, largest: int, costs: list[Any]) -> None:
         """Leave the group ``largest``, of one sample, and those trained on at the same time as they are.
 
-        The others of these may take samples from cheaper groups before, up to the cost of ``largest``: whoever is done
+        The others of these may take samples from cheaper groups before, up to the cost of ``largest``: who is done
         earlier waits for it.
         """
         ranked = self.by_cost(costs)

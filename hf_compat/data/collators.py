@@ -31,7 +31,7 @@ _PAD_WARNING = "Asking-to-pad-a-fast-tokenizer"
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How one kind of batch is made: of torch's tensors or of numpy's arrays."""
+    """Functions that make a batch of torch's tensors or of numpy's arrays."""
 
     array: type
     """What is stacked as it is."""

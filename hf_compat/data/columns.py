@@ -1,4 +1,4 @@
-"""Which columns of a data set the model's forward takes, and how the others are removed."""
+"""Removing the columns of a data set that the model's forward does not take."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class PreparedDataLoader(DataLoader[Any]):
     Attributes:
         iteration: The epoch of the next ``iter``; incremented after each epoch, or set by ``set_epoch``.
         end_of_dataloader: Whether the batch yielded last is the last of the pass.
-        in_pass: Whether a pass has begun, and no further batch been asked for after its last.
+        in_pass: Whether a pass has begun, and no further batch requested after its last.
         pass_number: The number of the last pass, counted over all loaders of this process.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown or dropped.
         stream_states: The states of a stateful stream after the batch yielded last; None for other data sets.
@@ -170,7 +170,7 @@ class PreparedDataLoader(DataLoader[Any]):
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter``, also of the samplers and, if it is told, the data set."""
+        """Set the epoch of the next ``iter``, also of the samplers and, if ``tells_dataset``, the data set."""
         self.iteration = epoch
         sampler = getattr(self.batch_sampler, "sampler", None)
         dataset = self.dataset if self.tells_dataset else None

@@ -19,7 +19,7 @@ __all__ = ["DataParallelLayout", "prepare_dataloader"]
 
 @dataclass(frozen=True, slots=True)
 class DataParallelLayout:
-    """How the batches of a loader are distributed over the data-parallel ranks."""
+    """Distribution of a loader's batches over the data-parallel ranks."""
 
     size: int = 1
     """Data-parallel world size: ranks that see different batches."""

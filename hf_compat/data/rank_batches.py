@@ -32,7 +32,7 @@ def check_split_batches(batch_size: int | None, num_processes: int) -> None:
 
 
 class BatchShard(BatchSampler):
-    """The batches of one data-parallel rank: of each ``num_processes`` batches in a row, the one at its index.
+    """The batches of one data-parallel rank: of each ``num_processes`` consecutive batches, the one at its index.
 
     Args:
         batch_sampler: Lists of indices, the same on every rank.
@@ -40,7 +40,7 @@ class BatchShard(BatchSampler):
         process_index: Data-parallel rank.
         split_batches: Split every batch over the ranks, rather than give each rank whole batches in turn.
         even_batches: Pad the last batches with samples of the first, so that all ranks get equally many of equal size.
-        tells_epoch: Hand the epoch on to ``batch_sampler`` if that has ``set_epoch``; its ``sampler`` is told always.
+        tells_epoch: Pass the epoch to ``batch_sampler`` if that has ``set_epoch``; its ``sampler`` always gets it.
 
     Raises:
         DataError: If ``split_batches`` and the batch size is not a multiple of ``num_processes``.

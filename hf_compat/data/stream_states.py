@@ -1,6 +1,6 @@
 """The position of a stream as its ``state_dict`` gives it, so that a resumed run need not read what comes before.
 
-A data set with ``state_dict`` and ``load_state_dict``, such as a stream of ``datasets``, is asked for its state after
+A data set with ``state_dict`` and ``load_state_dict``, such as a stream of ``datasets``, returns its state after
 each batch, in the worker that reads it. What a checkpoint keeps is the state after the batch in use, not after those
 that were prefetched.
 """

@@ -41,7 +41,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochStart:
-    """Where a resumed run starts in its first epoch."""
+    """Start of a resumed run in its first epoch."""
 
     epoch: int
     """Epochs completed."""
@@ -54,7 +54,7 @@ class EpochStart:
 
 
 class WindowSource(Protocol):
-    """What a :class:`WindowLoader` asks of the run."""
+    """The functions of the run that a :class:`WindowLoader` calls."""
 
     def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
         """Return up to ``count`` batches and the number of items that their loss is averaged over."""
@@ -89,10 +89,10 @@ class WindowLoader:
         next_epoch: Returns the epoch of the next ``iter``.
         start: Where a resumed run starts. Default: at the beginning.
         restores_without_batches: Whether the generators are restored even if no batch of the resumed epoch is left.
-        asks_empty_loader: Whether a loader of length 0 is asked for a batch, which may draw random numbers.
-        skips_before_telling_epoch: Whether in a resumed epoch only the loader of the remaining batches is told the
+        asks_empty_loader: Whether a batch of a loader of length 0 is requested, which may draw random numbers.
+        skips_before_telling_epoch: Whether in a resumed epoch only the loader of the remaining batches gets the
             epoch; otherwise that of all batches is.
-        asks_to_the_end: Whether all planned windows of an epoch are asked for, also those after the end of its data:
+        asks_to_the_end: Whether all planned windows of an epoch are requested, also those after the end of its data:
             the source may have an effect each time, or have more batches later.
     """
 
@@ -147,7 +147,7 @@ class WindowLoader:
             start.rest.iteration = start.epoch
 
     def __iter__(self) -> Iterator[Window]:
-        """Yield the windows of the next epoch until it ends or a callback asks to stop."""
+        """Yield the windows of the next epoch until it ends or a callback stops it."""
         epoch = self._next_epoch()
         resumed = self._start if self._start is not None and self._start.epoch == epoch else None
         start = resumed or EpochStart(epoch, 0, 0, self._loader)

@@ -26,7 +26,7 @@ _run_worker = torch_worker._worker_loop
 
 @contextmanager
 def outliving(signals: Collection[int]) -> Iterator[None]:
-    """Context in which every ``DataLoader``, whoever made it, starts workers that keep running on ``signals``.
+    """Context in which every ``DataLoader`` starts workers that keep running on ``signals``.
 
     A scheduler signals all processes of a job, and without its workers a run could not finish the update step under
     way. A worker obeys a signal of its parent process, by which torch ends a worker that hangs, and exits when that
@@ -65,7 +65,7 @@ def _exit_with_parent(signals: Collection[int]) -> None:
 def keep_queues_open(iterator: object) -> None:
     """Keep the queues of ``iterator``, of a data loader with workers, open for as long as it lives.
 
-    It tells its workers to end when it is freed. Where it is freed together with all that a Trainer holds, the garbage
+    It ends its workers when it is freed. Where it is freed together with all that a Trainer holds, the garbage
     collector may close its queues before: the workers are not told, and five seconds are waited for each.
     """
     queues = [getattr(iterator, name) for name in _QUEUES if hasattr(iterator, name)]

@@ -174,7 +174,7 @@ def _number(given: Mapping[str, str], name: str, default: str | int | None = Non
 
 
 def _local_world_size(given: Mapping[str, str], names: Variables, world_size: int, local_rank: int) -> int:
-    """Return the local world size; all processes are on one node if neither launcher nor job tell."""
+    """Return the local world size; all processes are on one node if neither launcher nor job say otherwise."""
     size = given.get(names.local_world_size) or given.get(_LOCAL_WORLD_SIZES.get(names.launcher, ""), "")
     if size.isdigit():
         return int(size)

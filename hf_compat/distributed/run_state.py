@@ -19,7 +19,7 @@ __all__ = ["Compilation", "RunState"]
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """How models are compiled."""
+    """Settings of compiled models."""
 
     backend: str
     """Backend of ``torch.compile``."""

@@ -135,7 +135,7 @@ class GivenUpError(RuntimeError):
 
 
 class Attempt:
-    """What the ranks try together: one has failed, all give up.
+    """An attempt of all ranks together: if one fails, all give up.
 
     Args:
         is_failure: Whether an exception is one that all ranks give up for.

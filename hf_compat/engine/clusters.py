@@ -30,17 +30,17 @@ def use_cluster_environment(
 ) -> None:
     """Take ranks, world size and address from ``environment`` before there are training arguments.
 
-    Call it first of all if the environment is a class of your own, or tells more than a launcher's variables do: then
+    Call it first of all if the environment is a class of your own, or knows more than a launcher's variables do: then
     `TrainingArguments` know from the start which process this is. Where the environment reads a launcher's variables,
     as most of Lightning's do, nothing has to be called. It may be passed to the Trainer as well.
 
     Args:
         environment: A cluster environment of Lightning's, or of your own.
-        devices: Number of processes per node, if it cannot tell.
+        devices: Number of processes per node, if it does not know.
         num_nodes: Number of nodes, if there are several.
 
     Raises:
-        TrainerSetupError: If it contradicts the launcher's variables, or cannot tell which process this is.
+        TrainerSetupError: If it contradicts the launcher's variables, or does not know which process this is.
     """
     _take(environment, devices, num_nodes)
 
@@ -136,7 +136,7 @@ def _check_kind(environment: ClusterEnvironment, launched: Launch | None) -> Non
 def _answers(
     environment: ClusterEnvironment, launched: Launch | None, devices: int | None, nodes: int | None
 ) -> Launch:
-    """Return what ``environment`` says, asked in the order in which Lightning asks."""
+    """Return what ``environment`` says, read in the order in which Lightning reads it."""
     try:
         if launched is not None or devices is not None:
             of_node = launched.local_world_size if launched is not None else devices or 1

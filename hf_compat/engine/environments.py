@@ -15,7 +15,7 @@ class LaunchedEnvironment(ClusterEnvironment):
 
     Args:
         launch: The ranks and world size of this process.
-        given: The user's environment, which says the same, and is told when Lightning is done.
+        given: The user's environment, which says the same, and is torn down when Lightning is done.
     """
 
     def __init__(self, launch: Launch, given: ClusterEnvironment | None = None) -> None:

@@ -12,7 +12,7 @@ __all__ = ["KEYWORDS", "Keyword"]
 
 @dataclass(frozen=True, slots=True)
 class Keyword:
-    """What becomes of a keyword.
+    """Handling of a keyword.
 
     Attributes:
         note: What it does here.

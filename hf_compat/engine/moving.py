@@ -1,4 +1,4 @@
-"""Where a model's parameters are: moving it to the device of its rank, unless it was placed when it was loaded."""
+"""Devices of a model's parameters: moving it to the device of its rank, unless it was placed when it was loaded."""
 
 from __future__ import annotations
 

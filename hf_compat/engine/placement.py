@@ -34,7 +34,7 @@ _UNSUPPORTED_ACCELERATE_VARIABLES = ("ACCELERATE_USE_MEGATRON_LM",)
 
 @dataclass(frozen=True, slots=True)
 class ProcessStart:
-    """How ``train`` starts its processes by multiprocessing."""
+    """Settings of the processes that ``train`` starts by multiprocessing."""
 
     method: str
     """``"spawn"``, ``"fork"`` or ``"forkserver"``."""
@@ -173,7 +173,7 @@ def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: L
 def presume_placement(args: TrainingArguments, keywords: Mapping[str, Any]) -> tuple[Placement, list[str]]:
     """Return where a run would take place, and why it cannot; no process is started or joined.
 
-    For the limits of its strategy, which are told together with what is wrong about ``keywords``.
+    For the limits of its strategy, which are reported together with what is wrong about ``keywords``.
 
     Args:
         args: The training arguments.

@@ -54,7 +54,7 @@ _NEVER = sys.maxsize
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What training arguments and keywords of ``lightning.Trainer`` say together."""
+    """The settings of a run, from training arguments and keywords of ``lightning.Trainer``."""
 
     args: TrainingArguments
     """The training arguments; a copy if keywords set fields."""
@@ -103,7 +103,7 @@ def effective_settings(args: Any, lightning: Mapping[str, Any] | None, *, has_ev
 
 
 class _Meaning:
-    """What keywords mean beside ``args``: fields, a plugin, how the run goes about its work; and their problems.
+    """Meaning of keywords beside ``args``: fields, a plugin, settings of the loop; and their problems.
 
     Args:
         args: The training arguments.
@@ -141,7 +141,7 @@ class _Meaning:
 
     @property
     def loop(self) -> LoopSettings:
-        """How the run goes about its work."""
+        """Settings of the loop."""
         keywords = self.keywords
         return LoopSettings(
             clip_value=self._clip_value,
@@ -221,7 +221,7 @@ class _Meaning:
 
 
 def _is_default(args: TrainingArguments, name: str) -> bool:
-    """Return whether ``args`` have the default of a field, or one that cannot be told from it."""
+    """Return whether ``args`` have the default of a field, or one that is equal to it."""
     if name == "report_to":
         semantics = resolve_semantics(args.semantics)
         names = tracker_names(None, semantics)[0]

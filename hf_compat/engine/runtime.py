@@ -137,7 +137,7 @@ class Runtime:
     # ---- facts ----
 
     def set_placement(self, placement: Placement) -> None:
-        """Set ``placement``, and ``facts``, which every batch asks."""
+        """Set ``placement``, and ``facts``, which every batch reads."""
         self.placement: Placement = placement
         self.facts: StrategyFacts = placement.facts
 

@@ -1,4 +1,4 @@
-"""What the keyword ``strategy`` of ``lightning.Trainer`` stands for: a name, and plugins handed to an instance."""
+"""Reading the keyword ``strategy`` of ``lightning.Trainer``: a name, and plugins given to an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a component of Lightning's in a run: the form of the tables of callbacks and strategies."""
+"""Support of a component of Lightning's in a run: the form of the tables of callbacks and strategies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Support", "refused", "works"]
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What becomes of a component of Lightning's.
+    """Support of a component of Lightning's.
 
     Attributes:
         works: Whether it does its work; if not, a Trainer refuses it.

@@ -1,4 +1,4 @@
-"""What evaluation, prediction and training return; fields and unpacking as in transformers ``trainer_utils.py``."""
+"""Results of evaluation, prediction and training; fields and unpacking as in transformers ``trainer_utils.py``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EvalPrediction:
 
 
 class EvalLoopOutput(NamedTuple):
-    """What ``evaluation_loop`` returns."""
+    """Result of ``evaluation_loop``."""
 
     predictions: Arrays | None
     label_ids: Arrays | None
@@ -52,7 +52,7 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What ``predict`` returns."""
+    """Result of ``predict``."""
 
     predictions: Arrays | None
     label_ids: Arrays | None
@@ -60,7 +60,7 @@ class PredictionOutput(NamedTuple):
 
 
 class TrainOutput(NamedTuple):
-    """What ``train`` returns."""
+    """Result of ``train``."""
 
     global_step: int
     training_loss: float

@@ -116,13 +116,13 @@ class EvaluationSession:
         prefix: Prefix of metric names, without the underscore.
         keeps_predictions: Keep predictions even if the metrics are computed batch by batch, as ``predict`` does.
         data_parallel_group: The ranks that see different batches. Default: all.
-        fires_events: Whether callbacks are told of each batch.
+        fires_events: Whether callbacks get an event for each batch.
         times: Seconds for preparing the model, by name; reported with the metrics.
 
     Attributes:
         batches: The loader, to be iterated over once.
         batch_size: Samples of a rank's batch, by which its loss is weighted; None until the first batch if the
-            arguments do not tell.
+            arguments do not say.
         examples: Samples in the dataset of the loader; None if it has no length.
         output: The return value of the Trainer's ``evaluation_loop``, set by :meth:`finish`.
 

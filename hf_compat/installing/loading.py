@@ -17,7 +17,7 @@ __all__ = ["ModulesOfTransformers"]
 
 
 class _WatchedLoader(Loader):
-    """The loader of one module, which tells a ``Replacement`` when the module is executed.
+    """The loader of one module, which informs a ``Replacement`` when the module is executed.
 
     The module keeps its own loader, so that sources and resources are found as ever.
     """

@@ -1,4 +1,4 @@
-"""Which names of transformers hf_compat stands in for, and where transformers keeps its own."""
+"""The names of transformers that hf_compat replaces, and the modules that have them."""
 
 from __future__ import annotations
 

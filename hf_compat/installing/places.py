@@ -162,5 +162,5 @@ def modules_of_transformers() -> list[ModuleType]:
 
 
 def _is_lazy(module: ModuleType) -> bool:
-    """Return whether ``module`` looks a name up when it is first asked for, and keeps it."""
+    """Return whether ``module`` looks a name up on first use, and keeps it."""
     return "_class_to_module" in getattr(module, "__dict__", ())

@@ -125,7 +125,7 @@ class HFLightningCLI(LightningCLI):
 
     @property
     def output(self) -> Any:
-        """What ``Trainer.train``, ``evaluate`` or ``predict`` returns of what was run; None before its end."""
+        """Result of ``Trainer.train``, ``evaluate`` or ``predict``; None before its end."""
         group = self._ours[-1]
         assert isinstance(group, RunGroup), "the last of the run's callbacks"
         return group.output

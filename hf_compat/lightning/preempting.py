@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class PreemptionSaving(pl.Callback):
-    """Saves a checkpoint and exits when a signal asks the process to; for any module.
+    """Saves a checkpoint and exits on a signal; for any module.
 
     Lightning exits with status 0 on SIGTERM without saving, and under SLURM saves inside the signal handler. Here the
     handler only records the signal; the run saves after the current update step and exits with 128 + signal (143 for

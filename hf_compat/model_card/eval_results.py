@@ -1,4 +1,4 @@
-"""What a model card says of a run: a row per evaluation, the final results, the hyperparameters."""
+"""Results of a run in a model card: a row per evaluation, the final results, the hyperparameters."""
 
 from __future__ import annotations
 

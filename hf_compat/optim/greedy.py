@@ -78,14 +78,14 @@ def _one_per_group(name: str, value: float | Sequence[float], groups: int) -> li
 class GreedyLR:
     """A schedule that is stepped with a metric after each evaluation (https://arxiv.org/abs/2512.14527).
 
-    After more than ``patience`` improving values in a row the learning rates are divided by ``factor``, after more than
-    ``patience`` others multiplied by it. Its state dict is the same as that of transformers' ``GreedyLR``.
+    After more than ``patience`` successive improving values the learning rates are divided by ``factor``, after more
+    than ``patience`` others multiplied by it. Its state dict is the same as that of transformers' ``GreedyLR``.
 
     Args:
         optimizer: The optimizer whose learning rates are set.
         mode: ``"min"`` if smaller values are better, ``"max"`` if larger ones are.
         factor: Multiplier when a learning rate is lowered, below 1.
-        patience: Values in a row to wait before a change.
+        patience: Consecutive values to wait before a change.
         threshold: Smallest improvement that counts.
         threshold_mode: Whether it is absolute, ``"abs"``, or relative to the best value, ``"rel"``.
         cooldown: Values ignored after the learning rate was lowered.

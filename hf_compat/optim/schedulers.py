@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SchedulerRule:
-    """How one ``lr_scheduler_type`` is built."""
+    """Builder of an ``lr_scheduler_type``."""
 
     build: Callable[..., LRScheduler | GreedyLR]
     """Called with the optimizer, the warm-up steps, the training steps, and the ``lr_scheduler_kwargs``."""

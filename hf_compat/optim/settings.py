@@ -1,4 +1,4 @@
-"""What an optimizer is built from: the fields of ``TrainingArguments``, the release and the model."""
+"""Inputs of an optimizer's builder: the fields of ``TrainingArguments``, the release and the model."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def plain_name(name: str | Enum) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerRequest:
-    """What a row of :data:`OPTIMIZERS` builds a class and its keywords from."""
+    """Inputs from which a row of :data:`OPTIMIZERS` builds a class and its keywords."""
 
     name: str
     """The value of ``optim``."""

@@ -19,7 +19,7 @@ Share: TypeAlias = int | float
 
 @dataclass(frozen=True, slots=True)
 class DataLimits:
-    """How much of its data a run reads."""
+    """Limits of the data that a run reads."""
 
     train: Share = 1.0
     """Update steps per epoch."""

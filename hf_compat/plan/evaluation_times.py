@@ -14,7 +14,7 @@ __all__ = ["EvaluationTimes", "steps_between"]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationTimes:
-    """What ``val_check_interval`` and ``check_val_every_n_epoch`` say."""
+    """Times of evaluations, by ``val_check_interval`` and ``check_val_every_n_epoch``."""
 
     every: Share | timedelta = 1.0
     """Update steps of an epoch, a fraction of an epoch, or the time between two evaluations; 1.0 for an epoch's end."""

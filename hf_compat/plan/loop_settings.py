@@ -11,7 +11,7 @@ __all__ = ["LoopSettings"]
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What keywords of ``lightning.Trainer`` ask of a run besides its training arguments."""
+    """Settings of a run that keywords of ``lightning.Trainer`` add to its training arguments."""
 
     clip_value: float | None = None
     """Clip each element of the gradients to between minus this and this; None to clip by ``max_grad_norm``."""

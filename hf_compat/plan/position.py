@@ -15,7 +15,7 @@ __all__ = ["DataPosition", "Shift", "plan_for_rest"]
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How a run that was resumed with other windows counts its samples."""
+    """Count of samples of a run that was resumed with other windows."""
 
     epoch: int = 0
     """The epoch that was resumed in the middle."""
@@ -27,7 +27,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class DataPosition:
-    """How much of the data a run has trained on, in samples, independent of the batch size."""
+    """Amount of data that a run has trained on, in samples, independent of the batch size."""
 
     epoch: int
     """Completed epochs."""

@@ -11,7 +11,7 @@ __all__ = ["from_values", "to_values"]
 
 
 class _Semantics(Protocol):
-    """What decides which release's values they are."""
+    """The flags that decide between the values of releases."""
 
     @property
     def plans_by_batches(self) -> bool:

@@ -1,4 +1,4 @@
-"""``CurrentOptimizer``: Lightning steps the optimizer that the Trainer has, whoever assigned it."""
+"""``CurrentOptimizer``: Lightning steps the optimizer that the Trainer has, also if it was assigned later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run evaluates, where Lightning's keywords say what no training argument says."""
+"""Times of evaluations that Lightning's keywords give and no training argument can express."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EvaluationTiming:
     """Asks for an evaluation, by ``control.should_evaluate``, when one is due.
 
     A fraction or a number of update steps is counted from the beginning of each epoch. A time is measured by each rank
-    from the end of its last evaluation; all evaluate once one finds that it is due, which they ask each other about
+    from the end of its last evaluation; all evaluate once one finds that it is due, which they exchange
     twice a second, and ten times within a shorter interval.
 
     Args:

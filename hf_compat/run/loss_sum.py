@@ -11,7 +11,7 @@ __all__ = ["LossSum"]
 
 
 class LossSum:
-    """Losses of batches, added up when somebody asks: in a row these small operations take half the time.
+    """Losses of batches, added up when they are read: together these small operations take half the time.
 
     Args:
         value: What to begin with, ``()``, where the losses are; None before a run.
@@ -39,7 +39,7 @@ class LossSum:
         """Add the loss of a batch.
 
         Args:
-            loss: ``()``; nobody may write to it later.
+            loss: ``()``; it must not be written to later.
             steps: If it is NaN or infinite, add the mean of the losses before over so many update steps in its place.
                 None: add it whatever it is.
 

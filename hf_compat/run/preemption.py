@@ -1,7 +1,7 @@
 """Preemption: on SIGTERM, and SLURM's SIGUSR1, a run saves a checkpoint, exits, and requeues its job.
 
 The signal handler only records the signal. After the update step under way the run saves a checkpoint and exits with
-status ``128 + signal``, 143 for SIGTERM; several processes, which ask each other about twice a second, do so up to 16
+status ``128 + signal``, 143 for SIGTERM; several processes, which exchange this about twice a second, do so up to 16
 steps later. The scheduler's grace period has to cover that, an evaluation and the save.
 """
 

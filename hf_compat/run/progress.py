@@ -22,7 +22,7 @@ __all__ = ["Counts", "Progress", "floating_point_ops", "store_flos"]
 
 @dataclass(slots=True)
 class _KnownModel:
-    """What has been looked up of a model, for its floating-point operations."""
+    """Facts of a model that its floating-point operations are computed from."""
 
     model: nn.Module
     main_input: str | None

@@ -1,4 +1,4 @@
-"""New train loaders during a run, as ``reload_dataloaders_every_n_epochs`` asks for them."""
+"""New train loaders during a run, as ``reload_dataloaders_every_n_epochs`` requests them."""
 
 from __future__ import annotations
 

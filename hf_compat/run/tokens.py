@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def count_train_tokens(host: RunHost, plan: RunPlan, loader: Iterable[Any]) -> float | None:
-    """Return the input tokens of the whole run, from a pass over ``loader``; None if they are not asked for.
+    """Return the input tokens of the whole run, from a pass over ``loader``; None if they are not needed.
 
     The pass draws random numbers, as an epoch does. If ``max_steps`` says when the run ends, it is one batch long, and
     that batch's tokens stand for those of all.

@@ -28,7 +28,7 @@ class ProgramError(HFCompatError):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What is to be run as ``__main__``."""
+    """A program that is run as ``__main__``."""
 
     compiled: Callable[[], CodeType]
     """Its code; called where errors in it are the program's own."""

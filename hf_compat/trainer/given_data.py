@@ -40,7 +40,7 @@ def data_of(trainer: pl.Trainer) -> HFDataModule | None:
 
 
 class Evaluated(NamedTuple):
-    """What ``validate``, ``test`` or ``predict`` reads."""
+    """The data that ``validate``, ``test`` or ``predict`` reads."""
 
     dataset: Any
     loader: Any

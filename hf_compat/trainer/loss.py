@@ -185,7 +185,7 @@ def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contex
 
 
 def _uses_cpu_amp(args: TrainingArguments) -> bool:
-    """Return whether transformers 4.57 has this autocast: if asked for, or for bf16 on the CPU, in one process."""
+    """Return whether transformers 4.57 has this autocast: if requested, or for bf16 on the CPU, in one process."""
     if args.half_precision_backend == "auto":
         return args.bf16 and args.device.type == "cpu" and args.world_size == 1
     return args.half_precision_backend == "cpu_amp" and (args.fp16 or args.bf16)

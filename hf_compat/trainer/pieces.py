@@ -68,7 +68,7 @@ class RunGroup(RunHooks):
 
     @property
     def output(self) -> TrainOutput | PredictionOutput | dict[str, float] | None:
-        """What the last call returns: ``Trainer.train``; ``evaluate`` for ``validate``; ``predict`` for the others."""
+        """Result of the last call: ``Trainer.train``; ``evaluate`` for ``validate``; ``predict`` for the others."""
         return self.run.output if self._evaluated is None and self.run is not None else self._evaluated
 
     @property

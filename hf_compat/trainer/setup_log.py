@@ -1,4 +1,4 @@
-"""What a Trainer tells the log as it is made and as it evaluates: the facts that transformers tells, at level info."""
+"""Log records of a Trainer that is made or evaluates: the facts that transformers logs, at level info."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["BACKENDS", "Backend", "choose_backend", "run_id"]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What a search needs of a backend."""
+    """The functions of a backend that a search calls."""
 
     package: str
     """The package to import."""

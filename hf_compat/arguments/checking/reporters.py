@@ -37,7 +37,7 @@ def _has_comet_key() -> bool:
 
 
 def _is_in_kubeflow_job() -> bool:
-    """Return whether a Kubeflow job wants to hear of the run, and the installed transformers can tell it."""
+    """Return whether a Kubeflow job wants to hear of the run, and the installed transformers supports it."""
     is_off = os.environ.get("DISABLE_KUBEFLOW_INTEGRATION", "").upper() == "TRUE"  # no other word, as in transformers
     if is_off or "KUBEFLOW_TRAINER_SERVER_URL" not in os.environ:
         return False
@@ -86,6 +86,6 @@ def tracker_names(
 
 
 def with_job_tracker(names: list[str], semantics: Semantics) -> list[str]:
-    """Return the trackers ``names`` and, in a Kubeflow job, Kubeflow's, which is told of every run."""
+    """Return the trackers ``names`` and, in a Kubeflow job, Kubeflow's, which gets every run."""
     is_missing = semantics.reports_to_job and "kubeflow" not in names
     return [*names, "kubeflow"] if is_missing and _is_in_kubeflow_job() else names

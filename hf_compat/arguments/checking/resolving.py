@@ -244,7 +244,7 @@ STEPS: tuple[Callable[[TrainingArguments, Semantics], Problems | None], ...] = (
 
 
 def semantics_of(args: TrainingArguments) -> tuple[Semantics, list[Problem]]:
-    """Return the behaviours that ``args`` ask for, and the problem if they are none that can be followed."""
+    """Return the behaviours that ``args`` request, and the problem if they are none that can be followed."""
     problem = semantics_problem(args.semantics)
     return (resolve_semantics(args.semantics), []) if problem is None else (resolve_semantics("corrected"), [problem])
 

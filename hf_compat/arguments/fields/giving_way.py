@@ -22,8 +22,8 @@ _INIT: Any = dataclasses.Field.__dict__["init"]
 class LibraryField(dataclasses.Field):  # type: ignore[type-arg]
     """A field of the library's arguments, which parsers skip where it gives way.
 
-    transformers' ``HfArgumentParser`` has no hook for that, but it asks each field whether it is for the constructor,
-    ``init``; who asks is seen from the stack. To everybody else ``init`` is what it was declared as.
+    transformers' ``HfArgumentParser`` has no hook for that, but reads of each field whether it is for the constructor,
+    ``init``; the reader is found on the stack. For all others ``init`` is what it was declared as.
     """
 
     __slots__ = ()
@@ -65,7 +65,7 @@ def init_fields(kind: type[Any], kinds: Iterable[type[Any]]) -> Iterator[datacla
 
 
 def _is_declared(field: dataclasses.Field[Any]) -> bool:
-    """Return whether ``field`` is declared as an argument of the constructor, whoever asks."""
+    """Return whether ``field`` is declared as an argument of the constructor, for any reader."""
     return bool(_INIT.__get__(field))
 
 

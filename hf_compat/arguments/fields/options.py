@@ -1,4 +1,4 @@
-"""How the fields of ``TrainingArguments`` are declared."""
+"""Declaration of the fields of ``TrainingArguments``."""
 
 from __future__ import annotations
 

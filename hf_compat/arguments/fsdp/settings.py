@@ -36,7 +36,7 @@ Problems = Iterator[Problem]
 
 @dataclass(frozen=True, slots=True)
 class FsdpSettings:
-    """How a model is sharded over all ranks."""
+    """Settings of a model sharded over all ranks."""
 
     version: Literal[1, 2] = 1
     """1 for torch's ``FullyShardedDataParallel``, 2 for ``fully_shard``."""

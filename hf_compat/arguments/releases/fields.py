@@ -1,4 +1,4 @@
-"""Which fields of ``TrainingArguments`` a transformers release has; ours have those of all releases."""
+"""The fields of ``TrainingArguments`` in each transformers release; ours have those of all releases."""
 
 from __future__ import annotations
 

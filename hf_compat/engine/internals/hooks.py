@@ -1,4 +1,4 @@
-"""Which hooks somebody overrides: the loops of update steps and of evaluations call no others."""
+"""The hooks that are overridden: the loops of update steps and of evaluations call no others."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def overrides(instance: Any, name: str, base: type) -> bool:
 
 
 def leaves_batches(trainer: pl.Trainer, leaves_batch: Callable[..., Any]) -> bool:
-    """Return whether strategy, module and data module hand on each batch as the loader gives it.
+    """Return whether strategy, module and data module pass each batch as the loader yields it.
 
     Args:
         trainer: The Lightning trainer, in a fit or an evaluation.

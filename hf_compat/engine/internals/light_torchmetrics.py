@@ -1,4 +1,4 @@
-"""Lightning needs two classes of torchmetrics: the rest of that package is executed when something asks for it.
+"""Lightning needs two classes of torchmetrics: the rest of that package is executed on first use.
 
 All of it takes about a quarter of the time to the first update step, for it imports models of transformers, and scipy,
 where they are installed.
@@ -118,7 +118,7 @@ def _execute_needed(module: ModuleType) -> None:
 def _names(package: ModuleType) -> set[str]:
     """Return the names that the package will have: those that it imports, and those of the modules in it.
 
-    Whoever asks all loaded modules for a name that is none of these must not have modules imported meanwhile.
+    Code that looks up in all loaded modules a name that is none of these must not have modules imported meanwhile.
     """
     source = Path(str(package.__file__)).read_text(encoding="utf-8")
     statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]

@@ -114,7 +114,7 @@ def sanity_checking(trainer: pl.Trainer) -> Iterator[None]:
 def may_stop(trainer: pl.Trainer) -> bool:
     """Return whether ``trainer`` is past ``min_epochs`` and ``min_steps``.
 
-    Contract: ``fit_loop._can_stop_early`` is what Lightning's loops ask when ``should_stop`` is set.
+    Contract: ``fit_loop._can_stop_early`` is what Lightning's loops read when ``should_stop`` is set.
     """
     return trainer.fit_loop._can_stop_early
 
@@ -148,7 +148,7 @@ def train_on(trainer: pl.Trainer, windows: object, *, max_steps: int, max_epochs
     """Train on ``windows``, with these limits, in the fit that ``trainer`` has begun; Lightning does not evaluate.
 
     Contract: before the first hook but ``setup`` is called, the fit loop has read neither its limits nor its loaders,
-    which it asks of ``_data_source.instance``, and its validation loop of another; a module that defines no loader has
+    which it gets from ``_data_source.instance``, and its validation loop of another; a module without a loader has
     none.
     """
     loop = trainer.fit_loop

@@ -1,7 +1,7 @@
-"""Loops that call only the hooks that somebody overrides, and do only what a step of ours needs.
+"""Loops that call only hooks that are overridden, and do only what a step of ours needs.
 
-Lightning's own loops call each hook of each callback, module and strategy in a profiler's context, ask at every batch
-whether to evaluate and to step a schedule, and collect metrics that nobody has logged. For a tiny model that costs as
+Lightning's own loops call each hook of each callback, module and strategy in a profiler's context, test at every batch
+whether to evaluate and to step a schedule, and collect metrics that were not logged. For a tiny model that costs as
 much as the update step, and more than the step of an evaluation. What a hook sees is the same: order, arguments,
 ``_current_fx_name``, progress counters. Where something is set up that these loops do not know, such as a profiler,
 Lightning's own code runs.
@@ -31,7 +31,7 @@ __all__ = ["call_hook", "step_alike", "step_lean"]
 
 
 def step_lean(trainer: pl.Trainer, *, leaves_batch: Callable[..., Any]) -> None:
-    """Let ``trainer`` train and evaluate without calling the hooks that nobody overrides.
+    """Let ``trainer`` train and evaluate without calling hooks that are not overridden.
 
     Contract: ``fit_loop.epoch_loop``, its ``val_loop``, ``validate_loop`` and ``test_loop`` have their state in
     attributes; ``on_run_start`` begins an epoch. Then ``advance`` and ``on_advance_end`` are all that is done for a
@@ -105,7 +105,7 @@ class _LeanEpochLoop(_TrainingEpochLoop):
         )
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
-        """Train on one batch: what Lightning does, without what nobody asks for."""
+        """Train on one batch: what Lightning does, without what is not used."""
         hooks = self.hooks
         if hooks is None or self.restarting:
             super().advance(data_fetcher)
@@ -171,7 +171,7 @@ class _LeanEvaluationLoop(_EvaluationLoop):
     def _evaluation_step(
         self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Iterator[Any] | None
     ) -> None:
-        """Evaluate one batch: what Lightning does, without what nobody asks for."""
+        """Evaluate one batch: what Lightning does, without what is not used."""
         hooks = self.hooks
         if hooks is None:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)

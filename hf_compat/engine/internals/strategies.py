@@ -98,7 +98,7 @@ def replace_strategy(trainer: pl.Trainer, strategy: Strategy, precision: Precisi
     """Give ``trainer``, which is in the ``setup`` of a fit, another strategy and precision plugin.
 
     Contract: ``trainer.strategy`` is the accelerator connector's; ``_lazy_init_strategy`` sets what its constructor
-    does not know, and what follows ``setup`` asks the trainer for it. A strategy is connected to the module, and its
+    does not know, and what follows ``setup`` reads it from the trainer. A strategy is connected to the module, and its
     environment is set up, before.
     """
     connector, module = trainer._accelerator_connector, trainer.lightning_module

@@ -1,4 +1,4 @@
-"""What trackers are told of a run: its configuration and its numbers."""
+"""The configuration and the numbers of a run for trackers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How a model is trained on one device or over several processes: one folder or file per strategy."""
+"""Strategies of training on one device or over several processes: a folder or file each."""

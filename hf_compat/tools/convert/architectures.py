@@ -1,4 +1,4 @@
-"""Which model of transformers a checkpoint holds: its configuration, its class, and where it is in the module."""
+"""Finding the model of transformers in a checkpoint: its configuration, its class and its place in the module."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the model is in a LightningModule."""
+    """Place of the model in a LightningModule."""
 
     prefix: str
     """What the names of its weights begin with in the module's state dict."""
@@ -265,7 +265,8 @@ def _find_class(
                 places[f"{architecture.name} at `{prefix}`"] = Place(prefix, architecture)
             else:
                 reasons.append(f"{architecture.name} at `{prefix}`: {reason}")
-        if places and architecture.name in (named_classes(configuration) or [class_name]):
+        named = named_classes(configuration) or (class_name,)
+        if places and architecture.name in named:
             break  # the configuration names this class
     # A model with a head contains the one without, which is not what was trained.
     inner = {place.prefix for place in places.values()}

@@ -17,7 +17,7 @@ __all__ = ["Conversion", "convert"]
 
 @dataclass(frozen=True)
 class Conversion:
-    """What a conversion has made."""
+    """Result of a conversion."""
 
     target: Path
     notes: tuple[str, ...]

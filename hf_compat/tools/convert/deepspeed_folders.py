@@ -30,7 +30,7 @@ _OF_THE_ENGINE = frozenset(
 
 @dataclass(frozen=True)
 class EngineStates:
-    """What the ranks of a DeepSpeed engine have saved, consolidated."""
+    """The saved states of all ranks of a DeepSpeed engine, consolidated."""
 
     weights: dict[str, Tensor]
     """The module's state dict, trainable parameters in full precision; tied ones share memory."""

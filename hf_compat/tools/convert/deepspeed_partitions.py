@@ -23,7 +23,7 @@ _ALIGNMENT = 2
 
 @dataclass(frozen=True)
 class Partitions:
-    """What the ranks of a ZeRO optimizer have saved: its parameters are in groups, each one flat tensor.
+    """The saved states of all ranks of a ZeRO optimizer: its parameters are in groups, each one flat tensor.
 
     Raises:
         CheckpointError: If the parts of the ranks are not those of the parameters.
@@ -36,7 +36,7 @@ class Partitions:
 
     @property
     def are_of_each_parameter(self) -> bool:
-        """Whether each rank has a part of each parameter, as under ZeRO-3, not one of all of a group in a row."""
+        """Whether each rank has a part of each parameter, as under ZeRO-3, not one of all of a group together."""
         return "fp32_flat_groups" in self.ranks[0]
 
     def weights(self) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ class Partitions:
         return self._cut_each if self.are_of_each_parameter else self._cut_whole
 
     def _cut_whole(self, parts: Sequence[Tensor], number: int) -> dict[str, Tensor]:
-        """Return parameters that lie one after the other, with what they are filled up to, in all parts in a row."""
+        """Return parameters that lie one after the other, with what they are filled up to, in all parts together."""
         shapes = self.shapes[number]
         all_paddings = self.ranks[0].get("param_alignment_paddings")
         paddings = [0] * len(shapes) if all_paddings is None else all_paddings[number]

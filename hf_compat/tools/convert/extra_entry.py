@@ -1,4 +1,4 @@
-"""What a folder has and Lightning does not know: an entry of the ``.ckpt`` file that the way back restores."""
+"""Content of a folder that Lightning does not know: an entry of the ``.ckpt`` file that the way back restores."""
 
 from __future__ import annotations
 

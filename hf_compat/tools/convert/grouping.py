@@ -28,7 +28,7 @@ def regroup(
         groups: The groups to make.
 
     Raises:
-        CheckpointError: If a new group would hold parameters with different options, or the groups cannot be told.
+        CheckpointError: If a new group would hold parameters with different options, or the groups are unknown.
     """
     wanted = set(order)
     origin = {name: number for number, group in enumerate(optimizer.groups) for name in group["params"]}

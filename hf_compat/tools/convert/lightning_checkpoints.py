@@ -38,7 +38,7 @@ _WRAPPERS = re.compile(r"^_forward_module\.|(?<![^.])(?:_orig_mod|_fsdp_wrapped_
 
 @dataclass
 class LightningCheckpoint:
-    """What a Lightning run has saved."""
+    """Content of a Lightning run's checkpoint."""
 
     path: Path
     weights: dict[str, Tensor]

@@ -24,7 +24,7 @@ _OF_STATES = ("groups", "parameters", "batch_size", "steps_between")
 
 @dataclass(frozen=True)
 class Options:
-    """What a conversion may be told; by default it finds out, and carries over all it can."""
+    """Options of a conversion; by default it finds them out, and carries over all it can."""
 
     weights_only: bool = False
     """Whether to leave the training state out."""

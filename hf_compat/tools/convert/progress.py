@@ -10,7 +10,7 @@ __all__ = ["Counters", "epochs_done", "loops_state"]
 
 @dataclass(frozen=True)
 class Counters:
-    """How far a run is."""
+    """Progress of a run."""
 
     update_steps: int
     epochs: int

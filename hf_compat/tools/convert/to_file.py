@@ -50,7 +50,7 @@ _NO_PLACE = ("tokenizer*", "special_tokens_map.json", "preprocessor_config.json"
 
 @dataclass(frozen=True)
 class _Source:
-    """What is in a folder."""
+    """Content of a folder."""
 
     folder: Path
     prefix: str
@@ -228,7 +228,7 @@ def _training_state(source: _Source, carried: Carried, options: Options, notes: 
 
 
 def _progress(state: TrainerState, position: DataPosition | None) -> Counters:
-    """Return the counters of a Lightning run at the same place, as far as the folder tells."""
+    """Return the counters of a Lightning run at the same place, as far as the folder holds them."""
     steps, epoch = state.global_step, float(state.epoch or 0.0)
     if position is not None and not position.other_windows:
         batches, epochs = position.samples // max(position.samples_per_batch, 1), position.epoch

@@ -40,7 +40,7 @@ FONTS = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How the curves of one run look."""
+    """Style of the curves of a run."""
 
     colour: str
     line: Any

@@ -1,4 +1,4 @@
-"""What ``trainer_state.json`` tells of a run: its logged curves, the best step, where it was resumed."""
+"""Reading ``trainer_state.json``: the logged curves of a run, the best step, where it was resumed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class History:
 
 
 def read_histories(places: Sequence[str | os.PathLike[str]]) -> list[History]:
-    """Return the logs of several runs, with names that tell them apart.
+    """Return the logs of several runs, with different names.
 
     Raises:
         CheckpointError: If one of them cannot be read or has no logs.

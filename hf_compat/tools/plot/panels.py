@@ -1,4 +1,4 @@
-"""Which curves are drawn together: a panel for the losses, and one for each metric, in training and evaluation."""
+"""Grouping of curves into panels: a panel for the losses, and one for each metric, in training and evaluation."""
 
 from __future__ import annotations
 

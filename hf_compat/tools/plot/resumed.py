@@ -1,4 +1,4 @@
-"""Where a run was resumed, worked out from its logs: a state file does not say it."""
+"""The steps at which a run was resumed, worked out from its logs: a state file does not hold them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ROUNDING = 6e-5
 
 
 def resumed_steps(logs: Sequence[Mapping[str, Any]], last_step: int) -> Iterator[int]:
-    """Yield the update steps from which a run was resumed, as far as its logs tell.
+    """Yield the update steps from which a run was resumed, as far as its logs show.
 
     A run that ends logs ``train_loss``: the losses since it was started or resumed, added up and divided by the update
     steps since then; in older releases by all update steps. The steps at the end of the history whose losses make up
     that number are those since then. An end that is followed by further logs was resumed from at the latest there. An
-    interrupted run that never ended tells nothing.
+    interrupted run that never ended shows nothing.
 
     Args:
         logs: The ``log_history``.
@@ -42,7 +42,7 @@ def resumed_steps(logs: Sequence[Mapping[str, Any]], last_step: int) -> Iterator
 
 
 def _start(losses: Sequence[tuple[int, float]], last_step: int, mean: float) -> int | None:
-    """Return the update step since which the losses make up ``mean``; None if they do not tell."""
+    """Return the update step since which the losses make up ``mean``; None if they do not show it."""
     if not losses or losses[-1][0] != last_step:  # steps after the last log are in the mean, but not in the logs
         return None
     parts = _parts(losses)

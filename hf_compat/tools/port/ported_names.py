@@ -1,4 +1,4 @@
-"""Which names a ported script imports from hf_compat, and which modules of transformers have them."""
+"""The names that a ported script imports from hf_compat, and the modules of transformers that have them."""
 
 from __future__ import annotations
 

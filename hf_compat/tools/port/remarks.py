@@ -1,4 +1,4 @@
-"""What the user has to know about a script besides the change of its imports."""
+"""Remarks on a script besides the change of its imports."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ ImportLine: TypeAlias = cst.Import | cst.ImportFrom
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be changed in a script."""
+    """The changes of a script."""
 
     splits: dict[cst.ImportFrom, tuple[frozenset[str], int]] = field(default_factory=dict)
     """Imports with names that move → those names, and the columns to the left of the line."""

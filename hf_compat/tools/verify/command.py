@@ -26,7 +26,7 @@ _NAMES = ("verify.json", "verify.png", "verify.html")
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """How a script is verified."""
+    """Options of a verification."""
 
     steps: int = 20
     """Update steps after which each ``train`` call is stopped."""

@@ -21,7 +21,7 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class WeightsDifference:
-    """How the weights of two runs differ."""
+    """Differences between the weights of two runs."""
 
     largest: float
     """Largest difference of a weight, relative to the largest weight of its parameter."""

@@ -1,4 +1,4 @@
-"""What a recorded run left: read back from its folder."""
+"""The record of a run, read back from its folder."""
 
 from __future__ import annotations
 

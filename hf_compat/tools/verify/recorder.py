@@ -61,7 +61,7 @@ class Recorder:
         self._file.close()
 
     def attach(self, watched: Any, callback: type[Any]) -> None:
-        """Have ``watched``, a Trainer, tell of its steps and events."""
+        """Record the steps and events of ``watched``, a Trainer."""
         self.write("trainer", **_facts_of(watched))
         own_step = watched.training_step
 
@@ -136,7 +136,7 @@ class Recorder:
         self._file.flush()
 
     def _keep_weights(self, model: Any, step: int, *, is_needed: bool, at: str = "step") -> None:
-        """Write the checksum of each parameter, and the weights themselves if asked for or if they are small."""
+        """Write the checksum of each parameter, and the weights themselves if requested or if they are small."""
         if self.rank != 0:
             return
         tensors = {name: _on_cpu(parameter) for name, parameter in _bare_parameters(model)}
@@ -152,7 +152,7 @@ class Recorder:
 
 
 def record_trainers(recorder: Recorder) -> None:
-    """Have each Trainer that is built from here on tell ``recorder`` what it does.
+    """Record in ``recorder`` the steps and events of each Trainer that is built from here on.
 
     The names of transformers are looked up now: if hf_compat is installed in their place, they are ours.
     """

@@ -124,7 +124,7 @@ def _changed_by(event: str, given: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _folder_of(descriptor: int | None) -> str | None:
-    """Return the path of an open folder, empty for the working directory; None where only Linux could tell.
+    """Return the path of an open folder, empty for the working directory; None if this is not Linux.
 
     There `shutil.rmtree`, which deletes by the names in open folders, is judged by the whole folder alone.
     """

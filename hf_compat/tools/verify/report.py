@@ -21,7 +21,7 @@ _HEADINGS = ("quantity", "transformers", "hf_compat", "largest difference", "tol
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is reported."""
+    """Content of a report."""
 
     command: str
     """The script with its arguments."""

@@ -24,7 +24,7 @@ _SHOWN_LINES = 25
 
 @dataclass(frozen=True, slots=True)
 class ScriptRun:
-    """What is run, and how."""
+    """A script with its arguments and environment."""
 
     script: Path
     words: tuple[str, ...]

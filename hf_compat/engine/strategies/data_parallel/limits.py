@@ -1,4 +1,4 @@
-"""Which of a Trainer's arguments are not supported with several GPUs in one process."""
+"""The arguments of a Trainer that are not supported with several GPUs in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Votes of ``DistributedDataParallel``: before it exchanges gradients, the ranks ask whether one has run out of memory.
+"""Votes of ``DistributedDataParallel``: before it exchanges gradients, the ranks vote whether one is out of memory.
 
 A bucket of gradients is exchanged during the backward pass, so that a rank that fails in the middle of it has exchanged
 some of them. Asked before each bucket, no rank exchanges one that another will not.

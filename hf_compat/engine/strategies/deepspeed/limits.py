@@ -1,4 +1,4 @@
-"""Which of a Trainer's arguments are not supported with DeepSpeed."""
+"""The arguments of a Trainer that are not supported with DeepSpeed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterato
 
 
 def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each argument that contradicts resuming a universal checkpoint, if ``config`` asks for it."""
+    """Yield a message for each argument that contradicts resuming a universal checkpoint, if ``config`` requests it."""
     if not (config.get("checkpoint") or {}).get("load_universal"):
         return
     name = "`checkpoint.load_universal=true` in the DeepSpeed config"

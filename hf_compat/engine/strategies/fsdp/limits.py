@@ -1,4 +1,4 @@
-"""Which of a Trainer's arguments are not supported with FSDP."""
+"""The arguments of a Trainer that are not supported with FSDP."""
 
 from __future__ import annotations
 
