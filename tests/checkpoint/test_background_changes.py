@@ -333,6 +333,11 @@ def quantized() -> Any:
         def __init__(self) -> None:
             self.quantization_config = None
 
+        def _process_model_before_weight_loading(self, *_: Any, **__: Any) -> None:
+            """Do nothing: abstract in transformers 4."""
+
+        _process_model_after_weight_loading = _process_model_before_weight_loading
+
         def is_serializable(self, *_: Any, **__: Any) -> bool:
             return True
 
