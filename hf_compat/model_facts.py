@@ -101,7 +101,7 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
 
 def accepts_loss_kwargs(model: nn.Module) -> bool:
     """Return whether ``num_items_in_batch`` is passed to ``model``: it says so, or its forward takes any keyword."""
-    inner = unwrap_peft(model)
+    inner = unwrap_peft(unwrap_model(model))
     if hasattr(inner, "accepts_loss_kwargs"):
         return bool(inner.accepts_loss_kwargs)
     parameters = inspect.signature(inner.forward).parameters.values()
@@ -122,7 +122,7 @@ def ignores_item_count(model: nn.Module) -> bool:
     Decided by the source of its forward: it computes a loss itself, and mentions neither the count nor
     ``loss_function``, which divides by it. False if the source cannot be read, or the loss is another model's.
     """
-    inner: Any = unwrap_peft(model)
+    inner: Any = unwrap_peft(unwrap_model(model))
     if not accepts_loss_kwargs(inner):
         return False
     source = _source_of(type(inner).forward)

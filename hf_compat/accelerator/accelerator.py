@@ -28,6 +28,7 @@ from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState
 from hf_compat.distributed.run_state import RunState
+from hf_compat.engine.moving import has_device_map
 from hf_compat.engine.precision import ForwardMixedPrecision
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
@@ -483,7 +484,7 @@ class Accelerator(ProcessState):
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether ``model`` has a ``device_map`` of several entries."""
-        return other_models.has_device_map(model)
+        return has_device_map(model)
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = False

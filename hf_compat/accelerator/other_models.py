@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.engine.moving import devices_of, move_model
+from hf_compat.engine.moving import devices_of, settle_model
 from hf_compat.engine.precision import autocast_forward, without_autocast
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_compiled, unwrap_model
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hf_compat.distributed.run_state import RunState
 
-__all__ = ["autocast_with", "has_device_map", "is_trainable", "prepare_model", "unwrap"]
+__all__ = ["autocast_with", "is_trainable", "prepare_model", "unwrap"]
 
 
 def autocast_with(handler: Any, context: Callable[[], Any]) -> Any:
@@ -32,11 +32,6 @@ def autocast_with(handler: Any, context: Callable[[], Any]) -> Any:
     return torch.autocast(
         autocast.device, dtype=autocast.fast_dtype, enabled=handler.enabled, cache_enabled=handler.cache_enabled
     )
-
-
-def has_device_map(model: nn.Module) -> bool:
-    """Return whether ``model``, or a module of it, has a ``device_map`` of several entries, as accelerate counts."""
-    return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
 
 
 def is_trainable(model: nn.Module) -> bool:
@@ -81,7 +76,7 @@ def prepare_model(
         autocast_forward(model, autocast)
     places_itself = state.fsdp_plugin is not None or any(isinstance(weight, DTensor) for weight in model.parameters())
     if not spread and (not places_itself if moves is None else moves):
-        move_model(model, state.device)
+        settle_model(model, state.device)
     if wraps and is_trainable(model) and not isinstance(model, DistributedDataParallel):
         devices = None if state.device.type == "cpu" else [state.device]
         model = DistributedDataParallel(model, device_ids=devices, process_group=group)

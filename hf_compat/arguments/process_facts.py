@@ -28,6 +28,7 @@ __all__ = [
     "choose_device",
     "distributed_state",
     "find_launch",
+    "is_single_rank",
     "join_processes",
     "main_process_first",
     "process_log_level",
@@ -44,7 +45,8 @@ def set_up_device(args: TrainingArguments) -> torch.device:
     """Return the device of this process, which has joined the others unless the Trainer starts them."""
     device = choose_device(args)
     logger.info("PyTorch: setting up devices")
-    args._n_gpu = int(device.type != "cpu")
+    if args._n_gpu < 0:  # otherwise a script has set it
+        args._n_gpu = _count_gpus(args, device)
     if read_launch().launcher != BY_TRAINER:  # there rank 0 joins only after it has built its Trainer
         args.join_processes(device)
     if uses_configured_state(args):
@@ -57,6 +59,21 @@ def set_up_device(args: TrainingArguments) -> torch.device:
             "process. Start more with `torchrun`."
         )
     return device
+
+
+def _count_gpus(args: TrainingArguments, device: torch.device) -> int:
+    """Return the number of GPUs that this process may use: all that it sees, unless a launcher has started it."""
+    import torch
+
+    is_launched = args.launch.launcher not in (None, "the script") or is_single_rank(args)
+    if device.type != "cuda" or is_launched or args.world_size > 1 or args.deepspeed_plugin is not None:
+        return int(device.type != "cpu")
+    return torch.cuda.device_count()
+
+
+def is_single_rank(args: TrainingArguments) -> bool:
+    """Return whether this process has been launched as the only one, as by ``torchrun --nproc-per-node 1``."""
+    return args.world_size == 1 and os.environ.get("LOCAL_RANK", "-1") != "-1"
 
 
 def share_early(args: TrainingArguments) -> None:

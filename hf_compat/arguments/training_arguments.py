@@ -332,6 +332,11 @@ class TrainingArguments(metaclass=CountsCounterparts):
     def choose_device_again(self) -> None:
         """Clear the cached device: a newly started process may have another one."""
         vars(self).pop("_setup_devices", None)
+        self._n_gpu = -1
+
+    def use_one_gpu(self) -> None:
+        """Use the GPU of ``device`` alone, though this process may see others."""
+        self._n_gpu = min(self.n_gpu, 1)
 
     def join_processes(self, device: "torch.device") -> None:
         """Initialize the process group with ``ddp_backend``, if that has not been done.
@@ -351,8 +356,9 @@ class TrainingArguments(metaclass=CountsCounterparts):
 
     @property
     def n_gpu(self) -> int:
-        """Number of GPUs of this process: 0 on the CPU, else 1, since every GPU has its own process."""
-        return int(self.device.type != "cpu")
+        """GPUs of this process: 0 on the CPU, 1 if a launcher has started it, else all that are visible."""
+        _ = self.device  # which counts them
+        return self._n_gpu
 
     @property
     def train_batch_size(self) -> int:
@@ -389,8 +395,13 @@ class TrainingArguments(metaclass=CountsCounterparts):
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        """``DISTRIBUTED`` if the world size exceeds 1, else ``NOT_PARALLEL``."""
-        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+        """``DISTRIBUTED`` if a launcher started the processes, ``NOT_DISTRIBUTED`` with several GPUs in one process.
+
+        Else ``NOT_PARALLEL``, and for a single launched process on the CPU.
+        """
+        if self.world_size > 1 or (process_facts.is_single_rank(self) and self.device.type not in ("cpu", "mps")):
+            return ParallelMode.DISTRIBUTED
+        return ParallelMode.NOT_DISTRIBUTED if self.n_gpu > 1 else ParallelMode.NOT_PARALLEL
 
     @property
     def should_log(self) -> bool:

@@ -86,9 +86,11 @@ def _generators(kind: str) -> Any:
     return module if hasattr(module, "get_rng_state") else module.random
 
 
-def save_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> None:
-    """Save the states of the global generators of ``rank`` into ``folder``."""
-    torch.save(rng_state(distributed=world_size > 1), Path(folder, rng_state_name(rank, world_size)))
+def save_rng_state(
+    folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1, distributed: bool = False
+) -> None:
+    """Save the states of the global generators of ``rank`` into ``folder``; ``distributed`` as in ``rng_state``."""
+    torch.save(rng_state(distributed=distributed), Path(folder, rng_state_name(rank, world_size)))
 
 
 def load_rng_state(folder: str | os.PathLike[str], *, rank: int = 0, world_size: int = 1) -> bool:

@@ -23,6 +23,11 @@ __all__ = ["choose_backend", "join_processes", "leave_processes", "let_operation
 
 _logger = logging.getLogger(__name__)
 
+_SAME_GPU = (
+    ". Several ranks of a node use the same GPU, which NCCL does not allow: start as many processes as there are GPUs, "
+    "let CUDA_VISIBLE_DEVICES show each rank a GPU of its own, or set `ddp_backend='gloo'`."
+)
+
 
 def process_group() -> Any | None:
     """Return ``torch.distributed`` if there is a process group, without importing torch; else None."""
@@ -107,7 +112,7 @@ def join_processes(
         raise TrainerSetupError(
             f"Rank {launch.rank} of {launch.world_size} ({launch.launcher}) could not join the process group at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with the backend {chosen} "
-            f"(`ddp_backend={backend!r}`): {error}"
+            f"(`ddp_backend={backend!r}`): {error}{_SAME_GPU if 'Duplicate GPU' in str(error) else ''}"
         ) from error
     atexit.register(_leave_at_exit)  # NCCL would block the exit of the interpreter
 

@@ -58,6 +58,8 @@ def keywords_given(trainer: pl.Trainer) -> dict[str, Any]:
     A value that is Lightning's default counts as not given: then the training arguments decide.
     """
     given = {name: value for name, is_default in _IS_DEFAULT.items() if not is_default(value := getattr(trainer, name))}
+    if isinstance(trainer.strategy, SingleDeviceStrategy) and trainer.strategy.root_device.type == "cuda":
+        given["devices"] = 1  # not all that are visible
     if type(trainer.precision_plugin) is not Precision:
         given["precision"] = trainer.precision
     if trainer.loggers:

@@ -15,7 +15,7 @@ from hf_compat.engine.clusters import apply_cluster_environment, given_environme
 from hf_compat.engine.fabric_variables import named, naming_variables
 from hf_compat.engine.internals.parallel import create_device_mesh
 from hf_compat.engine.internals.subprocesses import start_processes
-from hf_compat.engine.strategies.choice import choose_strategy, format_strategy, read_parallel_sizes
+from hf_compat.engine.strategies.choice import StrategyChoice, choose_strategy, format_strategy, read_parallel_sizes
 from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
 from hf_compat.errors import TrainerSetupError
 
@@ -102,7 +102,11 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
         raise TrainerSetupError("\n  ".join(problems))
     launch = args.launch
     wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
-    wanted = _device_count(keywords.get("devices", "auto"), args, launch)
+    devices = keywords.get("devices", "auto")
+    is_parallel = strategy != "auto" and not choice.one_device
+    wanted = _device_count(devices, args, launch, by_default=args.n_gpu if is_parallel else 1)
+    if strategy != "auto" or devices != "auto" or wanted * wanted_nodes > 1:
+        args.use_one_gpu()
     if choice.one_device and wanted * wanted_nodes > 1:
         raise TrainerSetupError(
             f"{format_strategy(strategy)} is for one process, but `lightning` requests {wanted} devices on each of "
@@ -125,6 +129,14 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any]) -> Placement
             "pass `devices` and `num_nodes`, or start that many processes."
         )
     args.join_processes(args.device)
+    return _placement_of_ranks(args, strategy, choice, environment)
+
+
+def _placement_of_ranks(
+    args: TrainingArguments, strategy: str | Strategy, choice: StrategyChoice, environment: ClusterEnvironment | None
+) -> Placement:
+    """Return the placement of a run whose ranks are all there."""
+    launch = args.launch
     sizes = read_parallel_sizes(args, strategy, choice.fsdp, launch)
     if sizes is not None:
         group = create_device_mesh(sizes.data, sizes.tensor, args.device)["data_parallel"].get_group()
@@ -150,7 +162,9 @@ def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: L
         return "deepspeed"
     if fsdp is not None:
         return f"fsdp{fsdp.version}"
-    return "one device" if launch.world_size == 1 else "ddp"
+    if launch.world_size > 1:
+        return "ddp"
+    return "data parallel" if args.n_gpu > 1 else "one device"
 
 
 def presume_placement(args: TrainingArguments, keywords: Mapping[str, Any]) -> tuple[Placement, list[str]]:
@@ -222,14 +236,20 @@ def _gpu_type(args: TrainingArguments) -> str:
     return args.device.type if args.device.type in ("cuda", "mps") else "cuda"
 
 
-def _device_count(devices: object, args: TrainingArguments, launch: Launch) -> int:
-    """Return the number of devices per node that ``devices`` requests.
+def _device_count(devices: object, args: TrainingArguments, launch: Launch, *, by_default: int) -> int:
+    """Return the number of devices per node, each with a process, that ``devices`` requests.
+
+    Args:
+        devices: The user's keyword.
+        args: The training arguments.
+        launch: The processes that there are.
+        by_default: How many ``"auto"`` requests in a single process.
 
     Raises:
         TrainerSetupError: If it is a list of devices, or not a number.
     """
     if devices == "auto":
-        return launch.local_world_size
+        return max(launch.local_world_size, by_default)
     if devices in (-1, "-1"):
         on_devices = args.device.type not in ("cpu", "mps")
         return accelerator_module(args.device).device_count() if on_devices else launch.local_world_size

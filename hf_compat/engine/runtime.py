@@ -35,6 +35,7 @@ from hf_compat.engine.internals.loops import (
     disable_sigterm_broadcast,
     fast_forward,
     is_fitting,
+    keep_memory_cache,
     may_stop,
     quiet_lightning,
     sanity_checking,
@@ -45,9 +46,9 @@ from hf_compat.engine.keywords import lightning_callbacks, user_plugins
 from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.loggers.given import given_loggers
 from hf_compat.engine.module import HFModule
-from hf_compat.engine.moving import move_model
+from hf_compat.engine.moving import settle_model
 from hf_compat.engine.placement import Placement, place_run, presume_placement
-from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, input_dtype, precision_plugin
+from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.run_settings import Settings
 from hf_compat.engine.stop_iterations import unwraps_stop_iteration
 from hf_compat.engine.strategies.base import ModelStrategy
@@ -167,15 +168,13 @@ class Runtime:
     # ---- the model ----
 
     def place(self, model: nn.Module, device: torch.device) -> bool:
-        """Move ``model`` to its device and enable autocast for it; return whether it was not prepared before."""
+        """Move ``model`` to its device and convert it; return whether it was not placed before."""
         if self._placed_model is model:
             return False
         self._placed_model = model
         if self.facts.places_model:
-            move_model(model, device)
+            settle_model(model, device)
         self.precision.convert_module(model)
-        if isinstance(self.precision, ForwardMixedPrecision) and self.precision.casts_forward:
-            autocast_forward(model, self.precision.autocast_context_manager)
         return True
 
     def drop_last_run(self) -> None:
@@ -254,6 +253,7 @@ class Runtime:
         resume_from_no_file(trainer)
         disable_signal_handlers(trainer)
         disable_sigterm_broadcast(trainer)
+        keep_memory_cache(trainer)
         step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
         self.trainer = trainer
 

@@ -64,7 +64,8 @@ _UNUSED = {
 
 NAMES: dict[str, Support] = {
     "auto": works(
-        "Chosen by the training arguments: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP or a single device."
+        "Chosen by the training arguments: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP, `DataParallel` "
+        "for several GPUs of one process, or a single device."
     ),
     **{f"{name}{end}": works(note + more) for name, note in _STARTS.items() for end, more in _UNUSED.items()},
     "deepspeed": _deepspeed(stage=2),

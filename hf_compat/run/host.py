@@ -51,6 +51,7 @@ class RunHost(Protocol):
     place_model_on_device: bool
     deepspeed: Any
     is_in_train: bool
+    is_model_parallel: bool
     hp_search_backend: Any
     neftune_noise_alpha: float | None
     current_gradient_accumulation_steps: int

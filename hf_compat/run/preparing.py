@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.engine.moving import check_offloading
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward
 from hf_compat.model_facts import ignores_item_count, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce
@@ -42,20 +45,17 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
     if not semantics.applies_trial_after_model_init:
         host._hp_search_setup(trial)
     if host.model_init is not None:
-        (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
-        host.model = host.model_wrapped = host.call_model_init(trial)
-        host.optimizer = host.lr_scheduler = None
-        host._signature_columns = None
-        if host.place_model_on_device:
-            host._move_model_to_device(host.model, args.device)
+        _make_model(host, trial)
     if args.use_liger_kernel and semantics.applies_liger_in_train:
         apply_liger_kernels(host.model, args.liger_kernel_config)
-    if host.model_init is None and (args.fp16_full_eval or args.bf16_full_eval):
+    if host.model_init is None and (args.fp16_full_eval or args.bf16_full_eval) and not host.is_model_parallel:
         host._move_model_to_device(host.model, args.device)
     if semantics.applies_trial_after_model_init:
         host._hp_search_setup(trial)
-    place_model(host, runtime)
-    host.model_wrapped = host._wrap_model(host.model_wrapped)
+    check_offloading(host.model)
+    host.model_wrapped = place_model(host, runtime, lambda: host._wrap_model(host.model_wrapped))
+    if args.n_gpu > 1:
+        _warn_of_replicas(host, warn_once)
     args = for_run(args)
     if args.activation_checkpointing or args.gradient_checkpointing:
         settings = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
@@ -67,17 +67,58 @@ def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_onc
     _set_loss_scaling(host, warn_once)
 
 
+def _make_model(host: RunHost, trial: Trial | None) -> None:
+    """Replace the model of ``host`` by a new one of its ``model_init``."""
+    args = host.args
+    (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
+    host.model = host.model_wrapped = host.call_model_init(trial)
+    host.optimizer = host.lr_scheduler = None
+    host._signature_columns = None
+    if host.place_model_on_device:
+        host._move_model_to_device(host.model, args.device)
+
+
 def _align_special_tokens(host: RunHost) -> None:
     if host.processing_class is not None and hasattr(host.model, "config"):
         host._align_special_tokens()
 
 
-def place_model(host: RunHost, runtime: Runtime) -> None:
-    """Move the model to its device, enable autocast for it and compile it, as the arguments say."""
+def place_model(host: RunHost, runtime: Runtime, wrap: Callable[[], nn.Module]) -> nn.Module:
+    """Move the model to its device; enable autocast for it and compile it, as the arguments say, unless it is wrapped.
+
+    Args:
+        host: The Trainer.
+        runtime: Device and precision.
+        wrap: Calls the Trainer's ``_wrap_model``. A model that it has wrapped, such as in ``DataParallel``, trains and
+            evaluates without autocast and uncompiled, as in transformers.
+
+    Returns:
+        What ``wrap`` has returned, compiled if that was the model itself.
+    """
     is_new = runtime.place(host.model, host.args.device)
-    # The first time, and if the user has replaced the model.
-    if is_new and (host.args.torch_compile or unwrap_model(host.model_wrapped) is not host.model):
+    if is_new and unwrap_model(host.model_wrapped) is not host.model:  # the user has replaced the model
+        host.model_wrapped = host.model
+    wrapped = wrap()
+    if is_new and wrapped is host.model:
+        if isinstance(runtime.precision, ForwardMixedPrecision) and runtime.precision.casts_forward:
+            autocast_forward(host.model, runtime.precision.autocast_context_manager)
         take_wrapper(host, runtime, host.model)
+        return host.model_wrapped  # type: ignore[no-any-return]
+    return wrapped
+
+
+def _warn_of_replicas(host: RunHost, warn_once: WarnOnce) -> None:
+    """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
+    args = host.args
+    text = (
+        f"This process trains on {args.n_gpu} GPUs by `DataParallel`, as transformers does: a batch has {args.n_gpu} "
+        f"times `per_device_train_batch_size={args.per_device_train_batch_size}` samples. A process for each GPU is "
+        f"faster: start the script with `torchrun --nproc-per-node {args.n_gpu}`. Set CUDA_VISIBLE_DEVICES to use one."
+    )
+    fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
+    if fields and isinstance(host.model_wrapped, nn.DataParallel) and host.model_wrapped is not host.model:
+        text += f" Like transformers, it computes as without {' and '.join(fields)}."
+    warn_once(text)
 
 
 def take_wrapper(host: RunHost, runtime: Runtime, wrapped: nn.Module) -> None:

@@ -288,9 +288,11 @@ def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once
 
 def compare_with_checkpoint(args: TrainingArguments, state: TrainerState) -> None:
     """Warn if the checkpoint's batch size, or its logging, evaluation and save steps, which are used, differ."""
+    total = state.train_batch_size
+    size = None if total is None else total // max(args.n_gpu, 1)
     pairs = [
         *((name, getattr(args, name), getattr(state, name)) for name in ("logging_steps", "eval_steps", "save_steps")),
-        ("per_device_train_batch_size", args.train_batch_size, state.train_batch_size),
+        ("per_device_train_batch_size", args.per_device_train_batch_size, size),
     ]
     differing = [pair for pair in pairs if None not in pair and pair[1] != pair[2]]
     if differing:

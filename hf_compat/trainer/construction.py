@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,7 +21,9 @@ from hf_compat.distributed.run_state import Compilation, RunState
 from hf_compat.engine.keywords import is_lightning_callback
 from hf_compat.engine.lightning_callbacks import draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
+from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
+from hf_compat.engine.strategies.data_parallel.strategy import replicated
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.log_files import write_log_file
@@ -46,6 +49,7 @@ __all__ = [
     "processing_class_of",
     "set_log_level",
     "set_up_callbacks",
+    "wrap_model",
 ]
 
 
@@ -95,7 +99,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     """Return the model that was passed, or a new one from ``model_init``; move it to its device if that is due now.
 
     Raises:
-        ModelError: If it cannot be trained: it has no loss, or a ``device_map`` with several devices.
+        ModelError: If it cannot be trained: it has no loss, or several processes would share the devices it is on.
         TrainerSetupError: If both were passed.
     """
     if trainer.model_init is not None:
@@ -116,24 +120,41 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
-    check_loaded_model(model)
-    check_plan(model, trainer.get_tp_size())
     runtime = trainer._lightning_runtime
+    check_loaded_model(model, is_alone=trainer.args.world_size == 1 and runtime.placement.start is None)
+    check_plan(model, trainer.get_tp_size())
+    trainer.is_model_parallel = is_spread(model, trainer.args.device)
+    if trainer.is_model_parallel:
+        _use_as_spread(trainer)
     trainer.place_model_on_device = _places_model(trainer, runtime)
     if trainer.place_model_on_device and runtime.placement.start is None:  # started processes move it themselves
         trainer._move_model_to_device(model, trainer.args.device)
     return model
 
 
+def _use_as_spread(trainer: Trainer) -> None:
+    """Leave the model on the GPUs over which it is spread, rather than replicate it on all."""
+    runtime = trainer._lightning_runtime
+    trainer.args.use_one_gpu()
+    if runtime.placement.strategy == "data parallel":
+        runtime.set_placement(replace(runtime.placement, strategy="one device"))
+
+
+def wrap_model(trainer: Trainer, model: nn.Module) -> nn.Module:
+    """Return ``model`` in the wrapper of several GPUs in one process; see the Trainer's ``_wrap_model``."""
+    is_wrapped = trainer.accelerator.unwrap_model(model) is not model
+    return model if is_wrapped or trainer.args.n_gpu < 2 else replicated(model)
+
+
 def _places_model(trainer: Trainer, runtime: Runtime) -> bool:
     """Return whether the constructor moves the model to its device; otherwise the first run or evaluation does."""
     if not runtime.facts.places_model:
         return False
-    args, wanted = trainer.args, trainer.args.place_model_on_device
+    args, wanted, spread = trainer.args, trainer.args.place_model_on_device, trainer.is_model_parallel
     full_eval = args.fp16_full_eval or args.bf16_full_eval
     if trainer.semantics.release < SINCE["leaves_model_placement_open"]:
-        return bool(wanted) and not (full_eval and not args.do_train)
-    return not full_eval if wanted is None else bool(wanted)
+        return bool(wanted) and not (spread or (full_eval and not args.do_train))
+    return not (spread or full_eval) if wanted is None else bool(wanted)
 
 
 def _uses_model_loss(trainer: Trainer) -> bool:

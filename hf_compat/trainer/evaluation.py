@@ -171,8 +171,7 @@ def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> I
 
 def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     """Return the model to evaluate: on its device, in evaluation mode, traced under ``jit_mode_eval``."""
-    prepare(trainer)
-    wrapped = call_as_defined(trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader)
+    wrapped = prepare(trainer, dataloader)
     strategy = trainer._lightning_runtime.strategy
     model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
     args = for_run(trainer.args)
@@ -187,19 +186,33 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
     return model
 
 
-def prepare(trainer: Trainer) -> None:
-    """Move the model to its device, wrap and cast it for evaluation; the first time, store how long that took."""
+def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Module:
+    """Move the model to its device, wrap and cast it for evaluation; the first time, store how long that took.
+
+    Args:
+        trainer: The Trainer.
+        dataloader: The loader to evaluate on, for ``_wrap_model``.
+
+    Returns:
+        What ``_wrap_model`` has returned.
+    """
+
+    def wrap() -> nn.Module:
+        wrapped: nn.Module = call_as_defined(
+            trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader
+        )
+        return wrapped
+
     start, args, runtime = time.time(), trainer.args, trainer._lightning_runtime
-    place_model(trainer, runtime)
+    wrapped = place_model(trainer, runtime, wrap)
     prepare_strategy(trainer)
-    if not runtime.model_is_prepared:
+    if wrapped is trainer.model and not runtime.model_is_prepared:
         runtime.model_is_prepared = True
         trainer.model_preparation_time = round(time.time() - start, 4)
-    if not trainer.is_in_train:
-        if args.fp16_full_eval:
-            trainer.model_wrapped.to(dtype=torch.float16, device=args.device)
-        elif args.bf16_full_eval:
-            trainer.model_wrapped.to(dtype=torch.bfloat16, device=args.device)
+    if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
+        dtype = torch.float16 if args.fp16_full_eval else torch.bfloat16
+        trainer.model_wrapped.to(device=None if trainer.is_model_parallel else args.device, dtype=dtype)
+    return wrapped
 
 
 def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:

@@ -6,14 +6,19 @@ from typing import Any
 
 from torch import nn
 
+from hf_compat.engine.moving import devices_of
 from hf_compat.errors import ModelError
 from hf_compat.model_facts import is_peft_model
 
 __all__ = ["check_loaded_model"]
 
 
-def check_loaded_model(model: nn.Module) -> None:
-    """Raise if ``model`` is quantized and cannot be trained, or was split over processes when it was loaded.
+def check_loaded_model(model: nn.Module, *, is_alone: bool) -> None:
+    """Raise if ``model`` is quantized and cannot be trained, or was split over devices or processes as it was loaded.
+
+    Args:
+        model: The model.
+        is_alone: Whether there is a single process, whose model may be on several devices.
 
     Raises:
         ModelError: If so; it says what to do.
@@ -22,6 +27,13 @@ def check_loaded_model(model: nn.Module) -> None:
         raise ModelError(
             "`model`: models sharded at load time (`DistributedConfig`) are not supported. Load it without "
             "`distributed_config`, and set `fsdp` or `parallelism_config`: the Trainer shards it."
+        )
+    devices = devices_of(model)
+    if len(devices) > 1 and not is_alone:
+        raise ModelError(
+            f"`model`: its `device_map` places it on {sorted(map(str, devices))}, but each rank trains on one device. "
+            "Load it with `device_map={'': LOCAL_RANK}` or without `device_map`, or start one process, which trains it "
+            "where it is."
         )
     if getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
         _check_quantized(model)

@@ -48,11 +48,23 @@ def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) 
     except (TypeError, AttributeError):  # labels that are not tensors, as in object detection
         return None
     if isinstance(count, Tensor):
-        scored = count.to(device)
-        if trainer.args.average_tokens_across_devices:
-            scored = trainer.accelerator.gather(scored).sum()
+        scored = _shared_count(trainer, count.to(device))
         return scored / 1 if trainer.semantics.item_count_is_float else scored
     return int(count)
+
+
+def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
+    """Return the ``count`` of this process, ``()``, as the forward pass takes it.
+
+    That is the number over all ranks, or, with a row for each replica that ``DataParallel`` makes, over all replicas;
+    without ``average_tokens_across_devices`` the mean over the replicas.
+    """
+    args = trainer.args
+    if args.average_tokens_across_devices:
+        count = trainer.accelerator.gather(count).sum()
+    elif args.n_gpu > 1:
+        count = count // args.n_gpu
+    return count.unsqueeze(0).expand(args.n_gpu, -1) if args.n_gpu > 1 else count
 
 
 def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
@@ -81,6 +93,8 @@ def forward_and_backward(
     every = args.torch_empty_cache_steps
     if every is not None and trainer.state.global_step % every == 0:
         empty_cache()
+    if args.n_gpu > 1:
+        loss = loss.mean()  # one of each replica
     is_scaled = _is_scaled(trainer, num_items_in_batch)
     if not is_scaled:
         loss = divided(loss, trainer.current_gradient_accumulation_steps)
@@ -125,8 +139,8 @@ def compute_loss(
         loss = _loss_of(trainer, outputs, inputs)
     by_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if trainer.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
-        # DDP and FSDP average gradients over the ranks. In place, so that the outputs have this loss too.
-        loss *= trainer.accelerator.data_parallel_size
+        # Gradients are averaged over ranks, the loss over replicas. In place, so that the outputs have this loss too.
+        loss *= max(trainer.accelerator.data_parallel_size, trainer.args.n_gpu)
     return (loss, outputs) if return_outputs else loss
 
 
@@ -151,7 +165,7 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
             f"`model`: {type(trainer.model).__name__} did not return a loss, only: {returned}. Its inputs were: "
             f"{given}. Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
         )
-    if isinstance(outputs, Tensor) and outputs.numel() != 1:
+    if isinstance(outputs, Tensor) and outputs.numel() > max(trainer.args.n_gpu, 1):  # one of each replica
         raise ModelError(
             f"`model`: {type(trainer.model).__name__} returned a tensor of shape {tuple(outputs.shape)}, not a loss. "
             "Return a dict with `loss` or a tuple that starts with it, or override `compute_loss`."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.atomic_files import read_json_object
 from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
@@ -27,6 +28,7 @@ __all__ = [
     "rotate_checkpoints",
     "save_model",
     "save_optimizer_and_scheduler",
+    "save_rng_state",
     "save_scaler",
     "save_weights",
     "warn_of_missing_weights",
@@ -210,6 +212,13 @@ def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
         return
     if Path(checkpoint, names.SCALER_NAME).is_file():
         state_dict_files.load_state_file(scaler, checkpoint, names.SCALER_NAME)
+
+
+def save_rng_state(trainer: Trainer, output_dir: str) -> None:
+    """Save the random states of this process: of all GPUs that it sees if a launcher started it, else of its own."""
+    args = trainer.args
+    distributed = args.parallel_mode == ParallelMode.DISTRIBUTED
+    rng.save_rng_state(output_dir, rank=args.process_index, world_size=args.world_size, distributed=distributed)
 
 
 def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:

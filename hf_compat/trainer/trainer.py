@@ -23,7 +23,6 @@ from hf_compat import metrics as metric_files
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.firing import fire
-from hf_compat.checkpoint import rng
 from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.counterparts import CountsCounterparts
 from hf_compat.data import columns
@@ -237,12 +236,12 @@ class Trainer(metaclass=CountsCounterparts):
         self.model, self.model_init = model, model_init
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
         self._memory_tracker.start("init")
-        self._train_batch_size = self.args.train_batch_size
         self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
         self._validate_args()
         announce_setup(self, has_args=args is not None)
         self.model = self.model_wrapped = construction.first_model(self, model)
+        self._train_batch_size = self.args.train_batch_size
         if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
             liger.apply_liger_kernels(self.model, self.args.liger_kernel_config)
         construction.inspect_model(self)
@@ -345,8 +344,8 @@ class Trainer(metaclass=CountsCounterparts):
     def _wrap_model(
         self, model: nn.Module, training: bool = True, dataloader: Iterable[Any] | None = None
     ) -> nn.Module:
-        """Return ``model``; the strategy wraps it later."""
-        return model
+        """Return ``model`` in ``DataParallel`` with several GPUs in this process; the strategy wraps it otherwise."""
+        return construction.wrap_model(self, model)
 
     def _align_special_tokens(self) -> None:
         """Copy the processing class' special tokens to the model's configurations."""
@@ -821,7 +820,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch."""
-        rng.save_rng_state(output_dir, rank=self.args.process_index, world_size=self.args.world_size)
+        model_saving.save_rng_state(self, output_dir)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""

@@ -73,12 +73,6 @@ def _setup_problems(trainer: Trainer) -> list[str]:
                 f"`lightning={{'use_distributed_sampler': False}}` contradicts `accelerator_config={{{name!r}: True}}` "
                 "of the training arguments. Set one of them only."
             )
-    is_single_process = args.world_size == 1 and placement.start is None
-    if is_single_process and args.device.type == "cuda" and torch.cuda.device_count() > 1:
-        problems.append(
-            f"{torch.cuda.device_count()} GPUs are visible to one process, for which transformers uses `DataParallel`. "
-            "That is not supported: start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU."
-        )
     if trainer.model is None and trainer.model_init is None:
         problems.append("`model=None`: `Trainer` requires either a `model` or `model_init` argument. Pass one of them.")
     return problems + _given_optimizer_problems(trainer)

@@ -470,13 +470,17 @@ def test_nothing_heavy_is_imported():
 
 
 def test_what_a_gpu_allows(monkeypatch):
-    """With a CUDA device float16 is accepted, every GPU has its own process, and ``use_cpu`` stays on the CPU."""
+    """With CUDA float16 is accepted, a process without a launcher has all GPUs, and ``use_cpu`` stays on the CPU."""
     torch = pytest.importorskip("torch")
     # Stands in for a machine with a GPU; the device is only named, never used.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     args = TrainingArguments("out", fp16=True, per_device_train_batch_size=4)
-    assert (args.device, args.n_gpu, args.mixed_precision) == (torch.device("cuda", 0), 1, "fp16")
-    assert args.train_batch_size == 4
+    assert (args.device, args.n_gpu, args.mixed_precision) == (torch.device("cuda", 0), 2, "fp16")
+    assert (args.train_batch_size, args.parallel_mode.value) == (8, "not_distributed")
+    args._n_gpu = 1  # as scripts do that want one
+    assert (args.n_gpu, args.train_batch_size, args.parallel_mode.value) == (1, 4, "not_parallel")
     assert TrainingArguments("out", use_cpu=True).n_gpu == 0
+    monkeypatch.setenv("LOCAL_RANK", "0")  # of a launcher, which starts a process for each GPU
+    assert TrainingArguments("out").n_gpu == 1

@@ -221,6 +221,19 @@ def test_the_epoch_loop_asks_for_signals_in_one_method():
     assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
 
 
+def test_the_memory_cache_is_kept(monkeypatch):
+    """A trainer without a path to resume from empties no cache as it starts, and still waits for the other ranks."""
+    called = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty_cache"))
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    trainer.state.fn = TrainerFn.FITTING
+    monkeypatch.setattr(trainer.strategy, "barrier", lambda name: called.append("barrier"))
+    trainer._checkpoint_connector.resume_end()
+    loops.keep_memory_cache(trainer)
+    trainer._checkpoint_connector.resume_end()
+    assert called == ["empty_cache", "barrier", "barrier"]
+
+
 def test_fsdp_is_set_up_through_what_we_override():
     """Lightning's FSDP wraps in ``setup``, asks for its optimizer there, and refuses only its own class."""
     source = inspect.getsource(FSDPStrategy.setup)

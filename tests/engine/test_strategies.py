@@ -33,7 +33,7 @@ def test_each_strategy_has_facts_and_a_builder():
     ("fact", "names"),
     [
         ("shards_model", {"fsdp1", "fsdp2", "tensor parallel", "deepspeed"}),
-        ("places_model", {"one device", "ddp"}),
+        ("places_model", {"one device", "data parallel", "ddp"}),
         ("flat_shards", {"fsdp1"}),
         ("has_engine", {"deepspeed"}),
         ("own_precision", {"deepspeed"}),

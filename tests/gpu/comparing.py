@@ -8,13 +8,17 @@ import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import distributed
 
+from tests.gpu.device_maps import SPREAD_SCENARIOS
+from tests.gpu.replicas import REPLICA_SCENARIOS
 from tests.gpu.scenarios import GPU_SCENARIOS, RANKS_SCENARIOS
 from tests.support import parity, scenarios
-from tests.support.parity import SCENARIOS, Kit, Outcome, Which, differences, run
+from tests.support.parity import SCENARIOS, Kit, Outcome, Which, compare, differences, run
 
 ON_GPUS = {"use_cpu": False, "dataloader_pin_memory": True}
 """What is otherwise than in the scenarios of the CPU: both libraries' own defaults."""
@@ -25,6 +29,8 @@ ALLOWED = re.compile(r"\['betas'\]: \[0.9, 0.999\] expected, got \(0.9, 0.999\)"
 """What torch makes of a pair in an optimizer that has read a full state dict."""
 
 Body = Callable[[Kit], None]
+OWN: dict[str, Body] = {**GPU_SCENARIOS, **RANKS_SCENARIOS, **REPLICA_SCENARIOS, **SPREAD_SCENARIOS}
+STATES = {"model.safetensors", "optimizer.pt", "scheduler.pt"}
 
 
 def differing(
@@ -45,8 +51,7 @@ def differing(
 
 def _body(name: str) -> Body:
     assert scenarios.__all__  # importing it has filled the table
-    ours = GPU_SCENARIOS | RANKS_SCENARIOS
-    return ours[name] if name in ours else SCENARIOS[name].body
+    return OWN[name] if name in OWN else SCENARIOS[name].body
 
 
 def _difference(body: Body, folder: Path, subject: Which, starter: Which | None) -> str:
@@ -74,3 +79,18 @@ def _together(body: Body, kit: Kit) -> None:
     body(kit)
     if distributed.is_initialized():
         distributed.barrier()  # files are read once rank 0 has written them
+
+
+def assert_same_states(found: Path, expected: Path) -> None:
+    """Fail unless two runs have written the same weights and states, wherever the tensors were."""
+    names = sorted(str(path.relative_to(expected)) for path in expected.rglob("*") if path.name in STATES)
+    assert names
+    assert names == sorted(str(path.relative_to(found)) for path in found.rglob("*") if path.name in STATES)
+    for name in names:
+        assert list(compare(_state_in(expected / name), _state_in(found / name), name)) == []
+
+
+def _state_in(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    return torch.load(path, map_location="cpu", weights_only=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,15 @@ def install(extension: ModuleType) -> None:
 
     def init_process_group(*given: Any, device_id: Any = None, **named: Any) -> None:
         join(*given, **named)  # bound to a device, its groups would be split from it, which is NCCL's alone
+        if device_id is not None:
+            refuse_duplicates(device_id)
+
+    def refuse_duplicates(device: torch.device) -> None:
+        store, rank = c10d._get_default_store(), dist.get_rank()
+        store.set(f"GPU of {rank}", f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {device}")
+        places = [store.get(f"GPU of {each}") for each in range(dist.get_world_size())]
+        if len(set(places)) < len(places):
+            raise dist.DistBackendError(f"Duplicate GPU detected : rank {rank} is on {device} as another (fake NCCL)")
 
     def split_group(
         parent: Any = None, split_ranks: Any = None, timeout: Any = None, pg_options: Any = None, group_desc: Any = None

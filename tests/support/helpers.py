@@ -209,7 +209,7 @@ def gpt2(*, dropout: float = 0.1, **config: Any) -> nn.Module:
 
     sizes = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": WIDTH, "n_layer": 2, "n_head": 2}
     rates = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
-    return GPT2LMHeadModel(GPT2Config(**sizes, **rates, bos_token_id=1, eos_token_id=2, pad_token_id=0, **config))
+    return GPT2LMHeadModel(GPT2Config(**{**sizes, **rates, **config}, bos_token_id=1, eos_token_id=2, pad_token_id=0))
 
 
 def _bert_config(**config: Any) -> Any:

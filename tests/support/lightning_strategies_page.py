@@ -11,8 +11,8 @@ INTRODUCTION = """\
 
 `Trainer(lightning={"strategy": ..., "plugins": [...]})` takes names and instances of strategies, and cluster
 environments. Each of Lightning's either works or is refused before training, with the reason and what to use instead.
-By default the training arguments choose the strategy: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP, or a
-single device.
+By default the training arguments choose the strategy: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP or, in
+one process, `DataParallel` or a single device.
 
 This page is generated from `hf_compat/engine/strategy_table.py`.
 """

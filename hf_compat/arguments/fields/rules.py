@@ -65,7 +65,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "per_device_train_batch_size",
         "plan",
         "arguments/training_arguments.py",
-        also_in=("run/resume.py", "run/start_log.py", "trainer/trainer.py"),
+        also_in=("run/preparing.py", "run/resume.py", "run/start_log.py", "trainer/trainer.py"),
     ),
     FieldRule(
         "num_train_epochs",
@@ -130,13 +130,22 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("max_grad_norm", "plan", "run/clipping.py", also_in=("optim/in_backward.py", "trainer/trainer.py")),
     FieldRule("label_smoothing_factor", "plan", "trainer/construction.py", also_in=("model_card/eval_results.py",)),
     FieldRule(
-        "bf16", "trainer", "plugins", also_in=("engine/run_settings.py", "trainer/loss.py", "trainer/setup_log.py")
+        "bf16",
+        "trainer",
+        "plugins",
+        also_in=("engine/run_settings.py", "run/preparing.py", "trainer/loss.py", "trainer/setup_log.py"),
     ),
     FieldRule(
         "fp16",
         "trainer",
         "plugins",
-        also_in=("engine/run_settings.py", "model_card/eval_results.py", "trainer/loss.py", "trainer/setup_log.py"),
+        also_in=(
+            "engine/run_settings.py",
+            "model_card/eval_results.py",
+            "run/preparing.py",
+            "trainer/loss.py",
+            "trainer/setup_log.py",
+        ),
     ),
     FieldRule(
         "bf16_full_eval", "plan", "trainer/evaluation.py", also_in=("run/preparing.py", "trainer/construction.py")
@@ -310,7 +319,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("fsdp", "plan", "arguments/fsdp/settings.py"),
     FieldRule("fsdp_config", "plan", "arguments/fsdp/settings.py"),
     FieldRule("deepspeed", "plan", "arguments/deepspeed/requested.py"),
-    FieldRule("debug", "plan", "run/assembly.py"),
+    FieldRule("debug", "plan", "run/assembly.py", also_in=("engine/strategies/data_parallel/limits.py",)),
     FieldRule("skip_memory_metrics", "plan", "trainer/trainer.py"),
     FieldRule("do_train", "script", "the script", also_in=("trainer/construction.py",)),
     FieldRule("do_eval", "script", "the script", also_in=("engine/run_settings.py", "tuning/ray_tune.py")),

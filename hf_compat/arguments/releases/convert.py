@@ -63,6 +63,7 @@ def from_transformers(args: object) -> TrainingArguments:
             keep_apart(converted, name, value)
         elif name not in known and name not in _BACKEND_STATE and not name.startswith("_"):
             setattr(converted, name, value)
+    converted._n_gpu = vars(args).get("_n_gpu", -1)  # which scripts set to 1 to use one GPU
     return converted
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "given_loader",
     "ignore_misleading_warnings",
     "is_fitting",
+    "keep_memory_cache",
     "may_stop",
     "quiet_lightning",
     "sanity_checking",
@@ -188,6 +189,24 @@ def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
     calls ``_broadcast_sigterm_tensor``.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+
+
+def keep_memory_cache(trainer: pl.Trainer) -> None:
+    """Prevent ``trainer`` from emptying the device's memory cache as a fit or an evaluation starts.
+
+    Every allocation would wait for the device after it. Contract: without a path to resume from, ``resume_end`` of the
+    checkpoint connector only waits for the other ranks besides, in ``strategy.barrier``.
+    """
+    connector = trainer._checkpoint_connector
+    with_emptying = connector.resume_end
+
+    def resume_end() -> None:
+        if connector._ckpt_path:
+            with_emptying()
+        else:
+            trainer.strategy.barrier("resume_end")
+
+    connector.resume_end = resume_end  # type: ignore[method-assign]
 
 
 @contextmanager

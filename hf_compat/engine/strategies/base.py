@@ -93,6 +93,9 @@ class ModelStrategy(Strategy):
         """The device of this process, from the training arguments."""
         return self._device
 
+    def model_to_device(self) -> None:
+        """Do nothing: the Trainer has moved the model, unless it is sharded or its ``device_map`` says where it is."""
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module itself: the wrapper is around the model inside it."""
         with self.precision_plugin.train_step_context():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from hf_compat.engine.strategies.data_parallel.limits import data_parallel_limits
 from hf_compat.engine.strategies.deepspeed.limits import deepspeed_limits
 from hf_compat.engine.strategies.fsdp.limits import fsdp_limits
 
@@ -102,6 +103,7 @@ def _is_zero3(args: TrainingArguments) -> bool:
 
 STRATEGY_FACTS: dict[str, StrategyFacts] = {
     "one device": StrategyFacts(),
+    "data parallel": StrategyFacts(limits=data_parallel_limits),
     "ddp": StrategyFacts(),
     "fsdp1": StrategyFacts(shards_model=True, places_model=False, flat_shards=True, limits=fsdp_limits),
     "fsdp2": StrategyFacts(shards_model=True, places_model=False, own_casts=True, limits=fsdp_limits),

@@ -10,6 +10,7 @@ from torch import nn
 
 from hf_compat.engine.accelerators import lightning_accelerator
 from hf_compat.engine.placement import Placement
+from hf_compat.engine.strategies.data_parallel.strategy import data_parallel_strategy
 from hf_compat.engine.strategies.ddp.strategy import ddp_strategy
 from hf_compat.engine.strategies.deepspeed.strategy import deepspeed_strategy
 from hf_compat.engine.strategies.fsdp.version1 import fsdp1_strategy
@@ -24,6 +25,7 @@ __all__ = ["STRATEGIES", "device_keywords"]
 
 STRATEGIES: dict[str, Callable[[Placement, TrainingArguments, nn.Module], Strategy]] = {
     "one device": one_device_strategy,
+    "data parallel": data_parallel_strategy,
     "ddp": ddp_strategy,
     "fsdp1": fsdp1_strategy,
     "fsdp2": fsdp2_strategy,

@@ -58,9 +58,6 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
             self.accelerator.setup(trainer)
             self.setup_precision_plugin()
 
-    def model_to_device(self) -> None:
-        """Do nothing: the Trainer has moved the model to its device."""
-
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait until all ranks have reached this call."""
         vote()

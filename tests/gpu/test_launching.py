@@ -1,0 +1,118 @@
+"""Launches as people make them on machines with GPUs: which GPU a process uses, and what it saves of them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hf_compat import Trainer, TrainingArguments
+from tests.gpu.comparing import ON_GPUS
+from tests.gpu.harness import needs_fake_gpu, run_on_gpus, start_on_gpus
+from tests.support import helpers, parity
+from tests.support.parity import Kit, Which
+from tests.support.processes import finish, free_port
+from tests.support.scenarios.common import plain
+
+pytestmark = needs_fake_gpu
+
+TRAINS = """
+import os
+import torch
+from hf_compat import Trainer, TrainingArguments
+from tests.support import helpers
+
+rows = helpers.ListDataset(helpers.vector_rows(8))
+args = TrainingArguments("{folder}", max_steps=2, report_to="none", disable_tqdm=True, **{fields})
+trainer = Trainer(helpers.PlainModel(), args, train_dataset=rows)
+trainer.train()
+print("device", args.device, "of", args.world_size, flush=True)
+"""
+
+
+def launch(folder: Path, variables: list[dict[str, str]], *, devices: int = 1, **fields: Any) -> list[Any]:
+    """Return how the processes of a run ended, each started by hand with its variables."""
+    script = folder / "train.py"
+    script.write_text(TRAINS.format(folder=folder / "output", fields=fields))
+    ranks = {"WORLD_SIZE": str(len(variables)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = [
+        start_on_gpus(
+            [sys.executable, script], devices=devices, RANK=str(rank), LOCAL_RANK=str(rank), **ranks, **variables[rank]
+        )
+        for rank in range(len(variables))
+    ]
+    return finish(processes, timeout=180)
+
+
+def random_states(which: Which, folder: Path) -> dict[str, Any]:
+    """Return the states of a checkpoint by the type of what is saved of the GPUs, and the arguments' view of them."""
+    parity.DEFAULTS.update(ON_GPUS)
+    kit = Kit(which, folder / which)
+    trainer = plain(kit, fields={"save_strategy": "epoch"})
+    trainer.train()
+    (file,) = (folder / which).rglob("rng_state*.pth")
+    saved = torch.load(file, weights_only=False)["cuda"]
+    return {
+        "file": file.name,
+        "kind": type(saved).__name__,
+        "states": [state.tolist() for state in saved],
+        "mode": trainer.args.parallel_mode.value,
+        "GPUs": trainer.args.n_gpu,
+    }
+
+
+def test_a_single_process_of_a_launcher(tmp_path: Path):
+    """``torchrun --nproc-per-node 1`` uses one of the GPUs that it sees; the states of all are saved, as upstream."""
+    (upstream,) = run_on_gpus(random_states, "upstream", tmp_path, processes=1, devices=2)
+    (ours,) = run_on_gpus(random_states, "ours", tmp_path, processes=1, devices=2)
+    assert ours == upstream
+    assert (ours["file"], ours["kind"], len(ours["states"])) == ("rng_state.pth", "list", 2)
+    assert (ours["mode"], ours["GPUs"]) == ("distributed", 1)
+
+
+def test_a_gpu_of_its_own_for_each_rank(tmp_path: Path):
+    """A launcher that shows each rank its own GPU alone, which is the first to it, is one."""
+    ended = launch(tmp_path, [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}])
+    for each in ended:
+        assert each.code == 0, each.output
+        assert "device cuda:0 of 2" in each.output
+
+
+def test_more_ranks_than_gpus(tmp_path: Path):
+    """Ranks that would share a GPU are told so, and what to do."""
+    for each in launch(tmp_path, [{}, {}]):
+        assert each.code != 0
+        assert "Several ranks of a node use the same GPU" in each.output
+
+
+@pytest.mark.parametrize("which", ["user", "arguments"])
+def test_a_run_leaves_the_gpu_alone(which: str, tmp_path: Path):
+    """Fits and evaluations empty no memory cache and log no list of GPUs; torch's newer switch for TF32 is no error."""
+    found = run_on_gpus(quiet_run, which, tmp_path, processes=1, devices=1)[0]
+    assert found == {"emptied": 0, "lines": []}
+
+
+def quiet_run(which: str, folder: Path) -> dict[str, Any]:
+    """Return how often the cache was emptied, and what Lightning logged of the device."""
+    emptied, lines = [], []
+    torch.cuda.empty_cache = lambda: emptied.append(1)
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record.getMessage())
+
+    logging.getLogger("lightning.pytorch").setLevel("INFO")
+    logging.getLogger("lightning.pytorch").addHandler(Lines())
+    if which == "user":
+        torch.backends.fp32_precision = "tf32"
+    fields = {"tf32": True} if which == "arguments" else {}
+    args = TrainingArguments(str(folder), max_steps=2, eval_strategy="steps", eval_steps=1, report_to="none", **fields)
+    rows = helpers.ListDataset(helpers.vector_rows(8))
+    trainer = Trainer(helpers.PlainModel(), args, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    trainer.evaluate()
+    return {"emptied": len(emptied), "lines": [line for line in lines if "CUDA_VISIBLE_DEVICES" in line]}
