@@ -265,7 +265,7 @@ def _find_class(
                 places[f"{architecture.name} at `{prefix}`"] = Place(prefix, architecture)
             else:
                 reasons.append(f"{architecture.name} at `{prefix}`: {reason}")
-        if places and architecture.name in (named_classes(configuration) or [class_name]):
+        if places and architecture.name in {class_name, *named_classes(configuration)}:
             break  # the configuration names this class
     # A model with a head contains the one without, which is not what was trained.
     inner = {place.prefix for place in places.values()}
