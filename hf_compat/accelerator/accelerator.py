@@ -21,6 +21,7 @@ from hf_compat.accelerator.gradients import GradientState
 from hf_compat.accelerator.prepared_optimizer import PreparedOptimizer, PreparedSchedule
 from hf_compat.accelerator.refused import FixedSetting, refused_member
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.prepare_loader import DataParallelLayout, prepare_dataloader
 from hf_compat.data.skipping import skip_batches
@@ -38,7 +39,6 @@ from hf_compat.nested import Nested
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
-    from hf_compat.arguments.releases.semantics import Semantics
     from hf_compat.engine.module import HFModule
     from hf_compat.engine.runtime import Runtime
 
@@ -71,7 +71,7 @@ class Accelerator(ProcessState):
         config: How loaders are sharded over the ranks; its settings are attributes too.
         runtime: The Trainer's runtime.
         data_seed: Seed of the order of samples. Default: torch's initial seed.
-        semantics: The release that is reproduced.
+        semantics: The release that is reproduced. Default: the newest, with none of its flags.
 
     Attributes:
         data_parallel_size: Number of ranks that see different batches.
@@ -112,7 +112,7 @@ class Accelerator(ProcessState):
         runtime: Runtime,
         data_seed: int | None = None,
         *,
-        semantics: Semantics,
+        semantics: Semantics = Semantics(),  # noqa: B008 - a frozen value
     ) -> None:
         super().__init__(state.device, launch, state.deepspeed_plugin, state.fsdp_plugin is not None)
         self.state = state

@@ -36,4 +36,7 @@ class Loaders:
     def watch_evaluation(self, loader: object) -> object:
         """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
         before, self.evaluation = self.evaluation, loader
+        if loader is None:  # the evaluation has read what it needs, without asking for a batch after the last
+            for each in self.prepared:
+                each.in_pass = each.in_pass and each is self.train
         return before
