@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hf_compat
-from hf_compat.errors import ArgumentsError, HFCompatError
+from hf_compat.errors import HFCompatError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
 from tests.support.processes import torchrun
@@ -376,29 +376,31 @@ def test_arguments_of_transformers_are_copied(tmp_path):
     assert trainer.train().global_step == 1
 
 
-def test_float16_on_mps(monkeypatch):
-    """It is refused where Apple's GPU is the device."""
-    monkeypatch.setattr("hf_compat.arguments.checking.checks.mps_is_available", lambda: True)
-    with pytest.raises(ArgumentsError, match="`fp16=True`: is not supported on MPS"):
-        hf_compat.TrainingArguments("out", fp16=True)
+def test_float16_of_a_tensor_parallel_model(tmp_path):
+    """It is refused."""
+    from hf_compat.engine.placement import Placement
+    from hf_compat.engine.strategies.tensor_parallel.strategy import tensor_parallel_strategy
+
+    args = arguments(hf_compat, tmp_path, fp16=True)
+    with pytest.raises(HFCompatError, match="`fp16=True` is not supported with tensor parallelism"):
+        tensor_parallel_strategy(Placement(args.launch, "tensor parallel"), args, PlainModel())
 
 
-def test_float16_of_sharded_parameters(tmp_path):
-    """It is refused with FSDP 2 and tensor parallelism."""
-    from hf_compat.engine.strategies.fsdp.sharding import sharding_dtype
+def test_a_backend_in_a_single_process(tmp_path):
+    """There is nothing to communicate with; transformers raises an error on the CPU."""
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        _ = arguments(transformers, tmp_path, ddp_backend="gloo").device
+    assert trainer_of(hf_compat, tmp_path, ddp_backend="gloo").train().global_step == 2
 
-    with pytest.raises(HFCompatError, match="`fp16=True` is not supported with FSDP version 2 or tensor parallelism"):
-        sharding_dtype(arguments(hf_compat, tmp_path, fp16=True))
 
+@pytest.mark.parametrize("name", ["is_loaded_in_8bit", "is_loaded_in_4bit", "neither"])
+def test_weights_in_4_bits_are_not_replicated(name):
+    """A model that says that its weights are quantized stays as it is on the GPUs of a process."""
+    from hf_compat.engine.strategies.data_parallel.strategy import replicated
 
-def test_several_gpus_in_one_process(tmp_path, monkeypatch):
-    """Several visible GPUs are refused where transformers would use ``DataParallel``."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(PlainModel, "to", lambda model, *given, **more: model)
-    with pytest.raises(HFCompatError, match="2 GPUs are visible to one process"):
-        trainer_of(hf_compat, tmp_path, use_cpu=False)
+    model = PlainModel()
+    setattr(model, name, True)
+    assert isinstance(replicated(model), nn.DataParallel) == (name == "neither")
 
 
 def test_launched_without_a_gpu(tmp_path):

@@ -35,7 +35,7 @@ TWO = ("fp32", "bf16_on_gpu")
 
 def as_device(kind: str) -> dict[str, Any]:
     """Return the keywords of ``run_on_gpu`` for a process whose devices are of the type ``kind``."""
-    return {"variables": {"FAKE_DEVICE_TYPE": kind}, "timeout": 500}
+    return {"variables": {"FAKE_DEVICE_TYPE": kind}}
 
 
 def trained(folder: Path, *, use_cpu: bool) -> dict[str, Any]:

@@ -29,7 +29,6 @@ def run_on_gpu(
     function: Callable[..., Any],
     *given: Any,
     devices: int = 1,
-    timeout: float = 180,
     variables: dict[str, str] | None = None,
     **named: Any,
 ) -> Any:
@@ -39,14 +38,13 @@ def run_on_gpu(
         function: A function of a module that can be imported; arguments and value are pickled, tensors on the CPU.
         *given: Its arguments.
         devices: GPUs that the process sees.
-        timeout: Seconds that are plenty on an idle machine.
         variables: Further environment variables, such as ``FAKE_GPU_MEMORY``.
         **named: Its keyword arguments.
 
     Raises:
         AssertionError: If the process failed; its output is in the message.
     """
-    return _call([sys.executable], function, given, named, devices, timeout, variables)[0]
+    return _call([sys.executable], function, given, named, devices, variables)[0]
 
 
 def run_on_gpus(
@@ -54,7 +52,6 @@ def run_on_gpus(
     *given: Any,
     processes: int = 2,
     devices: int = 2,
-    timeout: float = 300,
     variables: dict[str, str] | None = None,
     **named: Any,
 ) -> list[Any]:
@@ -63,15 +60,15 @@ def run_on_gpus(
     Each process sees all ``devices``; ``backend="nccl"`` works between them. The rest is as in :func:`run_on_gpu`.
     """
     launcher = [*TORCHRUN, f"--nproc-per-node={processes}"]
-    return _call(launcher, function, given, named, devices, timeout, variables)
+    return _call(launcher, function, given, named, devices, variables)
 
 
 def run_script_on_gpus(
-    script: Path, *words: Any, processes: int | None = None, devices: int = 1, timeout: float = 300, **variables: str
+    script: Path, *words: Any, processes: int | None = None, devices: int = 1, **variables: str
 ) -> Ended:
     """Run a script in a process that sees ``devices`` GPUs, or under torchrun in ``processes`` of them."""
     launcher = [sys.executable] if processes is None else [*TORCHRUN, f"--nproc-per-node={processes}"]
-    return finish([start_on_gpus([*launcher, script, *words], devices=devices, **variables)], timeout=timeout)[0]
+    return finish([start_on_gpus([*launcher, script, *words], devices=devices, **variables)])[0]
 
 
 def start_on_gpus(command: Sequence[Any], *, devices: int = 1, **variables: str) -> subprocess.Popen[str]:
@@ -86,14 +83,13 @@ def _call(
     given: tuple[Any, ...],
     named: dict[str, Any],
     devices: int,
-    timeout: float,
     variables: dict[str, str] | None,
 ) -> list[Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "call.pickle").write_bytes(pickle.dumps((function, given, named)))
         process = start_on_gpus([*launcher, CALL, folder], devices=devices, **(variables or {}))
-        ended = finish([process], timeout=timeout)[0]
+        ended = finish([process])[0]
         assert ended.code == 0, ended.output
         values = sorted(folder.glob("value.*"), key=lambda path: int(path.suffix[1:]))
         return [pickle.loads(path.read_bytes()) for path in values]

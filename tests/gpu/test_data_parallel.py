@@ -26,7 +26,7 @@ QUICK = [name for name in REPLICA_SCENARIOS if name not in THOROUGH]
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What differs in each of the quick scenarios; all run in one process."""
-    return run_on_gpu(differing, QUICK, tmp_path_factory.mktemp("quick"), devices=2, timeout=600)
+    return run_on_gpu(differing, QUICK, tmp_path_factory.mktemp("quick"), devices=2)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -39,37 +39,40 @@ def test_equal_to_transformers(name: str, quick: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", sorted(THOROUGH))
 def test_the_rest_is_equal_to_transformers(name: str, tmp_path: Path) -> None:
     """The same of scenarios that take longer."""
-    assert run_on_gpu(differing, [name], tmp_path, devices=2, timeout=600) == {name: ""}
+    assert run_on_gpu(differing, [name], tmp_path, devices=2) == {name: ""}
 
 
 @pytest.mark.slow
 def test_three_gpus(tmp_path: Path) -> None:
     """Three replicas, of which a short batch leaves some without samples."""
     names = ["replicated_plain", "replicated_label_smoothing_without_averaging", "replicated_tuple"]
-    assert run_on_gpu(differing, names, tmp_path, devices=3, timeout=600) == dict.fromkeys(names, "")
+    assert run_on_gpu(differing, names, tmp_path, devices=3) == dict.fromkeys(names, "")
 
 
 @pytest.mark.slow
 def test_ours_resumes_theirs(tmp_path: Path) -> None:
     """A checkpoint of transformers' ``DataParallel`` is continued as by transformers."""
-    found = run_on_gpu(differing, ["replicated_resumed"], tmp_path, starter="upstream", devices=2, timeout=600)
+    found = run_on_gpu(differing, ["replicated_resumed"], tmp_path, starter="upstream", devices=2)
     assert found == {"replicated_resumed": ""}
 
 
 @pytest.mark.slow
 def test_taken_apart(tmp_path: Path) -> None:
     """The pieces of ``to_lightning`` train on all GPUs, too."""
-    found = run_on_gpu(differing, ["replicated_plain"], tmp_path, subject="pieces", devices=2, timeout=600)
+    found = run_on_gpu(differing, ["replicated_plain"], tmp_path, subject="pieces", devices=2)
     assert found == {"replicated_plain": ""}
 
 
-def trainer_in(folder: Path, lightning: dict[str, Any] | None = None, **fields: Any) -> Any:
+def trainer_in(
+    folder: Path, lightning: dict[str, Any] | None = None, *, model: PlainModel | None = None, **fields: Any
+) -> Any:
     """Return our Trainer of a plain module, which does not log."""
     from hf_compat import Trainer, TrainingArguments
 
     chosen = {"per_device_train_batch_size": 2, "max_steps": 2, "report_to": "none", "disable_tqdm": True, **fields}
     args = TrainingArguments(str(folder), **chosen)
-    return Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(14)), lightning=lightning)
+    rows = ListDataset(vector_rows(14))
+    return Trainer(model or PlainModel(), args, train_dataset=rows, lightning=lightning)
 
 
 def chosen_by(lightning: dict[str, Any], folder: Path, **fields: Any) -> dict[str, Any]:
@@ -141,6 +144,26 @@ def with_a_trainer_of_lightning(folder: Path) -> list[Any]:
 def test_a_trainer_of_lightning_for_one_device(tmp_path: Path) -> None:
     """A run in it is on that device."""
     assert run_on_gpu(with_a_trainer_of_lightning, tmp_path, devices=2) == ["OneDeviceStrategy", 2]
+
+
+class Bare(PlainModel):
+    """A model that returns its loss alone, 1 on the first GPU and 3 on the second."""
+
+    def forward(self, *given: Any, **inputs: Any) -> Any:
+        loss = super().forward(*given, **inputs)["loss"]
+        return loss * 0 + 1 + 2 * loss.device.index
+
+
+def loss_of_replicas(folder: Path) -> float:
+    """Return the logged loss of a run of two replicas."""
+    trainer = trainer_in(folder, model=Bare(), logging_steps=1)
+    trainer.train()
+    return float(trainer.state.log_history[0]["loss"])
+
+
+def test_a_bare_loss_is_that_of_all_replicas(tmp_path: Path) -> None:
+    """The mean of 1 and 3 is logged, and trained on."""
+    assert run_on_gpu(loss_of_replicas, tmp_path, devices=2) == 2.0
 
 
 def refused(folder: Path) -> str:

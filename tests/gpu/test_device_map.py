@@ -28,7 +28,7 @@ HALVES = {"body.0": 0, "body.1": 0, "body.2": 1, "body.3": 1, "body.4": 0}
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What differs in each of the quick scenarios; all run in one process."""
-    return run_on_gpu(differing, QUICK, tmp_path_factory.mktemp("quick"), devices=2, timeout=600)
+    return run_on_gpu(differing, QUICK, tmp_path_factory.mktemp("quick"), devices=2)
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -41,13 +41,13 @@ def test_equal_to_transformers(name: str, quick: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", sorted(THOROUGH))
 def test_the_rest_is_equal_to_transformers(name: str, tmp_path: Path) -> None:
     """The same of scenarios that are like others."""
-    assert run_on_gpu(differing, [name], tmp_path, devices=2, timeout=600) == {name: ""}
+    assert run_on_gpu(differing, [name], tmp_path, devices=2) == {name: ""}
 
 
 @pytest.mark.slow
 def test_ours_resumes_theirs(tmp_path: Path) -> None:
     """A checkpoint of transformers' run is continued as by transformers."""
-    found = run_on_gpu(differing, ["spread_resumed"], tmp_path, starter="upstream", devices=2, timeout=600)
+    found = run_on_gpu(differing, ["spread_resumed"], tmp_path, starter="upstream", devices=2)
     assert found == {"spread_resumed": ""}
 
 

@@ -45,7 +45,7 @@ def launch(folder: Path, variables: list[dict[str, str]], *, devices: int = 1, *
         )
         for rank in range(len(variables))
     ]
-    return finish(processes, timeout=180)
+    return finish(processes)
 
 
 def random_states(which: Which, folder: Path) -> dict[str, Any]:

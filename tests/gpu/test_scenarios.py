@@ -63,13 +63,13 @@ def check(found: dict[str, str]) -> None:
 @pytest.mark.parametrize("names", groups(ONE_GPU, ONE_GPU_SLOW))
 def test_one_gpu(names: list[str], tmp_path: Path):
     """One process with one GPU does as transformers."""
-    check(run_on_gpu(differing, names, tmp_path, subject=SUBJECT, timeout=600))
+    check(run_on_gpu(differing, names, tmp_path, subject=SUBJECT))
 
 
 @pytest.mark.parametrize("names", groups(TWO_GPUS, TWO_GPUS_SLOW))
 def test_two_gpus(names: list[str], tmp_path: Path):
     """Two ranks that exchange over NCCL do as transformers, and each sees what its counterpart sees."""
-    for found in run_on_gpus(differing, names, tmp_path, subject=SUBJECT, timeout=600):
+    for found in run_on_gpus(differing, names, tmp_path, subject=SUBJECT):
         check(found)
 
 
@@ -83,7 +83,7 @@ def test_two_gpus(names: list[str], tmp_path: Path):
 )
 def test_resuming_the_other_library(subject: Which, starter: Which, tmp_path: Path):
     """A checkpoint of one library is as good as one of the other, on one GPU and on two."""
-    check(run_on_gpu(differing, CROSSWISE.split(), tmp_path / "one", subject=subject, starter=starter, timeout=600))
+    check(run_on_gpu(differing, CROSSWISE.split(), tmp_path / "one", subject=subject, starter=starter))
     names = ["ddp_fp16", "resume_fsdp1_bf16", "resume_fsdp2_bf16"]
-    for found in run_on_gpus(differing, names, tmp_path / "two", subject=subject, starter=starter, timeout=600):
+    for found in run_on_gpus(differing, names, tmp_path / "two", subject=subject, starter=starter):
         check(found)
