@@ -41,6 +41,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_ATTEMPTS = 100
+"""Times that a folder is published anew because another run has saved the same one at the same time."""
+
 _leftovers: set[Path] = set()
 """Hidden folders of this process that could not be deleted."""
 
@@ -178,19 +181,36 @@ def publish(staged: Path, final: Path, *, step: int, run_id: str | None, checksu
     flush_file(staged)
     if final.is_file():
         raise FileExistsError(errno.EEXIST, "a file with that name already exists", str(final))
-    if not os.path.lexists(final):
-        staged.rename(final)
+    for _ in range(_ATTEMPTS):
+        former = _make_way(final)
+        try:
+            staged.rename(final)
+        except OSError as error:
+            is_taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)  # by another run that saves the same folder
+            if former is not None and not is_taken:
+                former.rename(final)
+            elif former is not None:
+                _delete_or_note(HiddenFolder.of(former))
+            if not is_taken:
+                raise
+            continue
         flush_file(final.parent)
+        if former is not None:
+            _delete_or_note(HiddenFolder.of(former))
         return
+    raise FileExistsError(errno.EEXIST, "other runs keep saving a checkpoint of that name", str(final))
+
+
+def _make_way(final: Path) -> Path | None:
+    """Rename what is at ``final`` to a hidden folder, and return that; None if there is nothing, or no longer."""
+    if not os.path.lexists(final):
+        return None
     former = hidden_sibling(final, "replaced")
-    final.rename(former)
     try:
-        staged.rename(final)
-    except OSError:
-        former.rename(final)
-        raise
-    flush_file(final.parent)
-    _delete_or_note(HiddenFolder.of(former))
+        final.rename(former)
+    except FileNotFoundError:  # another run has deleted or replaced it
+        return None
+    return former
 
 
 def _mark(staged: Path, *, step: int, run_id: str | None, checksums: Checksums) -> None:

@@ -61,6 +61,34 @@ def write(final, text, **options):
         (folder / "content.txt").write_text(text)
 
 
+MANY_WRITES = """
+import pathlib, sys
+from hf_compat.checkpoint import publish
+
+sys.stdin.read()  # until all are started
+for _ in range(100):
+    with publish.staging(pathlib.Path(sys.argv[1]), step=1) as folder:
+        (folder / "trainer_state.json").write_text("{}")
+        (folder / "content.txt").write_text(sys.argv[2])
+"""
+
+
+def test_several_runs_save_one_folder(tmp_path):
+    """Each save of runs that write one folder at the same time succeeds; that of the last is there, and nothing else."""
+    final = tmp_path / "checkpoint-1"
+    command = [sys.executable, "-c", MANY_WRITES, str(final)]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([*command, run], cwd=ROOT, **pipes) for run in ("first", "second", "third")]
+    for writer in writers:
+        writer.stdin.close()
+        writer.stdin = None
+    errors = [writer.communicate(timeout=PATIENCE)[1] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0, 0, 0], errors
+    assert names_in(tmp_path) == ["checkpoint-1"]
+    assert (final / "content.txt").read_text() in ("first", "second", "third")
+    assert is_complete(final)
+
+
 def test_staged_folder_becomes_the_checkpoint(tmp_path):
     """While it is written no listing sees it; afterwards it is complete and nothing else is left."""
     final = tmp_path / "run" / "checkpoint-3"

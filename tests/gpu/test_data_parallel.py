@@ -149,8 +149,8 @@ def test_a_trainer_of_lightning_for_one_device(tmp_path: Path) -> None:
 class Bare(PlainModel):
     """A model that returns its loss alone, 1 on the first GPU and 3 on the second."""
 
-    def forward(self, *given: Any, **inputs: Any) -> Any:
-        loss = super().forward(*given, **inputs)["loss"]
+    def forward(self, features: Any, labels: Any = None) -> Any:
+        loss = super().forward(features, labels)["loss"]
         return loss * 0 + 1 + 2 * loss.device.index
 
 
