@@ -74,7 +74,7 @@ for _ in range(100):
 
 
 def test_several_runs_save_one_folder(tmp_path):
-    """Each save of runs that write one folder at the same time succeeds; that of the last is there, and nothing else."""
+    """Each save of runs that write one folder at the same time succeeds; the last is there, and nothing else."""
     final = tmp_path / "checkpoint-1"
     command = [sys.executable, "-c", MANY_WRITES, str(final)]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
