@@ -12,6 +12,7 @@ import torch
 
 pytest.register_assert_rewrite("tests.support")  # a helper's assert tells both sides, as a test's does
 
+library_logging = None
 with contextlib.suppress(ImportError):
     from transformers.utils import logging as library_logging
 
@@ -33,6 +34,15 @@ def _surroundings():
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch threads": torch.get_num_threads(),
     }
+
+
+@pytest.fixture(autouse=True)
+def keeps_verbosity():
+    """Undo a level that a run's ``log_level`` has set for all of transformers' loggers."""
+    before = None if library_logging is None else library_logging.get_verbosity()
+    yield
+    if library_logging is not None:
+        library_logging.set_verbosity(before)
 
 
 def _forget_upstreams_arguments():

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-import xxhash
-
 __all__ = ["ALGORITHM", "Checksums", "checksum", "checksum_of_text"]
 
 ALGORITHM = "xxh3_128"
@@ -30,12 +28,16 @@ _Stamp: TypeAlias = tuple[int, int, int, int]
 
 def checksum(path: Path) -> str:
     """Return the checksum of the file ``path``, in hexadecimal digits."""
+    import xxhash  # the first update step does without
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def checksum_of_text(text: str) -> str:
     """Return the checksum of a file that contains ``text`` in UTF-8."""
+    import xxhash
+
     return xxhash.xxh3_128(text.encode()).hexdigest()
 
 

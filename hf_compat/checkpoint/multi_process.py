@@ -57,17 +57,19 @@ def begin(
     def stage() -> Path:
         return stack.enter_context(publish.staging(final, step=step, run_id=run_id, checksums=checksums))
 
+    # Names are shared, not paths: each rank finds the folder beside its own `final`.
     with failing_together() as first:
         if launch.rank == 0:
-            first.own = stage()
-    shared: Path = first.all[0]
+            first.own = stage().name
+    shared = Path(final).with_name(first.all[0])
     if launch.num_nodes == 1:
         return shared
     with failing_together() as of_nodes:
         if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
-            of_nodes.own = stage()
+            of_nodes.own = stage().name
     others_publish = launch.rank != 0 and launch.local_rank == 0 and of_nodes.own is None
-    staged: Path = of_nodes.all[launch.rank - launch.local_rank] or shared
+    of_node = of_nodes.all[launch.rank - launch.local_rank]
+    staged = shared if of_node is None else shared.with_name(of_node)
     node = range(launch.rank, launch.rank + launch.local_world_size)
     stack.enter_context(_flushing(staged if others_publish else None, node, checksums, group))
     return staged

@@ -151,7 +151,7 @@ def run_loop(
         close_progress_bars(trainer, evaluation_only=True)
         raise
     finally:
-        runtime.loaders.evaluation = outer  # also after an error
+        runtime.loaders.watch_evaluation(outer)  # also after an error
     assert session.output is not None, "a finished session has an output"
     return session.output
 

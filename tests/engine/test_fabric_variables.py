@@ -83,5 +83,5 @@ def test_what_the_command_cannot_say(tmp_path, command, options, keywords, field
 def test_precision_that_the_device_lacks(tmp_path, command):
     """An error about a field that the command has set names the variable."""
     command(precision="bf16-mixed")
-    with pytest.raises(ArgumentsError, match=r"(?s)bf16=True.*doesn't support bf16.*`LT_PRECISION=bf16-mixed`"):
+    with pytest.raises(ArgumentsError, match=r"(?s)'bf16-mixed'.*doesn't support bf16.*`LT_PRECISION=bf16-mixed`"):
         trainer(tmp_path, use_cpu=False)

@@ -241,8 +241,7 @@ def test_what_cannot_be_is_refused(tmp_path, keywords, message):
 )
 def test_a_field_that_a_keyword_sets_is_named_by_the_keyword(tmp_path, keywords, fields, message, monkeypatch):
     """An error of a field that the user has not set names the keyword that the user wrote."""
-    monkeypatch.setattr(checks, "cuda_is_available", lambda: False)
-    monkeypatch.setattr(checks, "mps_is_available", lambda: False)
+    monkeypatch.setattr(checks, "accelerator_type", lambda: None)
     args = TrainingArguments(str(tmp_path), report_to="none", **fields)
     with pytest.raises(ArgumentsError) as caught:
         Trainer(PlainModel(), args, lightning=keywords)

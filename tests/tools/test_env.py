@@ -46,7 +46,7 @@ def test_a_bad_release_is_part_of_the_report(described, monkeypatch):
     """A value of HF_COMPAT_SEMANTICS that is no release is reported, and the command goes on."""
     monkeypatch.setenv("HF_COMPAT_SEMANTICS", "newest")
     found = described()
-    assert "`semantics='newest'`" in found["semantics"]
+    assert "`HF_COMPAT_SEMANTICS='newest'`" in found["semantics"]
     assert found["variables"]["HF_COMPAT_SEMANTICS"] == "newest"
 
 

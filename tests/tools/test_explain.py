@@ -123,7 +123,7 @@ def test_every_reader_is_told(script, capsys):
             "hf_compat/trainer/loaders.py",
             "hf_compat/trainer/trainer.py",
         ],
-        "eval_on_start": ["hf_compat/run/training_evaluation.py"],
+        "eval_on_start": ["hf_compat/run/hooks.py"],
         "run_name": [
             "hf_compat/engine/loggers/comet.py",
             "hf_compat/engine/loggers/mlflow.py",

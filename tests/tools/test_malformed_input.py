@@ -140,7 +140,11 @@ def test_fields_of_impossible_types(place, capsys):
     (place / "fields.json").write_text(json.dumps({"output_dir": True, "report_to": {"a": 1}, "seed": -1}))
     status, printed = end_of(["explain", "fields.json"], capsys, place)
     assert status == 1
-    for told in ("`output_dir=True` is of no type", "`report_to={'a': 1}` is of no type", "`seed=-1`"):
+    for told in (
+        "`output_dir=True`: must be the path of a folder",
+        "`report_to={'a': 1}`: is not supported",
+        "`seed=-1`",
+    ):
         assert told in printed.out
 
 

@@ -161,6 +161,7 @@ def test_attributes_are_kept_wherever_they_are_assigned(name, tmp_path):
 SET_BY_CONSTRUCTOR = {
     "is_deepspeed_enabled",
     "is_fsdp_enabled",
+    "is_model_parallel",
     "is_tp_enabled",
     "neftune_noise_alpha",
     "place_model_on_device",

@@ -71,10 +71,10 @@ def test_default_space_of_optuna():
 def test_values_are_cast(tmp_path, caplog):
     """A value takes the type of the one that it replaces; a name without an argument is warned of and left out."""
     args = TrainingArguments(**fields(tmp_path))
-    tried = {"seed": 7.9, "learning_rate": 1, "lr_scheduler_type": "cosine", "data_seed": 3.5, "leraning_rate": 1.0}
+    tried = {"seed": 7.9, "learning_rate": 1, "lr_scheduler_type": "cosine", "data_seed": 3, "leraning_rate": 1.0}
     with caplog.at_level(logging.WARNING, "hf_compat"):
         apply_values(args, tried, resolve_semantics())
-    assert (args.seed, args.learning_rate, args.data_seed) == (7, 1.0, 3.5)
+    assert (args.seed, args.learning_rate, args.data_seed) == (7, 1.0, 3)
     assert [type(args.seed), type(args.learning_rate), type(args.lr_scheduler_type).__name__] == [
         int,
         float,

@@ -77,7 +77,7 @@ def tracker_names(
         return [], []
     if names == ["all"]:
         return [name for name, module in TRACKERS.items() if _is_in_all(name, module)], []
-    unknown = [name for name in names if name not in TRACKERS]
+    unknown = [name for name in names if not isinstance(name, str) or name not in TRACKERS]
     text = (
         f"is not supported, only {', '.join(TRACKERS)} are supported. For another tracker pass a Lightning logger: "
         "Trainer(lightning={'logger': ...})."
