@@ -140,10 +140,10 @@ class PreparedDataLoader(DataLoader[Any]):
             self.end_of_dataloader = following is missing
             if self.end_of_dataloader and self.remainder_from_batch:
                 self.remainder = find_batch_size(batch) or -1
+            current, batch = [batch], following
             if index >= self.skip:
-                yield batch
+                yield current.pop()  # who reads no further has it alone, and the device its memory back
             index += 1
-            batch = following
         self.end_pass()
 
     def begin_pass(self) -> None:

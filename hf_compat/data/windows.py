@@ -175,7 +175,9 @@ class WindowLoader:
             if drawn:
                 end = position + len(drawn)
                 complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
-                yield Window(drawn, num_items, epoch, position, complete)
+                windows = [Window(drawn, num_items, epoch, position, complete)]
+                del drawn, num_items  # Lightning does not read to the end, where this would keep the last ones
+                yield windows.pop()
                 position = end
                 makes_updates = makes_updates or complete
             elif not self._asks_to_the_end:

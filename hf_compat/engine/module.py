@@ -216,7 +216,13 @@ class HFModule(pl.LightningModule):
         metrics = self.session.finish()
         if self.trainer.barebones:
             return
-        numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        # Tensors of the CPU: Lightning would copy numbers to the module's device and, several times each, back.
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        numbers = {
+            name: torch.tensor(float(value), dtype=dtype, device="cpu")
+            for name, value in metrics.items()
+            if isinstance(value, int | float)
+        }
         self.log_dict(numbers, logger=False, batch_size=1)
 
     test_step = validation_step

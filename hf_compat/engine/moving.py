@@ -10,7 +10,15 @@ from torch import nn
 
 from hf_compat.errors import ModelError
 
-__all__ = ["check_offloading", "devices_of", "has_device_map", "is_spread", "move_model", "settle_model"]
+__all__ = [
+    "check_offloading",
+    "devices_of",
+    "has_device_map",
+    "is_in_8_or_4_bits",
+    "is_spread",
+    "move_model",
+    "settle_model",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +67,13 @@ def check_offloading(model: nn.Module) -> None:
         )
 
 
+def is_in_8_or_4_bits(model: nn.Module) -> bool:
+    """Return whether ``model`` says that its weights are quantized to 8 or 4 bits, as those of bitsandbytes do."""
+    return bool(getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False))
+
+
 def move_model(model: nn.Module, device: torch.device) -> None:
-    """Move ``model`` to ``device``, unless it is quantized or was loaded with a ``device_map``."""
+    """Move ``model`` to ``device``, unless it is bitsandbytes' or was loaded with a ``device_map``."""
     devices = devices_of(model)
     if devices:
         logger.warning(
@@ -68,23 +81,23 @@ def move_model(model: nn.Module, device: torch.device) -> None:
             "to device specified in `args`.",
             ", ".join(sorted(map(str, devices))),
         )
-    elif getattr(model, "quantization_method", None) is None:
+    elif getattr(model, "quantization_method", None) != "bitsandbytes":  # of which some cannot be moved
         model.to(device)
 
 
 def settle_model(model: nn.Module, device: torch.device) -> None:
-    """Move ``model`` to ``device``, where its inputs are, unless it is quantized or spread over several devices.
+    """Move ``model`` to ``device``, where its inputs are, unless it is spread over several devices.
 
-    A ``device_map`` of a single entry only says where the model was loaded.
+    A ``device_map`` of a single device only says where the model was loaded; weights in 8 or 4 bits stay there.
 
     Raises:
-        ModelError: If it is quantized and on another device.
+        ModelError: If they are on another device.
 
     References:
         As accelerate ``accelerator.py`` ``prepare_model``.
     """
     devices = devices_of(model)
-    if getattr(model, "quantization_method", None) is None:
+    if not (devices and is_in_8_or_4_bits(model)):
         if not (has_device_map(model) or _is_split(model)):
             model.to(device)
     elif len(devices) == 1 and torch.device(next(iter(devices))) not in (device, torch.device(device.type)):

@@ -24,6 +24,8 @@ PAD_INDEX = -100
 
 _MERGED_AT_ONCE = 512
 """Batches that are concatenated as soon as there are so many."""
+_MERGED_AT_THE_END = 1 << 20
+"""Bytes of outputs that are concatenated before they are copied to the CPU, since each copy waits for the device."""
 
 _LeafT = TypeVar("_LeafT", Tensor, np.ndarray[Any, Any])
 _TensorsT = TypeVar("_TensorsT")
@@ -125,6 +127,11 @@ def _compact(leaf: object) -> object:
     return leaf
 
 
+def _size(leaf: object) -> int:
+    """Return the bytes of ``leaf``, 0 if it is no tensor."""
+    return leaf.nbytes if isinstance(leaf, Tensor) else 0
+
+
 def _to_cpu(leaf: object) -> object:
     return leaf.cpu() if isinstance(leaf, Tensor) else leaf
 
@@ -164,11 +171,14 @@ class EvalAccumulator:
         Raises:
             DataError: If batches differ in structure, or hold something other than tensors.
         """
+        if self.concat and self._batches and sum(map(_size, leaves(self._batches))) <= _MERGED_AT_THE_END:
+            self._merge()
         batches = self._merged + self._batches
         if not batches:
             return
         if self.concat:
-            # Concatenated as tensors, for torch's type promotion, but on the CPU: the device may be full.
+            # Concatenated as tensors, for torch's type promotion, but more than a little on the CPU: the device may
+            # be full.
             merged = _concatenate([map_nested(_to_cpu, batch) for batch in batches], self.padding_index)
             self._chunks.append(nested_numpify(merged))
         else:

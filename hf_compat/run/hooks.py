@@ -216,6 +216,7 @@ class RunHooks(LastCallback):
         assert self.run is not None, "a fit has a run"
         plan, trainer = self.progress.plan, self.trainer
         assert plan is not None, "a fit has a plan"
+        self.grad_norm = None  # its memory is not to count as that of the trained model
         output = trainer._finalize_training(trainer._trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
 

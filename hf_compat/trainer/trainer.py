@@ -338,7 +338,7 @@ class Trainer(metaclass=CountsCounterparts):
         return construction.call_model_init(self, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Move ``model`` to ``device``, unless it is quantized or was loaded with a ``device_map``."""
+        """Move ``model`` to ``device``, unless it is bitsandbytes' or was loaded with a ``device_map``."""
         move_model(model, device)
 
     def _wrap_model(

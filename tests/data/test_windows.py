@@ -1,5 +1,6 @@
 """Windows: which batches make an update step, also at the end of an epoch and after a resume."""
 
+import weakref
 from types import SimpleNamespace
 
 import torch
@@ -42,11 +43,16 @@ class Numbers(IterableDataset):
         return iter(range(self.count))
 
 
-def windows(loader, *, batches, accumulate, epoch=0, start=None, source=None, max_steps=-1):
-    """Return the windows of one epoch as lists of numbers, and whether each makes an update step."""
+def window_loader(loader, *, batches, accumulate, epoch=0, start=None, source=None, max_steps=-1):
+    """Return the ``WindowLoader`` of a run."""
     args = SimpleNamespace(gradient_accumulation_steps=accumulate, max_steps=max_steps, num_train_epochs=3)
     plan = build_plan(args, batches=batches, examples=batches, samples_per_update_step=accumulate)
-    found = WindowLoader(loader, plan, source or Source(), lambda: epoch, start)
+    return WindowLoader(loader, plan, source or Source(), lambda: epoch, start)
+
+
+def windows(loader, **given):
+    """Return the windows of one epoch as lists of numbers, and whether each makes an update step."""
+    found = window_loader(loader, **given)
     return [(torch.cat(window.batches).tolist(), window.is_complete) for window in found]
 
 
@@ -54,6 +60,17 @@ def test_windows_of_an_epoch():
     """Batches are grouped in order; the last window is short and still steps."""
     loader = DataLoader(range(5), batch_size=1)
     assert windows(loader, batches=5, accumulate=2) == [([0, 1], True), ([2, 3], True), ([4], True)]
+
+
+def test_the_last_window_is_not_kept():
+    """Lightning reads no further than the last window; its batches are freed with it nevertheless."""
+    found = iter(window_loader(prepare_dataloader(DataLoader(range(3), batch_size=1)), batches=3, accumulate=2))
+    next(found)
+    last = next(found)
+    batch = weakref.ref(last.batches[0])
+    assert batch().tolist() == [2]
+    del last
+    assert batch() is None
 
 
 def test_iterable_cut_short_leaves_a_window_without_step():

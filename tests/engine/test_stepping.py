@@ -321,3 +321,29 @@ def test_evaluations_of_another_module():
         assert (trainer.validate_loop.hooks is not None) == (kind is LeavesBatches)
         seen.append((logged, module.steps))
     assert seen[0] == seen[1]
+
+
+class Counted:
+    """Batches with a length."""
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        return iter(torch.arange(4.0).split(1))
+
+
+@pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
+@pytest.mark.parametrize(("limit", "expected"), [(1.0, [4]), (0.5, [2]), (3, [3]), (9, [4]), (0, [])])
+def test_batches_of_a_loader_with_a_length(limit, expected, monkeypatch):
+    """As many are evaluated as by Lightning's own loop, without its sum of the lengths over the ranks."""
+    sums = []
+    for lean in (False, True):
+        trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, limit_val_batches=limit)
+        monkeypatch.setattr(trainer.strategy, "reduce", lambda tensor, **_: sums.append(tensor) or tensor)
+        if lean:
+            step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
+        trainer.validate(LeavesBatches(), Counted(), verbose=False)
+        assert trainer.num_val_batches == expected
+        assert trainer.validate_loop.batch_progress.total.completed == sum(expected)
+    assert len(sums) == (1 if expected else 0)

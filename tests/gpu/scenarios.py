@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -111,17 +112,39 @@ def exhausted(kit: Kit) -> None:
 
 
 def memory_of_the_gpu(kit: Kit) -> None:
-    """The names of the metrics, and what the GPU had in use before."""
+    """The names of the metrics, and the bytes of the GPU that each stage has found in use, and left."""
     trainer = plain(kit, fields={"skip_memory_metrics": False, "eval_strategy": "epoch"})
     kit.keep("train", trainer.train().metrics)
     kit.keep("evaluate", trainer.evaluate())
-    kit.keep("the GPU's", trainer._memory_tracker.gpu)
+    stages = trainer._memory_tracker.gpu
+    stages["train"].pop("peaked")  # transformers' is 8 bytes more
+    kit.keep("the GPU's", stages)
 
 
 def workers(**fields: Any) -> Body:
     """Return a scenario whose batches come from workers, in pinned memory, and are copied without waiting."""
     copies = {"accelerator_config": {"non_blocking": True}, "dataloader_num_workers": 2}
     return trained(**copies, **fields)
+
+
+def quantized(*, is_placed: bool = False, **facts: Any) -> Body:
+    """Return a scenario of a model that says how it is quantized.
+
+    Args:
+        is_placed: Whether it was loaded on the GPU of its rank, by a ``device_map``.
+        **facts: Attributes of the model.
+    """
+
+    def body(kit: Kit) -> None:
+        model = kit.model(helpers.PlainModel)
+        if is_placed:
+            facts["hf_device_map"] = {"": int(os.environ["LOCAL_RANK"])}
+            model.to(f"cuda:{facts['hf_device_map']['']}")
+        for name, value in facts.items():
+            setattr(model, name, value)
+        train(kit, plain(kit, model=model, fields=CADENCE))
+
+    return body
 
 
 def sharded(version: int, state: str, *, resumes: bool = False, model: Any = llama, **fields: Any) -> Body:
@@ -174,7 +197,14 @@ GPU_SCENARIOS: dict[str, Body] = {
 }
 """Each scenario of one GPU by its name."""
 
-RANKS_SCENARIOS: dict[str, Body] = {f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()}
+BITSANDBYTES: Fields = {"is_loaded_in_8bit": True, "quantization_method": "bitsandbytes"}
+
+RANKS_SCENARIOS: dict[str, Body] = {
+    **{f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()},
+    "ddp_in_8_bits": quantized(**BITSANDBYTES),
+    "ddp_in_8_bits_on_its_gpu": quantized(is_placed=True, **BITSANDBYTES),
+    "ddp_quantized": quantized(quantization_method="torchao"),
+}
 """Each scenario of several GPUs by its name."""
 for version in (1, 2):
     for precision, fields in PRECISIONS.items():

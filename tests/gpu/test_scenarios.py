@@ -37,7 +37,7 @@ TWO_GPUS = {
 }
 """Quick groups of scenarios on two GPUs."""
 TWO_GPUS_SLOW = {
-    "ddp": "ddp_bf16",
+    "ddp": "ddp_bf16 ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized",
     "fsdp 1": "fsdp1_fp32_full fsdp1_fp32_sharded fsdp1_bf16_full fsdp1_fp16_full fsdp1_fp16_sharded "
     "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16",
     "fsdp 2": "fsdp2_fp32_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "

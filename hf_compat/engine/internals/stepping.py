@@ -9,21 +9,25 @@ Lightning's own code runs.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.utils.data import DataLoader
 
 from hf_compat.engine.internals.hooks import Hooks, leaves_batches, overrides
 
@@ -149,6 +153,22 @@ class _LeanEvaluationLoop(_EvaluationLoop):
     """None where Lightning's own code runs."""
     _names = ("", "", "")
     _takes_index = True
+
+    def setup_data(self) -> None:
+        """Read the length of the loader; Lightning's own code would add it up over the ranks, on the device.
+
+        Contract: the loader is ``_data_source.instance``; of a single one that is no ``DataLoader`` Lightning sets
+        these attributes and changes nothing.
+        """
+        trainer, loader = self.trainer, self._data_source.instance
+        limit = trainer.limit_test_batches if trainer.testing else trainer.limit_val_batches
+        length = None if isinstance(loader, DataLoader | CombinedLoader | Sequence | Mapping) else sized_len(loader)
+        if not length or limit == 0 or trainer.overfit_batches:
+            super().setup_data()
+            return
+        self._combined_loader = CombinedLoader(loader, "sequential")
+        self._max_batches = [_parse_num_batches(self._stage, length, limit)]
+        self._seen_batches_per_dataloader = defaultdict(int)
 
     def on_run_start(self) -> None:
         super().on_run_start()

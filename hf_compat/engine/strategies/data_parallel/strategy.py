@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
+from hf_compat.engine.moving import is_in_8_or_4_bits
 from hf_compat.engine.placement import Placement
 from hf_compat.engine.strategies.base import ModelStrategy
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["DataParallelStrategy", "data_parallel_strategy", "replicated"]
-
-_CANNOT_BE_REPLICATED = ("is_loaded_in_8bit", "is_loaded_in_4bit")
-"""Attributes of models with quantized weights."""
 
 
 class DataParallelStrategy(ModelStrategy, SingleDeviceStrategy):
@@ -37,7 +35,7 @@ class DataParallelStrategy(ModelStrategy, SingleDeviceStrategy):
 
 def replicated(model: nn.Module) -> nn.Module:
     """Return ``model`` in ``DataParallel``, or as it is if its weights are quantized and cannot be replicated."""
-    return model if any(getattr(model, name, False) for name in _CANNOT_BE_REPLICATED) else nn.DataParallel(model)
+    return model if is_in_8_or_4_bits(model) else nn.DataParallel(model)
 
 
 def data_parallel_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DataParallelStrategy:
