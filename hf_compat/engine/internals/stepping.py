@@ -160,7 +160,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         Contract: the loader is ``_data_source.instance``; of a single one that is no ``DataLoader`` Lightning sets
         these attributes and changes nothing.
         """
-        trainer, loader = self.trainer, self._data_source.instance
+        trainer: Any = self.trainer
+        loader = self._data_source.instance
         limit = trainer.limit_test_batches if trainer.testing else trainer.limit_val_batches
         length = None if isinstance(loader, DataLoader | CombinedLoader | Sequence | Mapping) else sized_len(loader)
         if not length or limit == 0 or trainer.overfit_batches:
