@@ -42,3 +42,4 @@ known = [None, None]
 torch.distributed.all_gather_object(known, [checkpoints.best_metric, Path(checkpoints.best_model_path).name])
 if trainer.global_rank == 0:
     (folder / "best.json").write_text(json.dumps(known))
+torch.distributed.destroy_process_group()  # its threads would abort an interpreter that exits meanwhile
