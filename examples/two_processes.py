@@ -1,11 +1,14 @@
 """Train a language model that two processes share: each keeps half of the weights, by FSDP or by DeepSpeed's ZeRO-3.
 
+With ``sequences`` they share each sequence too, for sequences that do not fit on one GPU.
+
 A field of the arguments says which, and the rest of the script is that of one process. The model, a small Llama, learns
 the bytes of the manual that comes with Python (``help("topics")``):
 
     pip install -e ".[transformers]"                    # for ZeRO: ".[deepspeed,transformers]"
     torchrun --nproc-per-node 2 examples/two_processes.py fsdp [output folder]
     torchrun --nproc-per-node 2 examples/two_processes.py zero [output folder]
+    torchrun --nproc-per-node 2 examples/two_processes.py sequences [output folder]
 """
 
 import math
@@ -35,13 +38,16 @@ ZERO = {
     }
 }
 
+SEQUENCES = {**ZERO, "parallelism_config": {"sp_size": 2}}
+
 
 def samples():
-    """Return the manual in pieces of ``LENGTH`` bytes."""
+    """Return the manual in pieces of ``LENGTH`` bytes; processes that share them need the positions."""
     manual = "".join(topics[name] for name in sorted(topics)).encode()
     text = torch.frombuffer(bytearray(manual), dtype=torch.uint8).long()
     pieces = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)
-    return [{"input_ids": piece, "labels": piece} for piece in pieces]
+    positions = torch.arange(LENGTH)
+    return [{"input_ids": piece, "labels": piece, "position_ids": positions} for piece in pieces]
 
 
 def kept(weight):
@@ -53,7 +59,7 @@ def kept(weight):
 
 def main():
     way, *folder = sys.argv[1:]
-    if way == "zero" and not torch.cuda.is_available():
+    if way != "fsdp" and not torch.cuda.is_available():
         import deepspeed.ops
 
         # Between CPUs, gloo will do: DeepSpeed would first compile a library of its own for minutes.
@@ -70,7 +76,7 @@ def main():
         save_steps=STEPS,
         report_to="none",
         disable_tqdm=True,
-        **{"fsdp": FSDP, "zero": ZERO}[way],
+        **{"fsdp": FSDP, "zero": ZERO, "sequences": SEQUENCES}[way],
     )
     set_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import NoReturn
 
 import hf_compat
 from hf_compat.errors import HFCompatError
@@ -22,22 +23,27 @@ _LONGEST_LINE = 1000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, by default ``sys.argv[1:]``, and return its exit status.
 
-    The status is 0, or 1 if ``--verify`` found damage, ``explain`` a value that is not supported or ``verify`` a
-    difference. Wrong usage exits with 2, as in argparse.
+    Without any it prints a page of what the command can do. The status is 0, or 1 if ``--verify`` found damage,
+    ``explain`` a value that is not supported or ``verify`` a difference. Wrong usage exits with 2, as in argparse.
     """
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        print(_OVERVIEW)
+        return 0
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     try:
         result = options.run(options)
     except HFCompatError as error:
-        given = sys.argv[1:] if arguments is None else arguments
-        parser.exit(2, f"{parser.prog}: {_printable(masked_text(str(error), secrets_in(given, os.environ)))}\n")
+        told = str(error)
     except OSError as error:
         if error.filename is None:  # not what the file system says of a path, so perhaps a fault of hf_compat
             raise
-        parser.exit(2, f"{parser.prog}: {_printable(f'{error.strerror}: `{error.filename}`')}\n")
-    # The errors of a program that is run are its own, not the command's.
-    return int(result() or 0) if callable(result) else int(result)
+        told = f"{error.strerror}: `{error.filename}`"
+    else:
+        # The errors of a program that is run are its own, not the command's.
+        return int(result() or 0) if callable(result) else int(result)
+    parser.exit(2, f"{parser.prog}: {_printable(masked_text(told, secrets_in(words, os.environ)))}\n")
 
 
 def _printable(text: str) -> str:
@@ -47,8 +53,16 @@ def _printable(text: str) -> str:
     return "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors repeat no secret of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and ``message``, and exit with 2."""
+        super().error(_printable(masked_text(message)))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hf-compat", description="Tools for runs of the hf_compat Trainer.")
+    parser: argparse.ArgumentParser = _Parser(prog="hf-compat", description="Tools for runs of the hf_compat Trainer.")
     parser.add_argument("--version", action="version", version=f"hf-compat {hf_compat.__version__}")
     commands = parser.add_subparsers(title="commands", required=True)
     checkpoints = commands.add_parser("checkpoints", help="list the checkpoints of a run", description=_CHECKPOINTS)
@@ -148,6 +162,32 @@ def _add_verify_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_OVERVIEW = """\
+hf_compat: scripts for the Hugging Face Trainer, on a PyTorch Lightning Trainer.
+
+Try a script
+  hf-compat run train.py --output_dir out      run it unchanged, with hf_compat's Trainer
+  hf-compat verify train.py --output_dir out   run it with both Trainers; a picture of every difference
+
+Switch a script
+  hf-compat port train.py                      print the changed imports as a diff, and what will not work
+  hf-compat explain train.py --bf16 true       what each training argument does
+
+Look at a run
+  hf-compat plot out                           draw its curves; several runs are overlaid
+  hf-compat checkpoints out                    list its checkpoints; --verify compares every file with what was saved
+
+Take a checkpoint elsewhere
+  hf-compat convert last.ckpt new-folder       convert a Lightning checkpoint to a Hugging Face folder, or back
+  hf-compat consolidate out/checkpoint-9       make model.safetensors from sharded weights
+
+Report a bug
+  hf-compat env                                versions, devices and launcher variables, without secrets
+
+In a script, change one import: from hf_compat import Trainer, TrainingArguments
+`hf-compat COMMAND --help` lists a command's options."""
+
+
 _CHECKPOINTS = (
     "List checkpoints with update step, epoch, metric (the best value so far of metric_for_best_model, or the last "
     "eval_loss), size, and whether they are complete. `best` is the best checkpoint of the run, `newest` the one that "
@@ -213,7 +253,7 @@ _VERIFY_WORDS = "the script's own arguments; options of verify may also follow t
 _VERIFY_STEPS = "stop each `train` call after N update steps; the schedule is unchanged; default: 20"
 _VERIFY_NOISE = "run transformers' Trainer twice, and report how much these two runs differ"
 _VERIFY_TOLERANCE = "largest relative difference that counts as equal; default: by precision"
-_VERIFY_OUTPUT = "folder of the three files; default: the working directory"
+_VERIFY_OUTPUT = "folder of the three files, made if it is not there; default: the working directory"
 _VERIFY_COPY = "run in the working directory itself, without writing there"
 
 
@@ -246,7 +286,7 @@ def _consolidate(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from hf_compat.tools.convert.conversion import convert
-    from hf_compat.tools.convert.options import options_of
+    from hf_compat.tools.convert.conversion_options import options_of
 
     made = convert(options.source, options.target, options_of(options))
     print(made.target)

@@ -11,14 +11,17 @@
     ├── ParserError (ValueError)               a command line or file that cannot be parsed
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
-    │   └── DataCollatorError (TypeError)      a collator that cannot be called
+    │   ├── DataCollatorError (TypeError)      a collator that cannot be called
+    │   └── LoaderError (TypeError)            a data loader that is none, or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
     │   ├── LossError (AttributeError, TypeError)  a loss that is no tensor
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
-    ├── CallbackError (ValueError)             what is no callback, or one that the Trainer does not have
-    ├── MetricsError (TypeError)               a `compute_metrics` that returns no dict
+    ├── CallbackError (TypeError, ValueError)  what is no callback, or one that the Trainer does not have
+    ├── MetricsError (AttributeError, TypeError)  a function or override that returns no metrics
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
+    ├── OverrideError (AttributeError, TypeError, ValueError)  an override that returns what cannot be used
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read, or not be saved
+    │   └── StateValueError (TypeError)        a value in a log or a callback's state that JSON does not have
     ├── CheckpointWriteError (OSError)         a checkpoint that the file system fails to write
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
     ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
@@ -58,6 +61,7 @@ __all__ = [
     "HFCompatWarning",
     "HubError",
     "LaunchError",
+    "LoaderError",
     "LossError",
     "MetricNameError",
     "MetricsError",
@@ -68,13 +72,16 @@ __all__ = [
     "ModelOutputError",
     "NoOptimizerError",
     "NotSupportedError",
+    "OverrideError",
     "ParserError",
     "ReportError",
     "SearchError",
+    "StateValueError",
     "TrainerSetupError",
     "UnknownArgumentError",
     "UnresolvedTypesError",
     "UnsupportedArgumentsError",
+    "described",
     "is_installed",
     "require_package",
 ]
@@ -144,12 +151,16 @@ class DataCollatorError(DataError, TypeError):
     """A ``data_collator`` that cannot be called."""
 
 
+class LoaderError(DataError, TypeError):
+    """A data loader that cannot be iterated over, or whose batches are not the inputs of a model by name."""
+
+
 class ModelError(HFCompatError, ValueError):
     """A model that cannot be trained."""
 
 
 class LossError(ModelError, AttributeError, TypeError):
-    """A loss that is no tensor, from ``compute_loss``, ``compute_loss_func`` or ``training_step``."""
+    """A loss that is no tensor, from a model or the user's code, such as ``compute_loss`` and ``prediction_step``."""
 
 
 class ModelOutputError(ModelError, IndexError, KeyError):
@@ -158,12 +169,12 @@ class ModelOutputError(ModelError, IndexError, KeyError):
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
-class CallbackError(HFCompatError, ValueError):
+class CallbackError(HFCompatError, TypeError, ValueError):
     """An object that is no callback, or a callback to remove that is not one of the Trainer's."""
 
 
-class MetricsError(HFCompatError, TypeError):
-    """A ``compute_metrics`` that returns no dict."""
+class MetricsError(HFCompatError, AttributeError, TypeError):
+    """A ``compute_metrics``, or an override of ``evaluate`` or its loop, that returns no metrics."""
 
 
 class MetricNameError(HFCompatError, KeyError):
@@ -172,12 +183,20 @@ class MetricNameError(HFCompatError, KeyError):
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
+class OverrideError(HFCompatError, AttributeError, TypeError, ValueError):
+    """An override of a method of the ``Trainer`` that returns what cannot be used."""
+
+
 class CheckpointError(HFCompatError, ValueError):
     """A checkpoint folder that cannot be read, or whose contents cannot be saved."""
 
 
 class MissingWeightsError(CheckpointError):
     """A checkpoint folder without weights."""
+
+
+class StateValueError(CheckpointError, TypeError):
+    """A value in ``log_history`` or in the state of a callback that cannot be written to ``trainer_state.json``."""
 
 
 class CheckpointWriteError(HFCompatError, OSError):
@@ -257,6 +276,16 @@ def is_installed(package: str) -> bool:
         return False
 
 
+def described(value: object) -> str:
+    """Return what a message says of a value of a wrong type: ``None``, or the name of its type."""
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def missing_package(package: str, *, extra: str, purpose: str) -> MissingPackageError:
+    """Return the error of a package that is not installed; arguments as in :func:`require_package`."""
+    return MissingPackageError(f'{purpose} needs the package `{package}`. Run: pip install "hf-compat[{extra}]"')
+
+
 def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
     """Return the imported module ``package``.
 
@@ -271,6 +300,4 @@ def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise MissingPackageError(
-            f'{purpose} needs the package `{package}`. Run: pip install "hf-compat[{extra}]"'
-        ) from error
+        raise missing_package(package, extra=extra, purpose=purpose) from error

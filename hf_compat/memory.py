@@ -86,7 +86,7 @@ class TrainerMemoryTracker:
         """Start a stage.
 
         Args:
-            stage: Its name. Default: that of the calling method in ``STAGES``.
+            stage: Its name. Default: that of the calling method in ``STAGES``, for copies of transformers' methods.
 
         Raises:
             TrainerSetupError: If the calling method is not in ``STAGES``.

@@ -11,18 +11,16 @@ import sys
 import time
 from collections.abc import Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from hf_compat.atomic_files import read_json_object, write_text
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
-    from hf_compat.state import TrainerState
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = [
-    "HasTrainerState",
     "denumpify_detensorize",
     "has_length",
     "log_metrics",
@@ -32,21 +30,6 @@ __all__ = [
     "save_state",
     "speed_metrics",
 ]
-
-
-class HasTrainerState(Protocol):
-    """The part of the Trainer that metrics are written with."""
-
-    @property
-    def args(self) -> TrainingArguments:
-        """The training arguments."""
-
-    @property
-    def state(self) -> TrainerState:
-        """The state of the training."""
-
-    def is_world_process_zero(self) -> bool:
-        """Return whether this is rank 0."""
 
 
 def speed_metrics(
@@ -69,11 +52,11 @@ def speed_metrics(
         ``<split>_runtime``, rounded to 4 digits, and ``<split>_<what>_per_second``, rounded to 3; no speeds if no time
         passed.
     """
-    runtime = time.time() - start_time
-    result = {f"{split}_runtime": round(runtime, 4)}
+    backend = time.time() - start_time
+    result = {f"{split}_runtime": round(backend, 4)}
     for unit, count in (("samples", num_samples), ("steps", num_steps), ("tokens", num_tokens)):
-        if count is not None and runtime != 0:
-            result[f"{split}_{unit}_per_second"] = round(count / runtime, 3)
+        if count is not None and backend != 0:
+            result[f"{split}_{unit}_per_second"] = round(count / backend, 3)
     return result
 
 
@@ -93,7 +76,7 @@ def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _format_value(name, value) for name, value in metrics.items()}
 
 
-def log_metrics(trainer: HasTrainerState, split: str, metrics: Mapping[str, Any]) -> None:
+def log_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any]) -> None:
     """Print ``metrics`` as a table sorted by name, on rank 0."""
     if not trainer.is_world_process_zero():
         return
@@ -104,7 +87,7 @@ def log_metrics(trainer: HasTrainerState, split: str, metrics: Mapping[str, Any]
     print("\n".join([f"***** {split} metrics *****", *lines]))  # noqa: T201  scripts call this to see it printed
 
 
-def save_metrics(trainer: HasTrainerState, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+def save_metrics(trainer: Trainer, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
     """Write ``metrics`` to ``<split>_results.json`` in the output folder, on rank 0.
 
     Args:
@@ -130,7 +113,7 @@ def _write_results(path: Path, metrics: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(metrics, indent=4, sort_keys=True))
 
 
-def save_state(trainer: HasTrainerState) -> None:
+def save_state(trainer: Trainer) -> None:
     """Write the trainer's state to ``trainer_state.json`` in the output folder, on rank 0."""
     if trainer.is_world_process_zero():
         trainer.state.save_to_json(Path(trainer.args.output_dir) / "trainer_state.json")

@@ -22,12 +22,18 @@ __all__ = [
     "is_in_training_mode",
     "is_instance_of",
     "is_peft_model",
+    "is_presharded",
     "is_pretrained_model",
+    "is_renamed_causal_lm",
     "number_of_arguments",
+    "presharded_size",
     "shifts_labels",
     "unwrap_model",
     "unwrap_peft",
 ]
+
+_FSDP = "FSDP"
+"""With what the name of a class begins that FSDP 2 makes of a model's."""
 
 
 def is_peft_model(model: object) -> bool:
@@ -48,6 +54,18 @@ def is_instance_of(value: object, *classes: str) -> bool:
 def is_pretrained_model(model: object) -> bool:
     """Return whether ``model`` is a ``PreTrainedModel`` of transformers."""
     return is_instance_of(model, "transformers.modeling_utils.PreTrainedModel")
+
+
+def is_presharded(model: object) -> bool:
+    """Return whether ``from_pretrained(distributed_config=...)`` or ``(tp_plan=...)`` of transformers 5 sharded it."""
+    is_instance = not isinstance(model, type)  # of a class, a property is true
+    return is_instance and bool(getattr(model, "is_distributed_loading_by_transformers", False))
+
+
+def presharded_size(model: object, name: str) -> int:
+    """Return a size of the ``distributed_config`` of ``model``, such as ``tp_size``; 1 if it does not set it."""
+    config = getattr(getattr(model, "config", None), "distributed_config", None)
+    return getattr(config, name, None) or 1
 
 
 def _wrappers() -> tuple[Any, ...]:
@@ -170,9 +188,18 @@ def shifts_labels(model: nn.Module, *, encoder_decoders_too: bool = False) -> bo
 
 def is_causal_lm(model: nn.Module) -> bool:
     """Return whether the class of ``model`` is a causal language model of transformers."""
-    inner = unwrap_peft(model)
+    return _names_causal_lm(type(unwrap_peft(model)).__name__)
+
+
+def is_renamed_causal_lm(model: nn.Module) -> bool:
+    """Return whether FSDP 2 has replaced the class of a causal language model by its own, ``FSDP<class>``."""
+    name = type(unwrap_peft(model)).__name__
+    return name.startswith(_FSDP) and _names_causal_lm(name.removeprefix(_FSDP))
+
+
+def _names_causal_lm(name: str) -> bool:
     names = _transformers("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
-    return names is not None and type(inner).__name__ in names.values()
+    return names is not None and name in names.values()
 
 
 def is_bare_model(model: nn.Module) -> bool:

@@ -10,102 +10,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from hf_compat.errors import HFCompatWarning, TrainerSetupError
+from hf_compat.errors import HFCompatWarning, OverrideError, TrainerSetupError, described
 
 __all__ = [
     "NEVER_CALLED",
-    "OVERRIDABLE",
     "WarnOnce",
     "call_as_defined",
+    "check_is_module",
+    "check_returned",
     "explain_missing",
     "is_ours",
     "refuse_overrides_never_called",
 ]
-
-OVERRIDABLE: tuple[str, ...] = (
-    "autocast_smart_context_manager",
-    "call_model_init",
-    "compare_trainer_and_checkpoint_args",
-    "compute_loss",
-    "compute_loss_context_manager",
-    "create_accelerator_and_postprocess",
-    "create_model_card",
-    "create_optimizer",
-    "create_optimizer_and_scheduler",
-    "create_scheduler",
-    "evaluate",
-    "evaluation_loop",
-    "floating_point_ops",
-    "get_batch_samples",
-    "get_decay_parameter_names",
-    "get_eval_dataloader",
-    "get_optimizer_cls_and_kwargs",
-    "get_test_dataloader",
-    "get_total_train_batch_size",
-    "get_train_dataloader",
-    "init_hf_repo",
-    "is_local_process_zero",
-    "is_world_process_zero",
-    "log",
-    "num_examples",
-    "num_tokens",
-    "predict",
-    "prediction_loop",
-    "prediction_step",
-    "push_to_hub",
-    "save_model",
-    "set_initial_training_values",
-    "store_flos",
-    "torch_jit_model_eval",
-    "train",
-    "training_step",
-    "_activate_neftune",
-    "_align_special_tokens",
-    "_clip_grad_norm",
-    "_deactivate_neftune",
-    "_determine_best_metric",
-    "_evaluate",
-    "_finalize_training",
-    "_finish_current_push",
-    "_get_collator_with_removed_columns",
-    "_get_dataloader",
-    "_get_eval_sampler",
-    "_get_grad_norm",
-    "_get_learning_rate",
-    "_get_num_items_in_batch",
-    "_get_output_dir",
-    "_get_train_sampler",
-    "_init_training_state",
-    "_hp_search_setup",
-    "_inner_training_loop",
-    "_issue_warnings_after_load",
-    "_load_best_model",
-    "_load_callback_state",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_load_rng_state",
-    "_load_scaler",
-    "_maybe_log_save_evaluate",
-    "_move_model_to_device",
-    "_prepare_context_parallel_inputs",
-    "_prepare_input",
-    "_prepare_inputs",
-    "_push_from_checkpoint",
-    "_remove_unused_columns",
-    "_report_to_hp_search",
-    "_rotate_checkpoints",
-    "_save",
-    "_save_checkpoint",
-    "_save_optimizer_and_scheduler",
-    "_save_rng_state",
-    "_save_scaler",
-    "_set_signature_columns_if_needed",
-    "_track_num_input_tokens",
-    "_tune_save_checkpoint",
-    "_validate_args",
-    "_wrap_model",
-)
-"""Methods that a subclass may override; they are called at upstream's points with upstream's arguments."""
 
 _LOOP = "Lightning runs the loop; override `training_step` or `_maybe_log_save_evaluate`, or add a callback"
 _PARALLEL = "hf_compat's strategies do this; remove the method, or pass a strategy in `lightning={'strategy': ...}`"
@@ -151,13 +67,18 @@ def refuse_overrides_never_called(kind: type) -> None:
 
 
 def explain_missing(trainer: object, name: str) -> Any:
-    """Raise the error for an attribute that ``trainer`` lacks: for a method of upstream's, what stands in its place.
+    """Raise the error for an attribute that ``trainer`` lacks, with what stands in its place.
 
     Raises:
         AttributeError: Always.
     """
     if name in NEVER_CALLED:
         raise AttributeError(f"`{name}` is not a method of this Trainer: {NEVER_CALLED[name]}.")
+    if name == "strategy":
+        raise AttributeError(
+            "`strategy` is an attribute of `trainer.lightning_trainer`, not of this Trainer. Under Ray none is needed: "
+            "use `ray.train.huggingface.transformers.prepare_trainer`, not `ray.train.lightning.prepare_trainer`."
+        )
     return object.__getattribute__(trainer, name)  # raises again, naming what was missing
 
 
@@ -167,6 +88,36 @@ def is_ours(function: object) -> bool:
     A wrapper of someone else's that ``functools.wraps`` has given the names of ours is not.
     """
     return str(getattr(function, "__module__", "")).startswith("hf_compat.") and not hasattr(function, "__wrapped__")
+
+
+def check_returned(fits: bool, value: object, method: str, wanted: str) -> None:
+    """Raise unless what an override returned fits.
+
+    Args:
+        fits: Whether it does.
+        value: What it returned.
+        method: The name of the method.
+        wanted: What it has to return, for the message.
+
+    Raises:
+        OverrideError: If it does not fit.
+    """
+    if not fits:
+        raise OverrideError(f"`{method}` returned {described(value)}. Return {wanted}.")
+
+
+def check_is_module(value: Any, method: str) -> None:
+    """Raise unless what an override returned is a model, or stands for one.
+
+    Args:
+        value: What it returned.
+        method: The name of the method.
+
+    Raises:
+        OverrideError: If it is none.
+    """
+    is_module = not isinstance(value, type) and callable(value) and callable(getattr(value, "zero_grad", None))
+    check_returned(is_module, value, method, "the model, wrapped or not")
 
 
 class WarnOnce:

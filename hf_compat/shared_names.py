@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["ModuleWithDefaults"]
 
-_HOME = "hf_compat.callbacks.defaults"
+_HOME = "hf_compat.callbacks.default_callbacks"
 
 
 def _shared(name: str) -> property:
@@ -22,7 +22,10 @@ def _shared(name: str) -> property:
 
 
 class ModuleWithDefaults(ModuleType):
-    """The class of the modules in which scripts find the default callbacks, as in ``transformers.trainer``."""
+    """The class of the modules in which scripts find the default callbacks, as in ``transformers.trainer``.
+
+    Scripts assign to them there. A module can answer for a name itself, but only its class can take an assignment.
+    """
 
     DEFAULT_CALLBACKS = _shared("DEFAULT_CALLBACKS")
     DEFAULT_PROGRESS_CALLBACK = _shared("DEFAULT_PROGRESS_CALLBACK")

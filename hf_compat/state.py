@@ -11,15 +11,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
+from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.counterparts import CountsCounterparts
-from hf_compat.errors import CheckpointError, HFCompatError, TrainerSetupError
+from hf_compat.errors import CheckpointError, HFCompatError, StateValueError, TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = [
     "ExportableState",
@@ -126,14 +127,6 @@ def _initial_epoch(semantics: Semantics | None = None) -> float | None:
     return 0 if (semantics or resolve_semantics()).state_epoch_starts_at_zero else None
 
 
-class _Ranks(Protocol):
-    """The methods of a Trainer for its ranks."""
-
-    def is_local_process_zero(self) -> bool: ...
-
-    def is_world_process_zero(self) -> bool: ...
-
-
 @dataclass
 class TrainerState(metaclass=CountsCounterparts):
     """The progress of a run, saved in every checkpoint and passed to every callback."""
@@ -229,8 +222,14 @@ class TrainerState(metaclass=CountsCounterparts):
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
-    def init_training_references(self, trainer: _Ranks, max_steps: int, num_train_epochs: int, trial: object) -> None:
+    def init_training_references(self, trainer: Trainer, max_steps: int, num_train_epochs: int, trial: object) -> None:
         """Set the fields that are known before the first update step of a ``train`` call.
+
+        Args:
+            trainer: It has the trial of a search, if ``trial`` is None.
+            max_steps: Update steps of the run.
+            num_train_epochs: Passes over the data.
+            trial: The trial of a search, or its values; None outside of one.
 
         Raises:
             TrainerSetupError: If ``trial`` is neither an optuna trial nor a dict.
@@ -290,7 +289,10 @@ def _to_json(value: object) -> object:
     """Return a dataclass in a log as a dict; called by ``json`` for objects that it cannot serialize."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    raise StateValueError(
+        f"`trainer_state.json`: Object of type {type(value).__name__} is not JSON serializable. It is in `log_history` "
+        "or in the state of a callback. Log numbers and texts, and lists and dicts of them."
+    )
 
 
 def _trial_values(trial: object) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """One thread, no hub, and no test that leaves the process other than it found it."""
 
 import contextlib
+import importlib
 import os
 import threading
 
@@ -21,9 +22,21 @@ with contextlib.suppress(ImportError):
 torch.set_num_threads(1)  # sums are then made in one order, so that equal can mean equal to the last bit
 
 
+def pytest_addoption(parser):
+    """Add the option by which results go into the table of combinations."""
+    text = "record which comparisons of tests/support/combinations.py have passed"
+    parser.addoption("--record-combinations", action="store_true", help=text)
+
+
+def pytest_configure(config):
+    """Record results if asked to."""
+    if config.getoption("record_combinations"):
+        config.pluginmanager.register(importlib.import_module("tests.support.recording"))
+
+
 WRITTEN_BY_UPSTREAM = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_")
 """Beginnings of what the arguments of transformers 4.57 write, and every later run would read."""
-SET_ONCE = ("ACCELERATE_", "CUDA_", "KMP_", "PYTORCH_", "RAY_", "TORCHINDUCTOR_")
+SET_ONCE = ("ACCELERATE_", "CUDA_", "DS_ACCELERATOR", "KMP_", "PYTORCH_", "RAY_", "TORCHINDUCTOR_")
 
 
 def _surroundings():
@@ -33,6 +46,7 @@ def _surroundings():
         "gradients": torch.is_grad_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch threads": torch.get_num_threads(),
+        "process group": torch.distributed.is_initialized(),
     }
 
 

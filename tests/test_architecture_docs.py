@@ -13,8 +13,8 @@ from lightning.fabric.plugins import environments
 
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.checkpoint import names
-from hf_compat.engine.strategies.facts import STRATEGY_FACTS, StrategyFacts
 from hf_compat.engine.strategies.kinds import STRATEGIES
+from hf_compat.engine.strategies.traits import STRATEGY_TRAITS, StrategyTraits
 from hf_compat.run.hooks import RunHooks
 from tests.support.paths import ROOT
 from tests.test_layering import LAYERS
@@ -26,7 +26,7 @@ WITH_PATHS = (*PAGES, CONTRIBUTING, "README.md", "CHANGELOG.md", "tests/README.m
 FOLDERS = (ROOT, ROOT / "hf_compat", ROOT / "tests")
 """Where a path may begin: the documents leave ``hf_compat/`` out where no other folder can be meant."""
 
-NO_NAMES = {"ddp_spawn", "elif", "Protocol", *STRATEGY_FACTS}
+NO_NAMES = {"ddp_spawn", "elif", "Protocol", *STRATEGY_TRAITS}
 """Words in code style that are Python's, or values."""
 ELSEWHERE = {"lightning": pl, "lightning.Trainer": pl.Trainer, "optimizer": torch.optim.Optimizer}
 """What is named of other packages."""
@@ -156,8 +156,8 @@ def test_paths_exist(document):
     assert {link for link in links if not ((ROOT / document).parent / link).exists()} == set()
 
 
-OTHERS_PATHS = {"zero_to_fp32.py", "config.json"}
-"""Files of other packages, and what runs write."""
+OTHERS_PATHS = {"zero_to_fp32.py", "config.json", "train.py"}
+"""Files of other packages, scripts of users, and what runs write."""
 
 
 def test_tests_that_are_named_are_in_the_files_that_are_named():
@@ -182,11 +182,11 @@ def test_the_picture_of_layers_is_that_of_the_test():
 def test_the_table_of_strategies_is_that_of_the_code():
     """Each strategy has a row with its builder and those of its facts that are yes or no."""
     expected = {}
-    for name, facts in STRATEGY_FACTS.items():
-        held = {item.name: getattr(facts, item.name) for item in dataclasses.fields(StrategyFacts)}
+    for name, facts in STRATEGY_TRAITS.items():
+        held = {item.name: getattr(facts, item.name) for item in dataclasses.fields(StrategyTraits)}
         places = held.pop("places_model")
         true = {fact for fact, value in held.items() if value is True}
-        expected[name] = (STRATEGIES[name].__name__, true, places)
+        expected[name] = (STRATEGIES[name].rpartition(".")[2], true, places)
     listed = {}
     for name, builder, facts in rows("strategies"):
         true, _, rest = facts.partition("; ")

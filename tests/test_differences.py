@@ -1,4 +1,4 @@
-"""Each entry of ``docs/differences.md`` has tests that fail when it is no longer true; some of them are here."""
+"""Each entry of the two pages of differences has tests that fail when it is no longer true; some of them are here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import functools
 import json
+import logging
 import re
 import warnings
 from typing import Any
@@ -23,9 +24,9 @@ from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
 from tests.support.processes import torchrun
 
-PAGE = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("differences.md", "differences_reference.md")]
 TESTS: dict[str, list[str]] = json.loads((FACTS_FOLDER / "differences.json").read_text(encoding="utf-8"))
-"""The first words of each entry of the page, to the tests that it is true."""
+"""The first words of each entry of the pages, to the tests that it is true."""
 IS_5 = Version(transformers.__version__) >= Version("5")
 FIELDS: dict[str, Any] = {
     "use_cpu": True,
@@ -44,11 +45,17 @@ pytestmark = [
 
 
 def entries() -> list[str]:
-    """Return the page's entries, each a bullet or a paragraph, in one line; not its introduction and headings."""
-    body = PAGE.partition("\n## ")[2]
-    parts = re.split(r"\n\n|\n(?=- )", body)
+    """Return the pages' entries, each a bullet or a paragraph, in one line; not introductions and headings."""
+    bodies = "\n\n".join("## " + page.partition("\n## ")[2] for page in PAGES)
+    parts = re.split(r"\n\n|\n(?=- )", bodies)
     texts = (" ".join(part.split()).removeprefix("- ") for part in parts)
-    return [text for text in texts if text and not text.startswith("#") and text != "Intended"]
+    return [text for text in texts if text and not text.startswith("#")]
+
+
+def sentences(entry: str) -> int:
+    """Return the number of sentences of an entry of the page, without a last one that names another page."""
+    found = re.split(r"(?<=\.) (?=[A-Z`])", entry)
+    return len(found) - (len(found) > 1 and "](" in found[-1])
 
 
 @functools.cache
@@ -60,10 +67,10 @@ def functions_in(file: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("entry", entries(), ids=lambda entry: entry[:40])
 def test_every_entry_has_tests(entry):
-    """Each entry begins with the first words of exactly one row of the table, whose tests exist."""
+    """Each entry begins with the first words of exactly one row of the table, with an existing test per sentence."""
     rows = [first for first in TESTS if entry.startswith(first)]
     assert len(rows) == 1, f"tests/facts/differences.json needs one row with the first words of: {entry}"
-    assert TESTS[rows[0]], entry
+    assert len(TESTS[rows[0]]) >= sentences(entry), entry
     for test in TESTS[rows[0]]:
         file, _, name = test.partition("::")
         assert name in functions_in(file), test
@@ -268,8 +275,11 @@ def test_arguments_without_generation(tmp_path):
     assert "eval_loss" in trainer_of(hf_compat, tmp_path, hf_compat.Seq2SeqTrainer).evaluate()
 
 
-def test_saving_of_a_subclass(tmp_path):
-    """``_save_checkpoint`` gets ``metrics`` if it takes them; ``save_model`` and ``_save`` a hidden folder."""
+SAVES_ONCE = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+
+
+def test_metrics_of_an_overridden_save(tmp_path):
+    """``_save_checkpoint`` gets ``metrics`` if it takes them."""
     seen = {}
 
     class Saves(hf_compat.Trainer):
@@ -277,6 +287,15 @@ def test_saving_of_a_subclass(tmp_path):
             seen["metrics"] = metrics
             super()._save_checkpoint(model, trial)
 
+    trainer_of(hf_compat, tmp_path, Saves, **SAVES_ONCE).train()
+    assert "eval_loss" in seen["metrics"]
+
+
+def test_overrides_write_into_a_hidden_folder(tmp_path):
+    """``save_model`` and ``_save`` get a hidden folder, which becomes the checkpoint."""
+    seen = {}
+
+    class Saves(hf_compat.Trainer):
         def save_model(self, output_dir=None, _internal_call=False):
             seen["save_model"] = output_dir
             super().save_model(output_dir, _internal_call)
@@ -285,12 +304,27 @@ def test_saving_of_a_subclass(tmp_path):
             seen["_save"] = output_dir
             super()._save(output_dir, state_dict)
 
-    fields = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
-    trainer_of(hf_compat, tmp_path, Saves, **fields).train()
-    assert "eval_loss" in seen["metrics"]
+    trainer_of(hf_compat, tmp_path, Saves, **SAVES_ONCE).train()
     assert seen["save_model"] == seen["_save"]
     assert ".checkpoint-2.partial-" in str(seen["_save"])
     assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").is_file()
+
+
+def test_lines_of_a_save_name_the_hidden_folder(tmp_path, caplog):
+    """Lines that transformers logs at INFO level while it writes name the folder that becomes the checkpoint."""
+    logger = logging.getLogger("transformers")
+    propagates, logger.propagate = logger.propagate, True
+    fields = {"save_strategy": "steps", "save_steps": 2}
+    rows = ListDataset([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * 8)
+    try:
+        args = arguments(hf_compat, tmp_path, **fields)
+        with caplog.at_level(logging.INFO, logger="transformers"):
+            hf_compat.Trainer(GPT2(), args, train_dataset=rows).train()
+    finally:
+        logger.propagate = propagates
+    lines = [text for text in caplog.messages if text.startswith("Configuration saved in")]
+    assert lines
+    assert all(str(tmp_path / "out" / ".checkpoint-2.partial-") in line for line in lines)
 
 
 def test_sentences_of_the_model_card(tmp_path):
@@ -307,11 +341,12 @@ def test_sentences_of_the_model_card(tmp_path):
 # ---- what both do, and transformers otherwise ----
 
 
-def test_states_of_callbacks_of_one_class(tmp_path):
-    """Each of two callbacks of one class goes on with its own state at the checkpoint."""
-    from hf_compat import ExportableState, TrainerCallback
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+def test_states_of_callbacks_of_one_class(library, tmp_path):
+    """Each of two callbacks of one class goes on with its own state at the checkpoint; transformers' at the start."""
+    exportable = hf_compat.ExportableState if library is hf_compat else transformers.trainer_callback.ExportableState
 
-    class Counts(TrainerCallback, ExportableState):
+    class Counts(library.TrainerCallback, exportable):
         def __init__(self, count=0):
             self.count = count
 
@@ -323,13 +358,13 @@ def test_states_of_callbacks_of_one_class(tmp_path):
 
     def run(steps, first, second, **fields):
         saving = {"save_strategy": "steps", "save_steps": 2, "max_steps": steps, **fields}
-        return trainer_of(hf_compat, tmp_path, callbacks=[Counts(first), Counts(second)], **saving)
+        return trainer_of(library, tmp_path, callbacks=[Counts(first), Counts(second)], **saving)
 
     run(2, 10, 20).train()
     trainer = run(3, 0, 0, restore_callback_states_from_checkpoint=True)
     trainer.train(resume_from_checkpoint=True)
     counts = [each.count for each in trainer.callback_handler.callbacks if isinstance(each, Counts)]
-    assert counts == [13, 23]
+    assert counts == ([13, 23] if library is hf_compat else [11, 21])
 
 
 def test_noise_with_a_model_init(tmp_path):
@@ -378,12 +413,12 @@ def test_arguments_of_transformers_are_copied(tmp_path):
 
 def test_float16_of_a_tensor_parallel_model(tmp_path):
     """It is refused."""
-    from hf_compat.engine.placement import Placement
+    from hf_compat.engine.process_layout import ProcessLayout
     from hf_compat.engine.strategies.tensor_parallel.strategy import tensor_parallel_strategy
 
     args = arguments(hf_compat, tmp_path, fp16=True)
     with pytest.raises(HFCompatError, match="`fp16=True` is not supported with tensor parallelism"):
-        tensor_parallel_strategy(Placement(args.launch, "tensor parallel"), args, PlainModel())
+        tensor_parallel_strategy(ProcessLayout(args.launch, "tensor parallel"), args, PlainModel())
 
 
 def test_a_backend_in_a_single_process(tmp_path):
@@ -417,6 +452,82 @@ def test_launched_without_a_gpu(tmp_path):
         assert f"<{rank} of 2, False, cpu>" in ended.output
 
 
+@pytest.mark.parametrize("steps", [0.0, 1.0, 2.0])
+def test_whole_steps_of_warmup_as_a_float(steps, tmp_path):
+    """Under 4.57's semantics they are that many update steps; transformers 4.57 takes integers alone."""
+    ours = arguments(hf_compat, tmp_path, warmup_steps=steps, semantics="4.57")
+    assert (type(ours.warmup_steps), ours.get_warmup_steps(40)) == (int, steps)
+    if not IS_5:
+        with pytest.raises(ValueError, match="warmup_steps must be of type int"):
+            arguments(transformers, tmp_path, warmup_steps=steps)
+
+
+class Notes(nn.Module):
+    """Notes the rows of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.seen: list[list[int]] = []
+
+    def forward(self, row: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a loss."""
+        self.seen.append(row.tolist())
+        return {"loss": (self.weight * row).mean()}
+
+
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_resuming_with_another_accumulation(library, before, after, tmp_path):
+    """A run goes on at the first sample not trained on; that of transformers skips as many windows, of the new length.
+
+    After two update steps, in the first of two epochs of seven batches.
+    """
+    rows = ListDataset([{"row": number} for number in range(13)])
+
+    def seen(folder: Any, accumulation: int, checkpoint: Any = None) -> list[list[int]]:
+        fields = {"max_steps": -1, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
+        args = arguments(library, folder, gradient_accumulation_steps=accumulation, **fields)
+        trainer = library.Trainer(Notes(), args, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.model.seen
+
+    whole = seen(tmp_path / "whole", before)
+    rest = seen(tmp_path / "rest", after, str(tmp_path / "whole" / "out" / "checkpoint-2"))
+    assert len(whole) == 14
+    assert rest == whole[2 * (before if library is hf_compat else after) :]
+
+
+PARALLEL = """
+import importlib, sys
+from accelerate.parallelism_config import ParallelismConfig
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+library = importlib.import_module(sys.argv[1])
+try:
+    args = library.TrainingArguments(
+        sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, max_steps=2, save_strategy="no",
+        parallelism_config=ParallelismConfig(dp_replicate_size=2),
+    )
+    told = library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8))).train().global_step
+except ValueError as error:
+    told = error
+print(f"<{args.process_index}: {told}>", flush=True)
+"""
+
+
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+def test_parallelism_on_the_cpu(library, tmp_path):
+    """Two processes train under a `parallelism_config`; accelerate, and so transformers, has none for the CPU."""
+    script = tmp_path / "script.py"
+    script.write_text(PARALLEL)
+    ended = torchrun(script, library.__name__, tmp_path / "out")
+    assert ended.code == 0, ended.output
+    for rank in (0, 1):
+        told = "2>" if library is hf_compat else "ParallelismConfig is only compatible"
+        assert f"<{rank}: {told}" in ended.output
+
+
 class Longer:
     """A batch sampler that yields more batches than it says."""
 
@@ -430,18 +541,29 @@ class Longer:
         return iter([[2 * index, 2 * index + 1] for index in range(self.count)])
 
 
-def test_more_batches_than_said(tmp_path):
-    """A resumed epoch ends where an uninterrupted one does: after as many batches as the sampler says."""
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+def test_more_batches_than_said(library, tmp_path):
+    """A resumed epoch ends where an uninterrupted one does; that of transformers 4.57 has the extra batches too."""
 
-    class Samples(hf_compat.Trainer):
+    class Samples(library.Trainer):
         def get_train_dataloader(self):
             loader = DataLoader(self.train_dataset, batch_sampler=Longer(6, 4), collate_fn=self.data_collator)
             return self.accelerator.prepare(loader)
 
-    fields = {"max_steps": -1, "num_train_epochs": 1, "save_strategy": "steps", "save_steps": 2}
-    assert trainer_of(hf_compat, tmp_path, Samples, rows=12, **fields).train().global_step == 4
-    trainer = trainer_of(hf_compat, tmp_path, Samples, rows=12, **fields)
-    assert trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2")).global_step == 4
+    class Ends(library.TrainerCallback):
+        def __init__(self):
+            self.steps = []
+
+        def on_epoch_end(self, args, state, control, **given):
+            self.steps.append(state.global_step)
+
+    whole, rest = Ends(), Ends()
+    fields = {"max_steps": -1, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2}
+    trainer_of(library, tmp_path, Samples, rows=12, callbacks=[whole], **fields).train()
+    trainer = trainer_of(library, tmp_path, Samples, rows=12, callbacks=[rest], **fields)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert whole.steps == [4, 8]
+    assert rest.steps == ([4, 8] if library is hf_compat or IS_5 else [6, 8])
 
 
 class Once(IterableDataset):
@@ -453,6 +575,46 @@ class Once(IterableDataset):
     def __iter__(self):
         rows, self.rows = self.rows, []
         return iter(rows)
+
+
+@pytest.mark.parametrize("dispatches", [None, True, False], ids=["by default", "dispatched", "not dispatched"])
+def test_a_dispatched_stream_that_ends_early(dispatches, tmp_path):
+    """Training ends with the stream; in transformers the dispatcher, which it has by default, raises an error."""
+
+    def run(library: Any) -> Any:
+        fields = {"max_steps": 10, "accelerator_config": {"dispatch_batches": dispatches}}
+        return library.Trainer(PlainModel(), arguments(library, tmp_path, **fields), train_dataset=Once()).train()
+
+    assert run(hf_compat).global_step == 2
+    if dispatches is False:
+        assert run(transformers).global_step == 2
+    else:
+        with pytest.raises(ValueError, match="Batch does not contain any data"):
+            run(transformers)
+
+
+class Empty(IterableDataset):
+    """A stream that knows that it has no rows."""
+
+    def __len__(self):
+        return 0
+
+    def __iter__(self):
+        return iter(())
+
+
+def test_an_empty_stream(tmp_path):
+    """Training ends without an update step; in transformers 5 the dispatcher raises an error."""
+
+    def run(library: Any) -> Any:
+        return library.Trainer(PlainModel(), arguments(library, tmp_path), train_dataset=Empty()).train()
+
+    assert run(hf_compat).global_step == 0
+    if IS_5:
+        with pytest.raises(ValueError, match="Batch does not contain any data"):
+            run(transformers)
+    else:
+        assert run(transformers).global_step == 0
 
 
 def test_a_stream_that_ends_early(tmp_path, caplog):

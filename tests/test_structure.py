@@ -13,8 +13,7 @@ import hf_compat
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.arguments import FIELD_RULES
 from hf_compat.arguments.releases.fields import OWN_FIELDS, may_be_lacking
-from hf_compat.run.host import RunHost
-from tests.support.field_reads import fields_read
+from hf_compat.tools.field_reads import fields_read, readers_of
 from tests.support.helpers import PlainModel
 from tests.support.paths import FACTS_FOLDER
 
@@ -25,7 +24,7 @@ API = json.loads((FACTS_FOLDER / "trainer_api.json").read_text())
 UPSTREAM = {*API["methods"], *API["seq2seq_methods"], *API["attributes"]}
 OURS = {"semantics", "run_plan", "lightning_trainer", "lightning_module"}
 """What the Trainer has besides upstream's names."""
-PRIVATE = {"_lightning_runtime", "_training_run", "_run_counts", "_checkpoint_writer", "_hub_pusher", "_warn_once"}
+KEPT = {"lightning_backend", "training_run", "run_counters", "checkpoint_writer", "hub_pusher", "warn_once"}
 """What an instance keeps besides upstream's names."""
 
 
@@ -106,7 +105,7 @@ def test_no_class_name_means_two_things():
 def test_the_trainer_has_upstreams_names_alone():
     """Every member of the class is upstream's, in some release, or one of a handful of ours."""
     added = {name for name in vars(Trainer) if not (name.startswith("__") and name.endswith("__"))}
-    assert added - UPSTREAM - OURS == {"_training_run", "_abc_impl"}  # None before the first run; its metaclass's
+    assert added - UPSTREAM - OURS == {"training_run", "_abc_impl"}  # None before the first run; its metaclass's
 
 
 @pytest.mark.parametrize("module", ["trainer/trainer.py", "arguments/training_arguments.py"])
@@ -123,16 +122,17 @@ def test_what_an_instance_keeps_for_itself(tmp_path):
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
     trainer = Trainer(PlainModel(), args)
     _ = trainer.current_flos
-    assert {name for name in vars(trainer) if name not in UPSTREAM and name not in OURS} == PRIVATE
+    assert {name for name in vars(trainer) if name not in UPSTREAM and name not in OURS} == KEPT
 
 
 LONGEST = {
     Path("trainer/trainer.py"): 1020,
     Path("arguments/training_arguments.py"): 900,
     Path("accelerator/accelerator.py"): 670,
+    Path("arguments/fields/rules.py"): 600,
     Path("run/run.py"): 440,
 }
-"""The classes that are upstream's contract, each in one file: every name with its signature and docstring; the run."""
+"""Upstream's contracts, each a class in one file with signatures and docstrings; the table of fields; the run."""
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
@@ -142,8 +142,6 @@ def test_files_hold_one_idea(module):
 
 
 # Who writes what
-
-HOSTS = ("host", "trainer")
 
 
 def stores(tree, names):
@@ -157,76 +155,6 @@ def stores(tree, names):
                 owner = ast.Name(owner.attr.lstrip("_"))
             if isinstance(owner, ast.Name) and owner.id in names:
                 yield where, node.attr
-
-
-WRITERS = {
-    "_created_lr_scheduler": {"create_scheduler", "_plan_fit"},
-    "_eval_dataloaders": {"__init__", "_join_as_rank"},
-    "_gen_kwargs": {"__init__", "_set_gen_kwargs"},
-    "_past": {"on_train_epoch_start", "end", "_end", "fresh_past", "store_past"},
-    "_signature_columns": {"_set_signature_columns_if_needed", "_make_model"},
-    "_train_batch_size": {"__init__", "_begin", "_resume_batch_size", "_plan_fit", "set_up_trial"},
-    "_trial": {"set_up_trial"},
-    "accelerator": {"create_accelerator_and_postprocess"},
-    "control": {"__init__", "fire", "load_callback_state"},
-    "data_collator": {"__init__", "_with_pieces_of"},
-    "deepspeed": {"_plan_fit", "release_model", "take_wrapper"},
-    "eval_dataset": {"__init__", "_with_pieces_of"},
-    "gather_function": {"create_accelerator_and_postprocess", "finish", "_set_gen_kwargs"},
-    "is_in_train": {"_begin", "_end", "finalize_training"},
-    "lr_scheduler": {
-        "__init__",
-        "create_both",
-        "create_optimizer",
-        "create_scheduler",
-        "_make_model",
-        "_plan_fit",
-        "release_model",
-        "take_optimizers",
-    },
-    "model": {"__init__", "_make_model", "_with_pieces_of", "release_model", "setup"},
-    "model_accepts_loss_kwargs": {"inspect_model", "_set_loss_scaling"},
-    "model_wrapped": {
-        "__init__",
-        "_make_model",
-        "_plan_fit",
-        "_with_pieces_of",
-        "place_model",
-        "prepare_model",
-        "release_model",
-        "take_wrapper",
-    },
-    "neftune_hook_handle": {"_activate_neftune", "_deactivate_neftune"},
-    "objective": {"_train", "report"},
-    "optimizer": {
-        "__init__",
-        "create_optimizer",
-        "create_scheduler",
-        "_make_model",
-        "release_model",
-        "take_optimizers",
-    },
-    "processing_class": {"__init__", "tokenizer"},
-    "push_in_progress": {"init_repo", "push_checkpoint"},
-    "run_plan": {"_plan_fit"},
-    "state": {"__init__", "init_training_state"},
-    "train_dataset": {"__init__", "_with_pieces_of"},
-}
-"""Attributes of the Trainer that more than one function assigns, or that a run does, to those that do."""
-
-
-def test_who_assigns_what():
-    """Each attribute of the Trainer is assigned where the table says, all others in one function."""
-    writers = defaultdict(set)
-    for module, tree in TREES.items():
-        names = HOSTS + (
-            ("self",) if module in (Path("trainer/trainer.py"), Path("trainer/seq2seq_trainer.py")) else ()
-        )
-        for where, attribute in stores(tree, names):
-            if attribute in UPSTREAM | OURS:
-                writers[attribute].add(where.rpartition(".")[2])
-    several = {name: found for name, found in writers.items() if len(found) > 1 or name in WRITERS}
-    assert several == {name: found & writers[name] for name, found in WRITERS.items()}
 
 
 def private_reads(tree):
@@ -258,22 +186,7 @@ def test_no_private_name_crosses_packages():
 
 # Who reads what
 
-READERS = defaultdict(set)
-"""Field of ``TrainingArguments`` to the files outside ``arguments/`` that read it."""
-for _module, _tree in TREES.items():
-    for _field in fields_read(_tree) if _module.parts[0] != "arguments" else ():
-        READERS[_field].add(_module.as_posix())
-
-
-@pytest.mark.parametrize("rule", FIELD_RULES, ids=lambda rule: rule.field)
-def test_a_field_is_read_where_its_rule_says(rule):
-    """The files that a rule names are those that read the field off the arguments, all of them and no others."""
-    assert rule.read_in == tuple(sorted(READERS[rule.field]))
-    assert rule.also_in == tuple(sorted({*rule.also_in} - {rule.target}))
-
-
 BEHIND_A_FLAG = {
-    ("loss.py", "_uses_cpu_amp", "half_precision_backend"),  # called with what ``for_run`` returns
     ("tokens.py", "count_train_tokens", "include_tokens_per_second"),
     ("trainer.py", "Trainer.__init__", "use_cache"),
 }
@@ -290,13 +203,21 @@ def test_a_field_that_may_be_the_scripts_is_read_as_the_run_has_it():
     assert {row for row in found if row[2] not in OWN_FIELDS} == BEHIND_A_FLAG
 
 
-@pytest.mark.parametrize("rule", [rule for rule in FIELD_RULES if rule.fate == "plan"], ids=lambda rule: rule.field)
+@pytest.mark.parametrize("rule", [rule for rule in FIELD_RULES if rule.handling == "plan"], ids=lambda rule: rule.field)
 def test_the_main_file_of_a_field_reads_it(rule):
     """The file that does a field's main work reads the field; in ``arguments/`` it may also set it."""
     tree = TREES[Path(rule.target)]
     sets = {attribute for _, attribute in stores(tree, {"self", "args"})}
     in_arguments = rule.target.startswith("arguments/")
     assert rule.field in (fields_read(tree, "self") | sets if in_arguments else fields_read(tree))
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in FIELD_RULES if rule.handling == "unsupported"], ids=lambda rule: rule.field
+)
+def test_a_refused_field_is_read_nowhere(rule):
+    """What is refused off its default has no code outside ``arguments/``."""
+    assert readers_of(rule.field) == ()
 
 
 # The engine
@@ -332,21 +253,16 @@ def test_private_names_of_lightning_are_in_one_folder():
 
 
 def test_a_run_uses_upstreams_names_alone():
-    """What ``run/`` reads, assigns or calls of the Trainer is listed in its protocol, all of it upstream's."""
-    listed = {*RunHost.__annotations__, *(name for name in vars(RunHost) if not name.startswith("__"))}
-    listed -= {"_abc_impl", "_is_protocol", "_is_runtime_protocol"} | {n for n in listed if n.startswith("__")}
-    assert listed - UPSTREAM - OURS == set()
+    """What ``run/`` reads, assigns or calls of the Trainer is upstream's, but for the semantics and the plan."""
     used = set()
     for module, tree in TREES.items():
-        if module.parts[0] != "run":
-            continue
-        for node in ast.walk(tree):
+        for node in ast.walk(tree) if module.parts[0] == "run" else ():
             if isinstance(node, ast.Attribute):
                 owner = node.value
                 name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
-                if name.lstrip("_") == "host" or (name == "trainer" and module.name == "hooks.py"):
+                if name.lstrip("_") == "trainer":
                     used.add(node.attr)
-    assert used - listed == set()
+    assert used - UPSTREAM == {"semantics", "run_plan"}
 
 
 # Files of checkpoints

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from hf_compat.accelerator import other_models, saved_files
 from hf_compat.accelerator.configurations import LoaderSettings, ProjectSettings, SettingsObject
+from hf_compat.accelerator.gathering import gather_outputs
 from hf_compat.accelerator.gradients import GradientState
 from hf_compat.accelerator.prepared_optimizer import PreparedOptimizer, PreparedSchedule
 from hf_compat.accelerator.refused import FixedSetting, refused_member
@@ -30,7 +31,9 @@ from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.process_state import DistributedType, ProcessState
 from hf_compat.distributed.run_state import RunState
 from hf_compat.engine.moving import has_device_map
+from hf_compat.engine.parallel_mesh import CONTEXT_PARALLEL
 from hf_compat.engine.precision import ForwardMixedPrecision
+from hf_compat.engine.ring_attention import shared_sequences
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory
@@ -38,9 +41,10 @@ from hf_compat.nested import Nested
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
+    from torch.distributed.device_mesh import DeviceMesh
 
+    from hf_compat.engine.backend import LightningBackend
     from hf_compat.engine.module import HFModule
-    from hf_compat.engine.runtime import Runtime
 
 
 __all__ = ["Accelerator"]
@@ -69,7 +73,7 @@ class Accelerator(ProcessState):
         launch: Rank and world size.
         state: Device, ranks, precision and plugins.
         config: How loaders are sharded over the ranks; its settings are attributes too.
-        runtime: The Trainer's runtime.
+        backend: The Trainer's backend.
         data_seed: Seed of the order of samples. Default: torch's initial seed.
         semantics: The release that is reproduced. Default: the newest, with none of its flags.
 
@@ -109,21 +113,20 @@ class Accelerator(ProcessState):
         launch: Launch,
         state: RunState,
         config: AcceleratorConfig,
-        runtime: Runtime,
+        backend: LightningBackend,
         data_seed: int | None = None,
         *,
         semantics: Semantics = Semantics(),  # noqa: B008 - a frozen value
     ) -> None:
         super().__init__(state.device, launch, state.deepspeed_plugin, state.fsdp_plugin is not None)
         self.state = state
-        self.data_parallel_size = runtime.placement.data_parallel_size
-        self.data_parallel_rank = runtime.placement.data_parallel_rank
-        self._data_parallel_group = runtime.placement.data_parallel_group
+        self.data_parallel_size = backend.process_layout.data_parallel_size
+        self.data_parallel_rank = backend.process_layout.data_parallel_rank
         self.dataloader_config = LoaderSettings.of(config, data_seed)
         self.project_configuration = ProjectSettings()
-        self._runtime = runtime
+        self._backend = backend
         self._semantics = semantics
-        self.gradient_state = GradientState(runtime, config.gradient_accumulation_kwargs or {})
+        self.gradient_state = GradientState(backend, config.gradient_accumulation_kwargs or {})
         self.trackers: list[Any] = []
         self.step = 0
         self.flag_tensor: Tensor | None = None
@@ -136,7 +139,7 @@ class Accelerator(ProcessState):
         self._optimizers: list[Any] = []
         self._schedulers: list[PreparedSchedule] = []
         self._dataloaders: list[PreparedDataLoader] = []
-        self._runtime.loaders.prepared = self._dataloaders
+        self._backend.loaders.prepared = self._dataloaders
         self._held: tuple[nn.Module, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,28 +178,19 @@ class Accelerator(ProcessState):
         return self.state.parallelism_config
 
     @property
-    def torch_device_mesh(self) -> Any:
-        """None, as in accelerate without a ``ParallelismConfig``.
-
-        Raises:
-            NotSupportedError: Under tensor parallelism, whose mesh has Lightning's names of dimensions.
-        """
-        if self.parallelism_config is None:
-            return None
-        raise NotSupportedError(
-            "`accelerator.torch_device_mesh` is not supported under tensor parallelism: read `device_mesh` of "
-            "`trainer.lightning_trainer.strategy`, with the dimensions 'data_parallel' and 'tensor_parallel'."
-        )
+    def torch_device_mesh(self) -> DeviceMesh | None:
+        """The device mesh, with accelerate's names of dimensions; None without a ``ParallelismConfig``."""
+        return self.state.device_mesh
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """Data-parallel rank of this process, by accelerate's other name."""
-        return self.data_parallel_rank
+        """Rank of this process among those over which one replica's parameters are sharded."""
+        return self.data_parallel_rank % self._backend.process_layout.sizes.dp_shard
 
     @property
     def tensor_parallel_rank(self) -> int:
         """Rank of this process among those that see the same batches."""
-        return self.process_index % (self.num_processes // self.data_parallel_size)
+        return self.process_index % self._backend.process_layout.sizes.tp
 
     @property
     def should_save_model(self) -> bool:
@@ -230,7 +224,7 @@ class Accelerator(ProcessState):
     @property
     def strategy(self) -> ModelStrategy:
         """The strategy of the current or last run."""
-        return self._runtime.strategy
+        return self._backend.strategy
 
     @property
     def sync_gradients(self) -> bool:
@@ -254,12 +248,12 @@ class Accelerator(ProcessState):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
         own = any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
-        return own or self._runtime.step_was_skipped
+        return own or self._backend.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The gradient scaler of the current run, None without fp16."""
-        return self._runtime.scaler
+        """The gradient scaler of all runs, None without fp16."""
+        return self._backend.scaler
 
     @property
     def has_lomo_optimizer(self) -> bool:
@@ -269,7 +263,7 @@ class Accelerator(ProcessState):
     @property
     def _module(self) -> HFModule | None:
         """The module of the current fit, None outside one."""
-        return self._runtime.module if self._runtime.trains else None
+        return self._backend.module if self._backend.trains else None
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Run the backward pass of ``loss``, scaled with fp16.
@@ -283,7 +277,7 @@ class Accelerator(ProcessState):
         if fused is not None:
             fused(loss, learning_rate)
         elif module is None:
-            torch.autograd.backward(loss, **kwargs)
+            torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
         else:
             self.strategy.backward(loss, None, **kwargs)
 
@@ -334,14 +328,14 @@ class Accelerator(ProcessState):
         self.sync_gradients = True
         yield
 
-    # ---- collectives over the data-parallel ranks ----
+    # ---- collectives over the ranks that see different batches, or different parts of their sequences ----
 
     def gather(self, tensors: Nested) -> Any:
-        """Return ``tensors`` of all data-parallel ranks, concatenated along dim 0; shapes are equal on all ranks."""
-        return collectives.gather(tensors, self._data_parallel_group)
+        """Return ``tensors`` of all ranks with other data, concatenated along dim 0; shapes are equal on all ranks."""
+        return collectives.gather(tensors, self._backend.process_layout.loss_group)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Return ``input_data`` of all data-parallel ranks; of the last batch without duplicated samples.
+        """Return ``input_data`` of all ranks with other data; of the last batch without duplicated samples.
 
         Args:
             input_data: Tensors, however nested, or a list of other objects.
@@ -350,32 +344,23 @@ class Accelerator(ProcessState):
         References:
             As in accelerate, duplicates are kept for a dataset without length and for tensors without dimensions.
         """
-        by_object = use_gather_object or not collectives.has_only_tensors(input_data)
-        gather = collectives.gather_objects if by_object else collectives.gather
-        data = gather(input_data, self._data_parallel_group)
-        remainder = self.gradient_state.remainder
-        if not self.gradient_state.end_of_dataloader or remainder <= 0:
-            return data
-        try:
-            if by_object:
-                return data[:remainder]
-            return collectives.map_tensors(lambda tensor: tensor[:remainder], data)
-        except (IndexError, TypeError):
-            return data
+        layout, state = self._backend.process_layout, self.gradient_state
+        return gather_outputs(input_data, layout, state, of_parts=True, use_gather_object=use_gather_object)
 
     def pad_across_processes(self, tensor: Nested, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-        """Return ``tensor`` padded along ``dim`` to the maximum over the data-parallel ranks."""
-        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, self._data_parallel_group)
+        """Return ``tensor`` padded along ``dim`` to the maximum over the ranks with other data."""
+        group = self._backend.process_layout.loss_group
+        return collectives.pad_across_processes(tensor, dim, pad_index, pad_first, group)
 
     def reduce(self, tensor: Nested, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return ``tensor`` reduced over the data-parallel ranks.
+        """Return ``tensor`` reduced over the ranks with other data.
 
         Args:
             tensor: Tensors, however nested, of equal shapes on all ranks.
             reduction: ``"sum"``, ``"mean"`` or ``"max"``.
             scale: Has no effect; in accelerate only on TPUs.
         """
-        return collectives.reduce(tensor, reduction, self._data_parallel_group)
+        return collectives.reduce(tensor, reduction, self._backend.process_layout.loss_group)
 
     def broadcast(self, tensor: Nested, from_process: int = 0) -> Any:
         """Return ``tensor`` of rank ``from_process``."""
@@ -433,7 +418,7 @@ class Accelerator(ProcessState):
             rank=self.data_parallel_rank,
             split_batches=config.split_batches,
             even_batches=config.even_batches,
-            shards_batches=self._runtime.loop.shards_batches,
+            shards_batches=self._backend.loop.shards_batches,
             tells_epoch=self._semantics.reshuffles_batch_samplers,
             always_tells_dataset=self._semantics.corrected,
             dispatch_batches=config.dispatch_batches,
@@ -493,7 +478,7 @@ class Accelerator(ProcessState):
             NotSupportedError: If it is to be trained beside a model that is sharded.
         """
         is_new = not getattr(model, "_is_accelerate_prepared", False)
-        if self._runtime.facts.shards_model and is_new and not evaluation_mode and other_models.is_trainable(model):
+        if self._backend.traits.shards_model and is_new and not evaluation_mode and other_models.is_trainable(model):
             raise NotSupportedError(
                 "`accelerator.prepare_model`: a second trainable model is not supported with FSDP, DeepSpeed or tensor "
                 "parallelism. Freeze it, or pass `evaluation_mode=True`."
@@ -504,7 +489,7 @@ class Accelerator(ProcessState):
             autocast=self._autocast_of_forward,
             moves=device_placement,
             wraps=self.data_parallel_size > 1 and not evaluation_mode,
-            group=self._data_parallel_group,
+            group=self._backend.process_layout.data_parallel_group,
         )
         _add(self._models, model)
         return prepared
@@ -544,7 +529,7 @@ class Accelerator(ProcessState):
             model: The model, wrapped or not; of a sharded one every rank has to call it.
             unwrap: Whether names are those of the model without its wrappers; of a sharded model they always are.
         """
-        if not unwrap and not self._runtime.facts.shards_model:
+        if not unwrap and not self._backend.traits.shards_model:
             return model.state_dict()
         return self.strategy.full_state_dict(self.unwrap_model(model))
 
@@ -567,7 +552,7 @@ class Accelerator(ProcessState):
     @property
     def _autocast_of_forward(self) -> Callable[[], AbstractContextManager[Any]] | None:
         """The autocast of the run's forward passes, with ``autocast_handler``; None without mixed precision."""
-        precision = self._runtime.precision
+        precision = self._backend.precision
         if not isinstance(precision, ForwardMixedPrecision):
             return None
         return functools.partial(other_models.autocast_with, self.autocast_handler, precision.autocast_context_manager)
@@ -635,10 +620,22 @@ class Accelerator(ProcessState):
 
     @contextmanager
     def maybe_context_parallel(
-        self, buffers: object = None, buffer_seq_dims: object = None, no_restore_buffers: object = None
+        self,
+        buffers: list[Tensor] | None = None,
+        buffer_seq_dims: list[int] | None = None,
+        no_restore_buffers: set[Tensor] | None = None,
     ) -> Iterator[None]:
-        """Do nothing: there is no context parallelism."""
-        yield
+        """Context in which this rank has its part of ``buffers``; without context parallelism nothing changes.
+
+        Arguments as in :func:`shared_sequences`.
+        """
+        layout = self._backend.process_layout
+        if layout.mesh is None or layout.sizes.cp == 1:
+            yield
+            return
+        mesh, unrestored = layout.mesh[CONTEXT_PARALLEL], no_restore_buffers or set()
+        with shared_sequences(mesh, layout.rotation, buffers or [], buffer_seq_dims or [], unrestored):
+            yield
 
 
 def _add(prepared: list[Any], item: object) -> None:

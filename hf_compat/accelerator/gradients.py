@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_compat.engine.runtime import Runtime
+    from hf_compat.engine.backend import LightningBackend
 
 __all__ = ["GradientState"]
 
@@ -14,25 +14,25 @@ class GradientState:
     """A view of the current run; it keeps nothing but the settings of accumulation.
 
     Args:
-        runtime: The Trainer's runtime.
+        backend: The Trainer's backend.
         settings: ``gradient_accumulation_kwargs``.
 
     Attributes:
         plugin_kwargs: Settings of accumulation; ``num_steps`` is 1, as the Trainer accumulates itself.
     """
 
-    def __init__(self, runtime: Runtime, settings: dict[str, Any]) -> None:
-        self._runtime = runtime
+    def __init__(self, backend: LightningBackend, settings: dict[str, Any]) -> None:
+        self._backend = backend
         self.plugin_kwargs: dict[str, Any] = {**settings, "num_steps": 1}
 
     @property
     def sync_gradients(self) -> bool:
         """Whether the current backward pass ends an update step."""
-        return self._runtime.strategy.ends_update
+        return self._backend.strategy.ends_update
 
     @sync_gradients.setter
     def sync_gradients(self, value: bool) -> None:
-        self._runtime.strategy.ends_update = value
+        self._backend.strategy.ends_update = value
 
     def _set_sync_gradients(self, value: bool) -> None:
         """Set ``sync_gradients``, by the name that upstream's loop uses."""
@@ -56,7 +56,7 @@ class GradientState:
     @property
     def active_dataloader(self) -> Any:
         """The loader that is iterated over: the evaluation loader inside an evaluation, else the train loader."""
-        return self._runtime.loaders.current
+        return self._backend.loaders.current
 
     @property
     def in_dataloader(self) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.context_parallelism import rotation
 from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE
-from hf_compat.arguments.parallelism import read_parallelism
+from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, read_sequence_parallelism
+from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 from hf_compat.distributed.accelerate_state import accelerate_module
 
 if TYPE_CHECKING:
@@ -79,16 +81,44 @@ def _keywords(settings: FsdpSettings, *, on_cpu: bool) -> dict[str, Any]:
     }
 
 
-def parallelism_config(args: TrainingArguments) -> Any:
-    """Return accelerate's ``ParallelismConfig`` of ``args`` or of the launcher; None without one.
+def parallelism_config(args: TrainingArguments, sizes: ParallelSizes) -> Any:
+    """Return accelerate's ``ParallelismConfig`` of ``args``, of the launcher or of ``sizes``; None without one.
 
-    Without accelerate, the sizes of tensor parallelism as they are.
+    Without accelerate, our own value of the sizes.
+
+    Args:
+        args: The training arguments.
+        sizes: Sizes of the device mesh, which a model that was sharded as it was loaded may have chosen.
     """
     given = args.parallelism_config
     if given is not None and not isinstance(given, Mapping):
         return given
-    sizes = read_parallelism(args)
-    if sizes is None:
-        return None
-    module = accelerate_module("accelerate.parallelism_config")
-    return sizes if module is None else module.ParallelismConfig(tp_size=sizes.tensor, dp_shard_size=sizes.data)
+    sequences = read_sequence_parallelism(args)
+    if sequences is not None:
+        return _sequence_parallelism_config(sequences)
+    if read_parallelism(args) is None:
+        if sizes.tp == 1:
+            return None
+        # As transformers: replicas and shards, which are the model's own matter, count together.
+        sizes = ParallelSizes(dp_shard=sizes.dp_replicate * sizes.dp_shard, tp=sizes.tp)
+    module = accelerate_module("accelerate.utils")
+    if module is None:
+        return sizes
+    handlers = {}
+    if sizes.cp > 1:
+        handlers["cp_handler"] = module.TorchContextParallelConfig(cp_comm_strategy=rotation(given))
+    return module.ParallelismConfig(**sizes.keywords, **handlers)
+
+
+def _sequence_parallelism_config(sequences: SequenceParallelism) -> Any:
+    module = accelerate_module("accelerate.utils")
+    if module is None:
+        return sequences
+    handler = module.DeepSpeedSequenceParallelConfig(
+        sp_seq_length=sequences.length,
+        sp_seq_length_is_variable=sequences.length is None,
+        sp_attn_implementation=sequences.attention,
+    )
+    return module.ParallelismConfig(
+        sp_size=sequences.size, sp_backend="deepspeed", sp_handler=handler, dp_shard_size=sequences.data
+    )

@@ -16,8 +16,8 @@ _UNEVEN = "give every rank the same number of batches: keep `accelerator_config=
 _PARALLEL = "this parallelism is not supported; see the table in docs/distributed.md"
 
 REFUSED: dict[str, str] = {
-    "context_parallel_rank": _PARALLEL,
-    "deepspeed_ulysses_dl_adapter": _PARALLEL,
+    "context_parallel_rank": "read `accelerator.torch_device_mesh['cp'].get_local_rank()`",
+    "deepspeed_ulysses_dl_adapter": "with an `sp_size` the Trainer itself shares out the sequences of its train loader",
     "get_tracker": _TRACKERS,
     "init_trackers": _TRACKERS,
     "join_uneven_inputs": _UNEVEN,

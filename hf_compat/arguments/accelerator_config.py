@@ -35,7 +35,7 @@ class AcceleratorConfig:
 
     @classmethod
     def from_json_file(cls, json_file: str | os.PathLike[str]) -> AcceleratorConfig:
-        """Return the settings in a JSON file.
+        """Return the settings in a JSON file, ``json_file``.
 
         Raises:
             ArgumentsError: If the file has an unknown key.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from hf_compat.arguments.fields.giving_way import init_fields
+from hf_compat.arguments.fields.field_conflicts import init_fields
 from hf_compat.arguments.fields.types import options_of
 from hf_compat.arguments.fields.unknown import nearest_names
 from hf_compat.errors import ParserError, UnresolvedTypesError
@@ -156,11 +156,17 @@ class HfArgumentParser(ArgumentParser):
         return tuple(found)
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return one instance of each dataclass, from the JSON object in a file; see ``parse_dict``."""
+        """Return one instance of each dataclass, from the JSON object in ``json_file``.
+
+        ``allow_extra_keys`` and errors are those of :meth:`parse_dict`.
+        """
         return self.parse_dict(_read_json(json_file), allow_extra_keys=allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Return one instance of each dataclass, from the YAML mapping in a file; see ``parse_dict``."""
+        """Return one instance of each dataclass, from the YAML mapping in ``yaml_file``.
+
+        ``allow_extra_keys`` and errors are those of :meth:`parse_dict`.
+        """
         return self.parse_dict(_read_yaml(yaml_file), allow_extra_keys=allow_extra_keys)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from hf_compat.arguments.checking.checks import VALUE_CHECKS, find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.checking.reporters import tracker_names
+from hf_compat.arguments.checking.trackers import tracker_names
 from hf_compat.arguments.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from hf_compat.arguments.fields.aliases import apply_checkpointing_alias, apply_warmup_ratio
 from hf_compat.arguments.fields.redeclared import script_values_aside

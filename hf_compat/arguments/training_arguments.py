@@ -38,9 +38,9 @@ from hf_compat.arguments.fields.options import Config, Folder, Fsdp, Listed, Set
 from hf_compat.arguments.fields.redeclared import script_values_aside
 from hf_compat.arguments.fields.unknown import InitSignature, refuse_unknown
 from hf_compat.arguments.fsdp.settings import prepare_loading
-from hf_compat.arguments.precision import allow_tf32, mixed_precision
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.arguments.releases.versions import SINCE, default_optimizer
+from hf_compat.arguments.run_precision import allow_tf32, mixed_precision
 from hf_compat.arguments.setters import (
     EVALUATION,
     HUB,
@@ -202,7 +202,9 @@ class TrainingArguments(metaclass=CountsCounterparts):
     data_seed: int | None = option(None, "Seed of the order of samples. Default: seed.")
     use_cpu: bool = option(False, "Train on the CPU.")
     accelerator_config: Config = option(None, "Settings of data loaders: a dict, JSON or the path of a JSON file.")
-    parallelism_config: Any | None = option(None, "accelerate's ParallelismConfig, for tensor parallelism.")
+    parallelism_config: Any | None = option(
+        None, "accelerate's ParallelismConfig: tensor or sequence parallelism, replicas of shards."
+    )
     dataloader_drop_last: bool = option(False, "Drop the last incomplete batch.")
     dataloader_num_workers: int = option(0, "Data loader workers per device; 0 loads in the main process.")
     dataloader_pin_memory: bool = option(True, "Load batches into pinned memory; off with use_cpu.")
@@ -427,7 +429,7 @@ class TrainingArguments(metaclass=CountsCounterparts):
         return process_facts.process_log_level(self)
 
     def main_process_first(self, local: bool = True, desc: str = "work") -> AbstractContextManager[None]:
-        """Run the block on the main process first, while the others wait.
+        """Return a context whose block the main process runs first, while the others wait.
 
         Args:
             local: Whether the main process is that of each node, or of the whole run.
@@ -482,7 +484,22 @@ class TrainingArguments(metaclass=CountsCounterparts):
         activation_checkpointing: bool = False,
         gradient_checkpointing: bool | None = None,
     ) -> Self:
-        """Set ``do_train`` and the training fields; ``gradient_checkpointing`` is the old name of its neighbour."""
+        """Set ``do_train`` and the training fields.
+
+        Args:
+            learning_rate: Rate after the warm-up.
+            batch_size: Samples of a batch, on each device.
+            weight_decay: Of the optimizer.
+            num_epochs: Passes over the data, if ``max_steps`` does not decide.
+            max_steps: Update steps; -1 for ``num_epochs``.
+            gradient_accumulation_steps: Batches of an update step, on each device.
+            seed: Of the run.
+            activation_checkpointing: Whether activations are computed again in the backward pass.
+            gradient_checkpointing: The old name of its neighbour.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, TRAINING, locals())
 
     def set_evaluate(
@@ -495,11 +512,33 @@ class TrainingArguments(metaclass=CountsCounterparts):
         loss_only: bool = False,
         jit_mode: bool = False,
     ) -> Self:
-        """Set the fields of evaluation; ``do_eval`` follows from ``strategy``."""
+        """Set the fields of evaluation; ``do_eval`` follows from ``strategy``.
+
+        Args:
+            strategy: When: ``"no"``, ``"steps"`` or ``"epoch"``.
+            steps: Update steps between evaluations.
+            batch_size: Samples of a batch, on each device.
+            accumulation_steps: Batches after which predictions move to the CPU; None for the end.
+            delay: Epochs or update steps before the first evaluation.
+            loss_only: Whether only the loss is returned.
+            jit_mode: Whether ``torch.jit`` is used.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, EVALUATION, locals())
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
-        """Set ``do_predict`` and the fields of prediction."""
+        """Set ``do_predict`` and the fields of prediction.
+
+        Args:
+            batch_size: Samples of a batch, on each device.
+            loss_only: Whether only the loss is returned.
+            jit_mode: Whether ``torch.jit`` is used.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, TESTING, locals())
 
     def set_save(
@@ -509,7 +548,17 @@ class TrainingArguments(metaclass=CountsCounterparts):
         total_limit: int | None = None,
         on_each_node: bool = False,
     ) -> Self:
-        """Set the fields of saving."""
+        """Set the fields of saving.
+
+        Args:
+            strategy: When: ``"no"``, ``"steps"``, ``"epoch"`` or ``"best"``.
+            steps: Update steps between saves.
+            total_limit: Checkpoints that are kept; None for all.
+            on_each_node: Whether each node writes, for folders that nodes do not share.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, SAVING, locals())
 
     def set_logging(
@@ -523,7 +572,21 @@ class TrainingArguments(metaclass=CountsCounterparts):
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> Self:
-        """Set the fields of logging."""
+        """Set the fields of logging.
+
+        Args:
+            strategy: When: ``"no"``, ``"steps"`` or ``"epoch"``.
+            steps: Update steps between logs.
+            report_to: Trackers, by name.
+            level: Level of the loggers on rank 0.
+            first_step: Whether the first update step is logged.
+            nan_inf_filter: Whether losses that are not finite are left out of the mean.
+            on_each_node: Whether a process of each node uses ``level``.
+            replica_level: Level of the loggers on other ranks.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, LOGGING, locals())
 
     def set_push_to_hub(
@@ -535,7 +598,19 @@ class TrainingArguments(metaclass=CountsCounterparts):
         always_push: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Set ``push_to_hub`` and the fields of the Hub."""
+        """Set ``push_to_hub`` and the fields of the Hub.
+
+        Args:
+            model_id: Repository.
+            strategy: What is pushed, and when: ``"end"``, ``"every_save"``, ``"checkpoint"``, ``"all_checkpoints"``.
+            token: Of the Hub; by default the one of the machine.
+            private_repo: Whether a new repository is private.
+            always_push: Whether a push begins while another one is not done.
+            revision: Branch.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, HUB, locals())
 
     def set_optimizer(
@@ -548,7 +623,20 @@ class TrainingArguments(metaclass=CountsCounterparts):
         epsilon: float = 1e-8,
         args: str | None = None,
     ) -> Self:
-        """Set the fields of the optimizer."""
+        """Set the fields of the optimizer.
+
+        Args:
+            name: As ``optim``.
+            learning_rate: Rate after the warm-up.
+            weight_decay: Of all parameters but biases and those of normalisation layers.
+            beta1: Decay of the mean of gradients.
+            beta2: Decay of the mean of their squares.
+            epsilon: Added to the denominator.
+            args: As ``optim_args``.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, OPTIMIZER, locals())
 
     def set_lr_scheduler(
@@ -559,7 +647,18 @@ class TrainingArguments(metaclass=CountsCounterparts):
         warmup_steps: float = 0,
         warmup_ratio: float | None = None,
     ) -> Self:
-        """Set the fields of the learning-rate schedule and the length of the run."""
+        """Set the fields of the learning-rate schedule and the length of the run.
+
+        Args:
+            name: As ``lr_scheduler_type``.
+            num_epochs: Passes over the data, if ``max_steps`` does not decide.
+            max_steps: Update steps; -1 for ``num_epochs``.
+            warmup_steps: Update steps of the warm-up, or their share of the run if below 1.
+            warmup_ratio: The share of the run, by its older name.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, SCHEDULE, locals())
 
     def set_dataloader(
@@ -577,5 +676,23 @@ class TrainingArguments(metaclass=CountsCounterparts):
         ignore_data_skip: bool = False,
         sampler_seed: int | None = None,
     ) -> Self:
-        """Set the fields of the data loaders and ``data_seed``."""
+        """Set the fields of the data loaders and ``data_seed``.
+
+        Args:
+            train_batch_size: Samples of a training batch, on each device.
+            eval_batch_size: Samples of an evaluation batch, on each device.
+            drop_last: Whether a last batch that is not full is left out.
+            num_workers: Processes that load; 0 for the process itself.
+            pin_memory: Whether batches are copied into pinned memory.
+            persistent_workers: Whether workers live on between epochs.
+            prefetch_factor: Batches that each worker loads ahead.
+            multiprocessing_context: How workers are started, such as ``"fork"``.
+            in_order: Whether batches come in the order of the sampler.
+            auto_find_batch_size: Whether a run starts again with smaller batches when memory runs out.
+            ignore_data_skip: Whether a resumed run begins its epoch anew.
+            sampler_seed: Of the order of samples, as ``data_seed``.
+
+        Returns:
+            These arguments.
+        """
         return set_fields(self, LOADERS, locals())

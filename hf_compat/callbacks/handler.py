@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["CallbackHandler"]
+__all__ = ["CallbackHandler", "new_instance"]
 
 logger = logging.getLogger("transformers.trainer_callback")
 """Upstream's: scripts set its level, and look there for these warnings."""
@@ -51,6 +51,21 @@ def _inspect_method(function: Callable[..., object]) -> _EventMethod:
         parameter = None
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return _EventMethod(function, does_nothing, parameter is not None and parameter.kind in by_name)
+
+
+def new_instance(kind: type[Any]) -> Any:
+    """Return an instance of the class of callbacks ``kind``.
+
+    Raises:
+        CallbackError: If that takes arguments.
+    """
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        raise CallbackError(
+            f"`callbacks`: {kind.__name__} cannot be created without arguments ({error}). Pass an instance of it."
+        ) from None
+    return kind()
 
 
 class CallbackHandler(TrainerCallback):
@@ -110,7 +125,7 @@ class CallbackHandler(TrainerCallback):
                 f"of callbacks is: {self._names()}. Remove one if that is not intended."
             )
             logger.warning(text)
-        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+        self.callbacks.append(new_instance(callback) if isinstance(callback, type) else callback)
 
     def pop_callback(self, callback: object) -> Any:
         """Remove and return the first callback that equals ``callback`` or is of that class; None if there is none."""

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.callbacks.figures import Figures
 from hf_compat.callbacks.notebook_bars import NotebookProgressBar, NotebookTrainingTracker, show, table
+from hf_compat.callbacks.progress_stats import ProgressStats
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.metrics import has_length
 from hf_compat.state import TrainerControl, TrainerState
@@ -52,7 +52,7 @@ class NotebookProgressCallback(TrainerCallback):
         self.training_tracker: NotebookTrainingTracker | None = None
         self.prediction_bar: NotebookProgressBar | None = None
         self._force_next_update = False
-        self._figures = Figures()
+        self._stats = ProgressStats()
 
     def on_train_begin(
         self,
@@ -64,7 +64,7 @@ class NotebookProgressCallback(TrainerCallback):
     ) -> None:
         """Draw the bar, at the update step that the run resumes from, and the table."""
         self.close_progress_bars()
-        self._figures.begin(args, state, train_dataloader)
+        self._stats.begin(args, state, train_dataloader)
         validation = [] if args.eval_strategy == "no" else ["Validation Loss"]
         self.training_tracker = NotebookTrainingTracker(
             state.max_steps, [_first_column(args), "Training Loss", *validation]
@@ -73,7 +73,7 @@ class NotebookProgressCallback(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Advance the bar."""
-        self._figures.advance(state)
+        self._stats.advance(state)
         if self.training_tracker is not None:
             self.training_tracker.update(
                 state.global_step, comment=self._comment(), force_update=self._force_next_update
@@ -116,7 +116,7 @@ class NotebookProgressCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Add a row, if there are no evaluations."""
-        self._figures.log(logs or {})
+        self._stats.log(logs or {})
         if self.training_tracker is not None and args.eval_strategy == "no" and logs and "loss" in logs:
             self.training_tracker.write_line({"Training Loss": logs["loss"], "Step": state.global_step})
 
@@ -144,7 +144,7 @@ class NotebookProgressCallback(TrainerCallback):
     ) -> None:
         """Draw the bar and the table one last time."""
         if self.training_tracker is not None:
-            self._figures.end()
+            self._stats.end()
             self.training_tracker.update(state.global_step, comment=self._comment(), force_update=True)
         self.training_tracker = None
 
@@ -159,7 +159,7 @@ class NotebookProgressCallback(TrainerCallback):
             self.training_tracker = None
 
     def _comment(self) -> str:
-        return ", ".join([self._figures.epoch, *self._figures.texts("learning_rate", "samples")])
+        return ", ".join([self._stats.epoch, *self._stats.texts("learning_rate", "samples")])
 
     def _close_prediction_bar(self) -> None:
         if self.prediction_bar is not None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from hf_compat.callbacks.figures import Pace, clock
+from hf_compat.callbacks.progress_stats import Pace, clock
 from hf_compat.errors import require_package
 
 __all__ = ["NotebookProgressBar", "NotebookTrainingTracker", "show", "table"]

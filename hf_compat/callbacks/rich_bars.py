@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hf_compat.callbacks.figures import Figures, Pace, clock
+from hf_compat.callbacks.progress_stats import Pace, ProgressStats, clock
 
 __all__ = ["RichBars"]
 
@@ -25,12 +25,12 @@ class RichBars:
     redraws them could hold a lock while a data loader forks its workers.
 
     Args:
-        figures: The figures of the training.
+        stats: The figures of the training.
         total: Its update steps; None for an evaluation outside of training.
     """
 
-    def __init__(self, figures: Figures, total: int | None = None) -> None:
-        self._figures = figures
+    def __init__(self, stats: ProgressStats, total: int | None = None) -> None:
+        self._stats = stats
         self._total = total
         self._evaluation: tuple[Pace, int] | None = None
         self._drawn_at = 0.0
@@ -73,9 +73,9 @@ class RichBars:
         bars = Table.grid(padding=(0, 1), expand=True)
         for ratio in (None, 1, None, None, None):
             bars.add_column(ratio=ratio, no_wrap=True)
-        figures = self._figures
+        stats = self._stats
         if self._total is not None:
-            bars.add_row(*_cells(figures.epoch, figures.pace, self._total, *figures.texts("speed")))
+            bars.add_row(*_cells(stats.epoch, stats.pace, self._total, *stats.texts("speed")))
         if self._evaluation is not None:
             pace, total = self._evaluation
             speed = [] if pace.rate is None else [f"{pace.rate:.2f} it/s"]
@@ -83,7 +83,7 @@ class RichBars:
         return Group(bars) if self._total is None else Group(bars, self._figures_line())
 
     def _figures_line(self) -> Text:
-        texts = self._figures.texts("loss", "learning_rate", "samples")
+        texts = self._stats.texts("loss", "learning_rate", "samples")
         return Text("  ".join(texts), style="cyan", no_wrap=True, overflow="ellipsis")
 
 

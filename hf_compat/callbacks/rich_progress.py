@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.callbacks.figures import Figures
 from hf_compat.callbacks.log_lines import log_line
+from hf_compat.callbacks.progress_stats import ProgressStats
 from hf_compat.callbacks.terminal_bars import is_terminal
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.errors import require_package
@@ -36,7 +36,7 @@ class RichProgressCallback(TrainerCallback):
     def __init__(self, max_str_len: int = 100) -> None:
         require_package("rich", extra="rich", purpose="RichProgressCallback")
         self.max_str_len = max_str_len
-        self._figures = Figures()
+        self._stats = ProgressStats()
         self._bars: RichBars | None = None
         self._trains = False
 
@@ -50,14 +50,14 @@ class RichProgressCallback(TrainerCallback):
     ) -> None:
         """Open the bar, at the update step that the run resumes from; again if training restarts."""
         self.close_progress_bars()
-        self._figures.begin(args, state, train_dataloader)
+        self._stats.begin(args, state, train_dataloader)
         self._trains = True
         if state.is_world_process_zero:
             self._open(state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Advance the bar to the update step."""
-        self._figures.advance(state)
+        self._stats.advance(state)
         if self._bars is not None:
             self._bars.draw()
 
@@ -102,7 +102,7 @@ class RichProgressCallback(TrainerCallback):
     ) -> None:
         """Print the logs above the bars, without ``total_flos``."""
         if self._trains and state.is_world_process_zero:
-            self._figures.log(logs or {})
+            self._stats.log(logs or {})
             print(log_line(args, logs or {}, self.max_str_len))  # noqa: T201  (a purpose of this class)
 
     def on_train_end(
@@ -121,7 +121,7 @@ class RichProgressCallback(TrainerCallback):
             self._bars.close_evaluation()
         if evaluation_only and self._trains:
             return
-        self._figures.end()
+        self._stats.end()
         self._trains = False
         if self._bars is not None:
             self._bars.close()
@@ -131,4 +131,4 @@ class RichProgressCallback(TrainerCallback):
         if is_terminal() and os.environ.get("TERM") != "dumb":
             from hf_compat.callbacks.rich_bars import RichBars
 
-            self._bars = RichBars(self._figures, total)
+            self._bars = RichBars(self._stats, total)

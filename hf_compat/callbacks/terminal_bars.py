@@ -9,7 +9,7 @@ from typing import Any
 from tqdm.std import tqdm  # type: ignore[import-untyped]
 from tqdm.utils import disp_len  # type: ignore[import-untyped]
 
-from hf_compat.callbacks.figures import Figures
+from hf_compat.callbacks.progress_stats import ProgressStats
 
 __all__ = ["TerminalBar", "is_terminal"]
 
@@ -34,12 +34,12 @@ class TerminalBar(tqdm):
     A narrow terminal shows fewer of them. A description or postfix that a script sets is shown instead.
 
     Args:
-        figures: The figures; read whenever the bar is drawn.
+        stats: The figures; read whenever the bar is drawn.
         **settings: The keywords of ``tqdm``.
     """
 
-    def __init__(self, figures: Figures, **settings: Any) -> None:
-        self.figures = figures
+    def __init__(self, stats: ProgressStats, **settings: Any) -> None:
+        self.stats = stats
         super().__init__(**settings)
 
     @property
@@ -48,7 +48,7 @@ class TerminalBar(tqdm):
         shown: dict[str, Any] = super().format_dict
         if not hasattr(self, "unit"):  # it is disabled, and has no texts either
             return shown
-        shown["rate"] = self.figures.rate
+        shown["rate"] = self.stats.rate
         room = (shown["ncols"] or sys.maxsize) + _PLAIN_WIDTH - _LEAST_WIDTH
         for layout in self._layouts():
             fitting = shown | layout
@@ -58,9 +58,9 @@ class TerminalBar(tqdm):
 
     def _layouts(self) -> Iterator[dict[str, Any]]:
         """Yield what may be shown, the most first."""
-        texts = self.figures.texts("loss", "learning_rate", "samples", "speed")
+        texts = self.stats.texts("loss", "learning_rate", "samples", "speed")
         for count in range(len(texts), -1, -1):
-            prefix, postfix = self.desc or self.figures.epoch, self.postfix or ", ".join(texts[:count])
+            prefix, postfix = self.desc or self.stats.epoch, self.postfix or ", ".join(texts[:count])
             for layout in _LAYOUTS:
                 yield {"prefix": prefix, "postfix": postfix, "bar_format": self.bar_format or layout}
         yield {"prefix": self.desc, "postfix": self.postfix, "bar_format": self.bar_format or _LAYOUTS[0]}

@@ -19,9 +19,10 @@ __all__ = ["TrainerCallback", "is_kind_of"]
 class TrainerCallback(metaclass=CountsCounterparts):
     """Base class of callbacks: override the methods of the events you need.
 
-    Every event gets the arguments, the state and the control by position, and by keyword ``model``,
-    ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``eval_dataloader``, each None
-    before it exists. An event changes the run by setting a flag of ``control``, or by returning another control.
+    Every event gets ``args``, ``state`` and ``control`` by position, and by keyword ``model``, ``processing_class``,
+    ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and ``eval_dataloader``, each None before it exists; with
+    ``metrics`` or ``logs`` after an evaluation, a prediction or a log. An event changes the run by setting a flag of
+    ``control``, or returns another control.
     """
 
     def on_init_end(

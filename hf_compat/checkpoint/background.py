@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,24 +17,21 @@ from torch.distributed import ProcessGroup
 from hf_compat.checkpoint.host_copy import HostBuffers, clones_on_host, to_host
 from hf_compat.environment import is_switched_on
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = [
     "ENVIRONMENT_VARIABLE",
     "BackgroundTasks",
+    "CheckpointFileWriter",
     "Deferred",
     "SharedWrite",
     "Write",
-    "Writes",
     "is_requested",
 ]
 
 ENVIRONMENT_VARIABLE = "HF_COMPAT_ASYNC_SAVE"
 """If set to 1, checkpoints are saved in the background, as with ``TrainingArguments(save_async=True)``."""
-
-
-class _Arguments(Protocol):
-    """The field of ``TrainingArguments`` that says how checkpoints are saved."""
-
-    save_async: bool
 
 
 Value = TypeVar("Value")
@@ -44,7 +41,7 @@ SharedWrite: TypeAlias = Callable[[ProcessGroup | None], object]
 """A deferred call that every rank makes, each for its part; they communicate through the process group."""
 
 
-def is_requested(args: _Arguments) -> bool:
+def is_requested(args: TrainingArguments) -> bool:
     """Return whether the arguments or the environment request saving in the background."""
     return bool(args.save_async) or is_switched_on(ENVIRONMENT_VARIABLE)
 
@@ -95,7 +92,7 @@ class Deferred:
             own()
 
 
-class Writes:
+class CheckpointFileWriter:
     """Makes calls that write files: immediately, perhaps two at once, or inside ``deferred`` later and from a snapshot.
 
     Attributes:

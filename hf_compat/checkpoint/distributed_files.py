@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from hf_compat.checkpoint import names
-from hf_compat.checkpoint.background import Writes
+from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.checkpoint.unpickle import cause_of, load_trusted
 from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
 from hf_compat.errors import CheckpointError, CheckpointWriteError
@@ -192,20 +192,20 @@ def _first_failure(error: BaseException) -> BaseException:
     return next(iter(failures.values()))[0] if failures else error
 
 
-def save(state: dict[str, Any], folder: Path, *, writes: Writes | None = None) -> None:
+def save(state: dict[str, Any], folder: Path, *, file_writer: CheckpointFileWriter | None = None) -> None:
     """Save the nested state dict ``state`` into ``folder``; every rank has to call it, and saves its shards.
 
     Args:
         state: Tensors, DTensors and plain values in dicts and lists.
         folder: Created if it does not exist.
-        writes: Writes files, possibly in the background. Default: immediately.
+        file_writer: Writes files, possibly in the background. Default: immediately.
 
     Raises:
         CheckpointWriteError: On every rank, if any could not write.
         CheckpointError: On every rank, if any could not save for another reason.
     """
-    writes = writes or Writes()
-    writes.collectively(_save, writes.snapshot(state), folder)
+    file_writer = file_writer or CheckpointFileWriter()
+    file_writer.collectively(_save, file_writer.snapshot(state), folder)
 
 
 def _save(state: dict[str, Any], folder: Path, *, group: ProcessGroup | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-__all__ = ["distribute_like", "distributing_on_load", "full_tensors"]
+__all__ = ["distribute_like", "distributing_on_load", "full_tensors", "untied"]
 
 
 def full_tensors(value: Any, *, keeps: bool) -> Any:
@@ -45,6 +45,18 @@ class _Gathering:
         exchanged: Any = tensor.detach().to(tensor.device_mesh.device_type)  # it may be offloaded to the host
         gathered: Tensor = exchanged.full_tensor()
         return gathered.to("cpu", copy=True) if self._keeps else None  # a replicated one is gathered without a copy
+
+
+def untied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return ``state`` with a tensor of its own for each name."""
+    kept: set[int] = set()
+
+    def own(value: Any) -> Any:
+        is_again = isinstance(value, Tensor) and id(value) in kept
+        kept.add(id(value))
+        return value.clone() if is_again else value
+
+    return {name: own(value) for name, value in state.items()}
 
 
 def distribute_like(target: object, values: Tensor) -> Tensor:

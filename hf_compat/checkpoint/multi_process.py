@@ -17,10 +17,10 @@ from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.write_failures import close_files, errno_of, is_write_failure
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
-from hf_compat.distributed.votes import give_up
+from hf_compat.distributed.oom_consensus import give_up
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
-__all__ = ["Exchange", "begin", "failing_together", "wait_for"]
+__all__ = ["Exchange", "begin", "raise_on_all_ranks", "wait_for"]
 
 
 def begin(
@@ -38,7 +38,7 @@ def begin(
 
     Rank 0 creates and publishes it. On other nodes local rank 0 does too, if the node does not see rank 0's folder, or
     writes a complete checkpoint itself. ``stack`` may be closed when all ranks have written; see
-    :func:`failing_together`.
+    :func:`raise_on_all_ranks`.
 
     Args:
         stack: Publishes the folder, or deletes it on an error.
@@ -58,13 +58,13 @@ def begin(
         return stack.enter_context(publish.staging(final, step=step, run_id=run_id, checksums=checksums))
 
     # Names are shared, not paths: each rank finds the folder beside its own `final`.
-    with failing_together() as first:
+    with raise_on_all_ranks() as first:
         if launch.rank == 0:
             first.own = stage().name
     shared = Path(final).with_name(first.all[0])
     if launch.num_nodes == 1:
         return shared
-    with failing_together() as of_nodes:
+    with raise_on_all_ranks() as of_nodes:
         if launch.rank != 0 and launch.local_rank == 0 and (writes or not shared.is_dir()):
             of_nodes.own = stage().name
     others_publish = launch.rank != 0 and launch.local_rank == 0 and of_nodes.own is None
@@ -85,7 +85,7 @@ def _flushing(
     have to fetch the rest to make its checksums: those of the files of ``ranks`` are made here.
     """
     yield
-    with failing_together(group) as made:
+    with raise_on_all_ranks(group) as made:
         if staged is not None:
             made.own = checksums.of_folder(staged, ranks=ranks)
             publish.flush(staged)
@@ -126,7 +126,7 @@ class Exchange:
 
 
 @contextmanager
-def failing_together(
+def raise_on_all_ranks(
     group: ProcessGroup | None = None, *, fails_on_all: bool = False, place: Path | None = None
 ) -> Iterator[Exchange]:
     """Run the block on every rank; if a file cannot be written on one, raise on all.

@@ -57,7 +57,7 @@ def staging(
     Args:
         final: The checkpoint folder. One that exists is replaced.
         step: The update step, for the marker.
-        run_id: The run that writes, for the marker; see ``rotation.Ledger``.
+        run_id: The run that writes, for the marker; see ``rotation.OwnedCheckpoints``.
         checksums: Checksums of files that need not be read again.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``ResumePoint``: the checkpoint that a run resumes from, each of whose files is read once."""
+"""``CheckpointReader``: the checkpoint that a run resumes from, each of whose files is read once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
 
-__all__ = ["ResumePoint"]
+__all__ = ["CheckpointReader"]
 
 _T = TypeVar("_T")
 
@@ -26,7 +26,7 @@ _MISFITS: dict[str, str] = {
 """An entry of ``lightning.pt`` → the message if it cannot be read; by default that the file is damaged."""
 
 
-class ResumePoint:
+class CheckpointReader:
     """A checkpoint folder to resume from.
 
     Weights and the optimizer's state are read by the strategy, which knows how they are sharded.

@@ -18,7 +18,7 @@ from hf_compat.checkpoint.finding import Checkpoint, list_checkpoints
 from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Ledger", "beyond_limit", "by_age", "delete_all_but_best", "rotate"]
+__all__ = ["OwnedCheckpoints", "beyond_limit", "by_age", "delete_all_but_best", "rotate"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _USELESS_SPREAD = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class OwnedCheckpoints:
     """The checkpoints that belong to a run: those that it, or the run it resumes, wrote."""
 
     run_id: str
@@ -38,12 +38,12 @@ class Ledger:
     """Resolved folders that this process saved: callbacks may delete any file of them, the marker too."""
 
     @classmethod
-    def start(cls) -> Ledger:
+    def start(cls) -> OwnedCheckpoints:
         """Return the ledger of a run that starts from the beginning."""
         return cls(secrets.token_hex(8))
 
     @classmethod
-    def resume(cls, checkpoint: str | os.PathLike[str]) -> Ledger:
+    def resume(cls, checkpoint: str | os.PathLike[str]) -> OwnedCheckpoints:
         """Return the ledger of a run that resumes from ``checkpoint``: the one of the run that wrote it.
 
         Checkpoints of transformers next to ``checkpoint`` become the run's own.
@@ -55,7 +55,7 @@ class Ledger:
         adopted = frozenset(path for path in beside if (run_id if path == folder else _run_id(path)) is None)
         return cls(run_id or secrets.token_hex(8), adopted)
 
-    def with_saved(self, checkpoint: Path) -> Ledger:
+    def with_saved(self, checkpoint: Path) -> OwnedCheckpoints:
         """Return the ledger after ``checkpoint`` was saved."""
         return replace(self, saved=self.saved | {checkpoint.resolve()})
 
@@ -139,7 +139,7 @@ def rotate(
     limit: int,
     best: str | os.PathLike[str] | None,
     protects_newest: bool,
-    ledger: Ledger | None = None,
+    owned: OwnedCheckpoints | None = None,
     remover: BackgroundTasks | None = None,
 ) -> list[Path]:
     """Delete the oldest checkpoints in ``folder`` beyond ``limit``; return them.
@@ -151,11 +151,11 @@ def rotate(
         limit: How many to keep, at least 1.
         best: The best checkpoint.
         protects_newest: See ``beyond_limit``.
-        ledger: Which checkpoints are this run's. Default: all.
+        owned: Which checkpoints are this run's. Default: all.
         remover: Removes their files in the background. Default: they are removed immediately.
     """
     with _warning_of(Path(folder)):
-        doomed = beyond_limit(by_age(_owned(folder, ledger)), limit, best, protects_newest=protects_newest)
+        doomed = beyond_limit(by_age(_owned(folder, owned)), limit, best, protects_newest=protects_newest)
         return _delete(doomed, remover)
     return []
 
@@ -164,7 +164,7 @@ def delete_all_but_best(
     folder: str | os.PathLike[str],
     *,
     best: str | os.PathLike[str],
-    ledger: Ledger | None = None,
+    owned: OwnedCheckpoints | None = None,
     remover: BackgroundTasks | None = None,
 ) -> list[Path]:
     """Delete the run's checkpoints in ``folder`` but the best one, the newest too; return them.
@@ -174,24 +174,24 @@ def delete_all_but_best(
     Args:
         folder: Where the checkpoints are.
         best: The best checkpoint; it need not be in ``folder``.
-        ledger: Which checkpoints are this run's. Default: all.
+        owned: Which checkpoints are this run's. Default: all.
         remover: Removes their files in the background. Default: they are removed immediately.
     """
     with _warning_of(Path(folder)):
         if is_complete(best):
-            others = [item.path for item in _owned(folder, ledger) if item.path.resolve() != Path(best).resolve()]
+            others = [item.path for item in _owned(folder, owned) if item.path.resolve() != Path(best).resolve()]
             return _delete(others, remover)
     return []
 
 
-def _owned(folder: str | os.PathLike[str], ledger: Ledger | None) -> list[Checkpoint]:
-    return [item for item in list_checkpoints(folder) if _is_owned(item.path, ledger)]
+def _owned(folder: str | os.PathLike[str], owned: OwnedCheckpoints | None) -> list[Checkpoint]:
+    return [item for item in list_checkpoints(folder) if _is_owned(item.path, owned)]
 
 
-def _is_owned(checkpoint: Path, ledger: Ledger | None) -> bool:
-    if ledger is not None and ledger.wrote(checkpoint):
+def _is_owned(checkpoint: Path, owned: OwnedCheckpoints | None) -> bool:
+    if owned is not None and owned.wrote(checkpoint):
         return True  # also what somebody deleted files of, which would fill the disk
-    return (ledger is None or ledger.owns(checkpoint)) and is_complete(checkpoint)
+    return (owned is None or owned.owns(checkpoint)) and is_complete(checkpoint)
 
 
 def _delete(doomed: Sequence[Path], remover: BackgroundTasks | None) -> list[Path]:

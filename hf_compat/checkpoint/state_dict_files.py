@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hf_compat.checkpoint.background import Writes
+from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 
@@ -27,11 +27,11 @@ class Stateful(Protocol):
 
 
 def save_state_file(
-    source: Stateful, folder: str | os.PathLike[str], name: str, *, writes: Writes | None = None
+    source: Stateful, folder: str | os.PathLike[str], name: str, *, file_writer: CheckpointFileWriter | None = None
 ) -> None:
-    """Save ``source.state_dict()`` to ``folder/name``, immediately or when ``writes`` does."""
-    writes = writes or Writes()
-    writes(torch.save, writes.snapshot(source.state_dict()), Path(folder, name))
+    """Save ``source.state_dict()`` to ``folder/name``, immediately or when ``file_writer`` does."""
+    file_writer = file_writer or CheckpointFileWriter()
+    file_writer(torch.save, file_writer.snapshot(source.state_dict()), Path(folder, name))
 
 
 def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str) -> None:

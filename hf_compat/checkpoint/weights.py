@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "load_weights",
     "read_weights",
     "reads_state_dict_alone",
+    "remove_weights",
     "save_configuration",
     "save_safetensors",
     "save_weights",
@@ -72,7 +73,8 @@ def save_weights(
             options["max_shard_size"] = max_shard_size
         if installed_release() < SINCE["saves_safetensors_only"] or not safe_serialization:
             options["safe_serialization"] = safe_serialization
-        call_as_defined(model.save_pretrained, ("save_directory", str(folder)), state_dict=state_dict, **options)  # type: ignore[arg-type]
+        with _as_whole(model) if state_dict is not None else nullcontext():
+            call_as_defined(model.save_pretrained, ("save_directory", str(folder)), state_dict=state_dict, **options)  # type: ignore[arg-type]
         return
     logger.info("%s is not a `PreTrainedModel`, only saving its state dict.", type(model).__name__)
     state = dict(model.state_dict() if state_dict is None else state_dict)
@@ -80,6 +82,21 @@ def save_weights(
         torch.save(state, Path(folder, names.WEIGHTS_NAME))
         return
     save_safetensors(state, Path(folder, names.SAFE_WEIGHTS_NAME), of=f"{type(model).__name__}.state_dict()")
+
+
+@contextmanager
+def _as_whole(model: Any) -> Iterator[None]:
+    """Context in which ``save_pretrained`` of a presharded model saves the full state dict it gets, on this rank."""
+    config: Any = getattr(model, "config", None)
+    distributed = getattr(config, "distributed_config", None)
+    if distributed is None:
+        yield
+        return
+    config.distributed_config = None
+    try:
+        yield
+    finally:
+        config.distributed_config = distributed
 
 
 def save_safetensors(state: object, path: str | os.PathLike[str], *, of: str) -> None:
@@ -118,6 +135,12 @@ def save_configuration(model: Any, folder: str | os.PathLike[str]) -> None:
         config.save_pretrained(folder)
         if getattr(model, "generation_config", None) is not None and model.can_generate():
             model.generation_config.save_pretrained(folder)
+
+
+def remove_weights(folder: str | os.PathLike[str]) -> None:
+    """Remove the weights in one file that ``folder`` may have, so that none contradict what is saved sharded there."""
+    for name in (names.WEIGHTS_NAME, names.SAFE_WEIGHTS_NAME):
+        Path(folder, name).unlink(missing_ok=True)
 
 
 def reads_state_dict_alone(model: nn.Module) -> bool:

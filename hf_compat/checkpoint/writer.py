@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from hf_compat.checkpoint import multi_process, publish
-from hf_compat.checkpoint.background import BackgroundTasks, Deferred, Writes
+from hf_compat.checkpoint.background import BackgroundTasks, CheckpointFileWriter, Deferred
 from hf_compat.checkpoint.checksums import Checksums
 from hf_compat.checkpoint.early_flush import flushing_early
-from hf_compat.checkpoint.rotation import Ledger
+from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 
@@ -47,27 +47,27 @@ class CheckpointWriter:
     """Writes checkpoints, synchronously or in the background; a folder appears only when it is complete.
 
     Attributes:
-        writes: Writes files of the parts, immediately or deferred.
+        file_writer: Writes files of the parts, immediately or deferred.
         saver: Runs deferred writes in a thread.
         remover: Removes the files of deleted checkpoints in a thread: those of one save before the next begins.
-        ledger: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
+        owned: The run's checkpoints; None before the first run, and if checkpoints are not rotated.
         last_step: The update step of the last checkpoint; None if the run has not written any.
         begun_in: The working directory in which a save in the background was begun, for relative paths in its thread;
             otherwise the empty path.
     """
 
     def __init__(self) -> None:
-        self.writes = Writes()
+        self.file_writer = CheckpointFileWriter()
         self.saver = BackgroundTasks()
         self.remover = BackgroundTasks()
-        self.ledger: Ledger | None = None
+        self.owned: OwnedCheckpoints | None = None
         self.last_step: int | None = None
         self.begun_in = Path()
         self._is_in_background = False  # not known to have ended on every rank: the same on all
 
     @property
     def _run_id(self) -> str | None:
-        return None if self.ledger is None else self.ledger.run_id
+        return None if self.owned is None else self.owned.run_id
 
     def write(
         self,
@@ -110,9 +110,9 @@ class CheckpointWriter:
             self.begun_in = _working_directory()
             folder = self.begun_in / folder
         self.remover.wait()
-        snapshot = self.writes.dropping_a_failed_snapshot() if background else nullcontext()
+        snapshot = self.file_writer.dropping_a_failed_snapshot() if background else nullcontext()
         # Of all ranks' errors rank 0's is raised, which names the folder. Only publishing can fail on one rank alone.
-        with snapshot, multi_process.failing_together(fails_on_all=background):
+        with snapshot, multi_process.raise_on_all_ranks(fails_on_all=background):
             with ExitStack() as stack:
                 staged = multi_process.begin(
                     stack,
@@ -128,7 +128,7 @@ class CheckpointWriter:
                 flushes = launch.local_rank == 0 and not background
                 flushing = flushing_early(staged, checksums) if flushes else nullcontext()
                 # It is published when all ranks have written.
-                with multi_process.failing_together(place=staged) as needs, flushing:
+                with multi_process.raise_on_all_ranks(place=staged) as needs, flushing:
                     self._write_parts(parts, staged, deferred if background else None)
                     needs.own = background and must_finish()
                 publication = stack.pop_all()
@@ -149,16 +149,16 @@ class CheckpointWriter:
 
     def _write_parts(self, parts: Iterable[Part], staged: Path, deferred: Deferred | None) -> None:
         """Write ``parts`` into the folder ``staged``; put off what can be if ``deferred`` is given."""
-        writes = self.writes
-        with writes.checkpoint():
+        file_writer = self.file_writer
+        with file_writer.checkpoint():
             for part in parts:
                 mode: AbstractContextManager[None] = nullcontext()
                 if not part.deferrable:
-                    writes.finish_concurrent()  # it finds all files before it, as with transformers
+                    file_writer.finish_concurrent()  # it finds all files before it, as with transformers
                 elif deferred is None:
-                    mode = writes.allowing_concurrent()
+                    mode = file_writer.allowing_concurrent()
                 else:
-                    mode = writes.deferred(deferred)
+                    mode = file_writer.deferred(deferred)
                 with mode:
                     part.write(staged)
 
@@ -170,18 +170,18 @@ class CheckpointWriter:
         try:
             # The ranks agree twice, innermost first: every rank has written, rank 0 has published. What fails on one of
             # them is raised by all at that point.
-            writing = multi_process.failing_together(group, place=deferred.place)
-            with multi_process.failing_together(group), publication, writing:
+            writing = multi_process.raise_on_all_ranks(group, place=deferred.place)
+            with multi_process.raise_on_all_ranks(group), publication, writing:
                 deferred.write()
         finally:
-            self.writes.buffers.give_back()
+            self.file_writer.buffers.give_back()
         self._note_saved(folder)
         for call in then:
             call(folder)
 
     def _note_saved(self, folder: Path) -> None:
-        if self.ledger is not None:
-            self.ledger = self.ledger.with_saved(folder)
+        if self.owned is not None:
+            self.owned = self.owned.with_saved(folder)
 
     def write_alone(self, folder: Path, parts: Iterable[Part], *, step: int) -> None:
         """Write the checkpoint ``folder`` on this rank only, synchronously and without communication.
@@ -204,7 +204,7 @@ class CheckpointWriter:
         self.begun_in = Path()
         self.remover.wait()
         publish.delete_leftovers()
-        self.writes.buffers.clear()
+        self.file_writer.buffers.clear()
 
     def wait(self) -> None:
         """Wait until no rank writes in the background; every rank has to call it.

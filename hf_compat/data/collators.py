@@ -113,12 +113,12 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
 
 
 def torch_default_data_collator(features: list[Any]) -> dict[str, Any]:
-    """Return :func:`default_data_collator`'s batch of tensors."""
+    """Return :func:`default_data_collator`'s batch of tensors for the samples ``features``."""
     return default_data_collator(features, "pt")
 
 
 def numpy_default_data_collator(features: list[Any]) -> dict[str, Any]:
-    """Return :func:`default_data_collator`'s batch of arrays."""
+    """Return :func:`default_data_collator`'s batch of arrays for the samples ``features``."""
     return default_data_collator(features, "np")
 
 

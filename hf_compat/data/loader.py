@@ -20,10 +20,11 @@ from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamSt
 from hf_compat.data.transfer import move_batch
 from hf_compat.data.workers import keep_queues_open, outliving
 from hf_compat.distributed import collectives
-from hf_compat.distributed.processes import let_operations_end
+from hf_compat.distributed.processes import wait_for_gloo_threads
+from hf_compat.errors import LoaderError, described
 from hf_compat.nested import find_batch_size
 
-__all__ = ["PreparedDataLoader", "loader_batching", "loader_settings"]
+__all__ = ["PreparedDataLoader", "check_is_loader", "loader_batching", "loader_settings"]
 
 _PASSES = itertools.count(1)
 _KEPT_SETTINGS = (
@@ -160,7 +161,7 @@ class PreparedDataLoader(DataLoader[Any]):
     def plain_iterator(self) -> Iterator[Any]:
         """Return the iterator of a plain ``DataLoader``; it draws once from the global generator."""
         if self.num_workers > 0:  # workers may be forked
-            let_operations_end()
+            wait_for_gloo_threads()
         return super().__iter__()
 
     def _get_iterator(self) -> Any:
@@ -214,6 +215,18 @@ class PreparedDataLoader(DataLoader[Any]):
         except (TypeError, NotImplementedError, AttributeError):
             return -1
         return length % batch_size if batch_size else -1
+
+
+def check_is_loader(loader: object, source: str) -> None:
+    """Raise if what ``source`` returned cannot be iterated over.
+
+    Raises:
+        LoaderError: If it is no iterable.
+    """
+    if not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise LoaderError(
+            f"{source} returned {described(loader)}. Return a `DataLoader`, or another iterable of batches."
+        )
 
 
 def loader_batching(loader: DataLoader[Any]) -> dict[str, Any]:

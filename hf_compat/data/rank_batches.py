@@ -15,7 +15,7 @@ from hf_compat.data.stream_states import stream_from_state
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
 
-__all__ = ["BatchShard", "StreamShard", "check_even", "check_split_batches"]
+__all__ = ["BatchShard", "StreamShard", "check_even", "check_gatherable", "check_split_batches"]
 
 
 def check_split_batches(batch_size: int | None, num_processes: int) -> None:
@@ -82,9 +82,20 @@ class BatchShard(BatchSampler):
             return True
         if not self.split_batches:
             return self.total_length % self.num_processes == 0
-        sampler = getattr(self.batch_sampler, "sampler", None)
-        last = len(sampler) % self.batch_size if has_length(sampler) else 0
+        last = self._last_samples
         return last == 0 or last > self.batch_size // self.num_processes * (self.num_processes - 1)
+
+    @property
+    def is_gatherable(self) -> bool:
+        """Whether all ranks get equally many batches of equally many samples, as far as that is known."""
+        is_full = self.even_batches or self.drop_last or self._last_samples == 0
+        return self.is_even and (is_full or self.num_processes == 1)
+
+    @property
+    def _last_samples(self) -> int:
+        """Samples in the last batch, 0 if it is full, or if that is not known."""
+        sampler = getattr(self.batch_sampler, "sampler", None)
+        return len(sampler) % self.batch_size if self.batch_size and has_length(sampler) else 0
 
     def __len__(self) -> int:
         if self.split_batches:
@@ -233,11 +244,30 @@ class StreamShard(IterableDataset[Any]):
         return iter(self._current)
 
 
-def check_even(loader: object) -> None:
-    """Refuse to train with a loader that gives some ranks a batch less than others.
+def check_gatherable(loader: object) -> None:
+    """Refuse a loader whose batches have more samples on some ranks than on others, which cannot be gathered.
 
     Args:
-        loader: A train loader; where it shares no batches out there is nothing to check.
+        loader: A loader of prepared batches; where it shares none out there is nothing to check.
+
+    Raises:
+        DataError: If so.
+    """
+    sampler = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, BatchShard) and not sampler.is_gatherable:
+        raise DataError(
+            "`accelerator_config`: with even_batches=False, the last batch of an evaluation has more samples on some "
+            f"of the {sampler.num_processes} processes than on others, and their outputs cannot be gathered. Keep "
+            "`even_batches=True`, with which samples that are added do not count, or set `eval_use_gather_object=True`."
+        )
+
+
+def check_even(loader: object, *, awaited: str) -> None:
+    """Refuse a loader that gives some ranks a batch less than others.
+
+    Args:
+        loader: A loader of prepared batches; where it shares none out there is nothing to check.
+        awaited: What the others would wait for.
 
     Raises:
         DataError: If it does.
@@ -248,5 +278,5 @@ def check_even(loader: object) -> None:
         raise DataError(
             f"`accelerator_config`: with even_batches=False, {sampler.total_length} batches {split}leave some of the "
             f"{sampler.num_processes} processes with one batch fewer, and the others would wait forever for their "
-            "gradients. Set `dataloader_drop_last=True`, or keep `even_batches=True`."
+            f"{awaited}. Set `dataloader_drop_last=True`, or keep `even_batches=True`."
         )

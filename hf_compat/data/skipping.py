@@ -12,6 +12,7 @@ from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.loader import PreparedDataLoader, loader_batching, loader_settings
 from hf_compat.data.rank_batches import BatchShard, StreamShard
 from hf_compat.data.samplers import SeedableRandomSampler
+from hf_compat.data.sequence_shards import SequenceShards
 from hf_compat.data.stream_states import RestoreWorkerState, StreamStates, is_stateful_stream, stream_from_state
 
 __all__ = ["resume_stream", "skip_batches", "skip_samples"]
@@ -26,6 +27,9 @@ def skip_batches(loader: Iterable[Any], count: int) -> Iterable[Any]:
         loader: A ``DataLoader`` or any iterable of batches.
         count: Batches to skip.
     """
+    if isinstance(loader, SequenceShards):
+        loader.start_at(count, skip_batches)
+        return loader
     if not isinstance(loader, DataLoader):
         return _SkipIterable(loader, count)
     kind: Any = type(loader) if isinstance(loader, PreparedDataLoader) else DataLoader

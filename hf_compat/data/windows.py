@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.data.loader import PreparedDataLoader
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, LoaderError, described
 from hf_compat.metrics import has_length
 from hf_compat.plan import RunPlan
 
-__all__ = ["EpochStart", "Window", "WindowLoader", "WindowSource"]
+if TYPE_CHECKING:
+    from hf_compat.run.run import TrainingRun
+
+__all__ = ["ResumePosition", "Window", "WindowLoader"]
 
 
 class Window:
@@ -40,7 +43,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EpochStart:
+class ResumePosition:
     """Start of a resumed run in its first epoch."""
 
     epoch: int
@@ -51,25 +54,6 @@ class EpochStart:
     """Batches of the epoch that are done."""
     rest: Any
     """The loader of the remaining batches of the epoch."""
-
-
-class WindowSource(Protocol):
-    """The functions of the run that a :class:`WindowLoader` calls."""
-
-    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
-        """Return up to ``count`` batches and the number of items that their loss is averaged over."""
-
-    def should_stop(self) -> bool:
-        """Return whether a callback asked to end the epoch or the training."""
-
-    def restore_rng(self) -> None:
-        """Restore the random generators from the resumed checkpoint."""
-
-    def refuse_pass_without_update(self, batches: int) -> None:
-        """Raise: a pass over an unsized train loader had so few batches that it made no update step."""
-
-    def warn_of_empty_epoch(self) -> None:
-        """Log that the train loader yielded no batch in an epoch, and stop the training."""
 
 
 class WindowLoader:
@@ -100,9 +84,9 @@ class WindowLoader:
         self,
         loader: Iterable[Any],
         plan: RunPlan,
-        source: WindowSource,
+        source: TrainingRun,
         next_epoch: Callable[[], int],
-        start: EpochStart | None = None,
+        start: ResumePosition | None = None,
         *,
         restores_without_batches: bool = True,
         asks_empty_loader: bool = True,
@@ -139,7 +123,7 @@ class WindowLoader:
             )
         self._loader = loader
 
-    def _tell_epoch(self, start: EpochStart) -> None:
+    def _tell_epoch(self, start: ResumePosition) -> None:
         told = start.rest if self._skips_before_telling_epoch else self._loader
         if hasattr(told, "set_epoch"):
             told.set_epoch(start.epoch)
@@ -150,7 +134,7 @@ class WindowLoader:
         """Yield the windows of the next epoch until it ends or a callback stops it."""
         epoch = self._next_epoch()
         resumed = self._start if self._start is not None and self._start.epoch == epoch else None
-        start = resumed or EpochStart(epoch, 0, 0, self._loader)
+        start = resumed or ResumePosition(epoch, 0, 0, self._loader)
         self.loader = start.rest
         restores = resumed is not None
         if restores and start.batches == 0:
@@ -168,7 +152,7 @@ class WindowLoader:
             is_last = index == plan.update_steps_per_epoch - 1
             count = plan.batches_per_epoch - asked if is_last else plan.accumulate
             asked += count
-            drawn, num_items = self._source.draw_window(batches, count)
+            drawn, num_items = _checked(self._source.draw_window(batches, count))
             if restores and (drawn or self._restores_without_batches):
                 self._source.restore_rng()
                 restores = False
@@ -188,4 +172,25 @@ class WindowLoader:
         if position == 0:
             self._source.warn_of_empty_epoch()
         elif plan.num_train_epochs == sys.maxsize and start.batches == 0 and not (makes_updates or stops):
-            self._source.refuse_pass_without_update(position)
+            raise DataError(
+                f"`gradient_accumulation_steps={plan.accumulate}`: `train_dataset` yielded {position} batches in a "
+                "pass, too few for an update step, and training would never end. Set it to at most that number, lower "
+                "`per_device_train_batch_size`, or have the dataset repeat its samples."
+            )
+
+
+def _checked(drawn: Any) -> tuple[list[Any], Any]:
+    """Return what ``get_batch_samples`` of the Trainer returned.
+
+    Raises:
+        LoaderError: If that is no pair of batches and a number.
+    """
+    try:
+        batches, num_items = drawn
+        len(batches)
+    except (TypeError, ValueError):
+        raise LoaderError(
+            f"`get_batch_samples` returned {described(drawn)}. Return a list of batches and their number of scored "
+            "labels, or None if that is not counted: `return batch_samples, num_items_in_batch`."
+        ) from None
+    return batches, num_items

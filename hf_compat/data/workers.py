@@ -10,11 +10,14 @@ import threading
 import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from typing import Any
 
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
 
-__all__ = ["keep_queues_open", "outliving"]
+__all__ = ["has_short_lived", "keep_queues_open", "outliving"]
 
 _QUEUES = ("_index_queues", "_worker_result_queue", "_workers_done_event")
 """The means by which an iterator of torch's ``DataLoader`` ends its workers; it has none without workers."""
@@ -22,6 +25,8 @@ _PARENT_CHECK_SECONDS = 5.0
 """Seconds between two checks of a worker whether its parent process is gone; torch checks as often."""
 
 _run_worker = torch_worker._worker_loop
+_make_iterator = DataLoader._get_iterator
+_outliving_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()
 
 
 @contextmanager
@@ -36,17 +41,42 @@ def outliving(signals: Collection[int]) -> Iterator[None]:
     if not hasattr(signal, "sigtimedwait") or torch_worker._worker_loop is not _run_worker:
         yield
         return
-    # The function that torch runs in a new worker; loaders have no setting that reaches those of other people's.
+    # What torch starts workers with, and runs in them; loaders have no setting that reaches those of other people's.
     torch_worker._worker_loop = functools.partial(_run_outliving, tuple(signals))
+    DataLoader._get_iterator = functools.partialmethod(_start_outliving, tuple(signals))  # type: ignore[assignment]
     try:
         yield
     finally:
         torch_worker._worker_loop = _run_worker
+        DataLoader._get_iterator = _make_iterator  # type: ignore[method-assign]
+
+
+def has_short_lived() -> bool:
+    """Return whether this process has children that a signal ends, such as workers not started in :func:`outliving`."""
+    return any(child not in _outliving_workers for child in multiprocessing.active_children())
+
+
+def _start_outliving(loader: DataLoader[Any], signals: Collection[int]) -> Any:
+    """Return an iterator of ``loader`` whose workers have ``signals`` blocked from their start on.
+
+    So has the process that forks the workers of ``forkserver``, if it is started here.
+    """
+    if loader.num_workers == 0:
+        return _make_iterator(loader)
+    if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
+        resource_tracker.ensure_running()  # which unblocks the signals where it starts its process
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        iterator: Any = _make_iterator(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    _outliving_workers.update(iterator._workers)
+    return iterator
 
 
 def _run_outliving(signals: Collection[int], *args: Any) -> None:
     """Run torch's worker, with ``signals`` blocked in all of its threads but one that waits for them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # in case an older process forks the workers
     threading.Thread(target=_exit_with_parent, args=(signals,), daemon=True).start()
     _run_worker(*args)
 
@@ -55,7 +85,7 @@ def _exit_with_parent(signals: Collection[int]) -> None:
     """Exit on a signal of the parent process, or when that is gone; without exception, which a hung thread ignores."""
     parent, starter = multiprocessing.parent_process(), os.getppid()  # a forkserver starts workers of its clients
     assert parent is not None, "torch runs its workers in processes of multiprocessing"
-    while os.getppid() == starter:
+    while os.getppid() == starter and parent.is_alive():
         received = signal.sigtimedwait(signals, _PARENT_CHECK_SECONDS)
         if received is not None and received.si_pid == parent.pid:
             break

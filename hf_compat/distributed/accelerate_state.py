@@ -122,7 +122,7 @@ def _run_values(module: Any, run: RunState) -> dict[str, Any]:
     values = {
         "_mixed_precision": "no" if run.deepspeed_plugin is not None else run.mixed_precision,
         "deepspeed_plugins": run.deepspeed_plugin,
-        "device_mesh": None,
+        "device_mesh": run.device_mesh,
         "dynamo_plugin": _dynamo_plugin(run),
         "parallelism_config": run.parallelism_config,
         "torch_tp_plugin": None,

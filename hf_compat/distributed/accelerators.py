@@ -13,12 +13,22 @@ from hf_compat.distributed.devices import cuda_is_available
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["accelerator_module", "accelerator_type", "default_backend", "is_initialized", "lacks_bf16", "lacks_fp16"]
+__all__ = [
+    "accelerator_module",
+    "accelerator_type",
+    "default_backend",
+    "is_initialized",
+    "lacks_bf16",
+    "lacks_fp16",
+    "lacks_tf32",
+]
 
 logger = logging.getLogger(__name__)
 
-_PACKAGES = ("torch_npu", "torch_mlu", "torch_musa", "habana_frameworks.torch")
+_PACKAGES = ("torch_npu", "torch_mlu", "torch_musa", "torch_supa", "habana_frameworks.torch")
 """Packages that add a type of device to torch when they are imported."""
+_FIRST_WITH_TF32 = {"cuda": (8, 0), "musa": (2, 2)}
+"""Device type → the first compute capability with TF32."""
 
 
 def accelerator_type() -> str | None:
@@ -80,6 +90,20 @@ def lacks_bf16(device_type: str) -> bool:
     if device_type == "cuda" and not module.is_initialized():
         return False
     return hasattr(module, "is_bf16_supported") and not module.is_bf16_supported()
+
+
+def lacks_tf32() -> bool:
+    """Return whether the accelerator has no TF32, such as a GPU older than Ampere, or there is none."""
+    import torch
+
+    kind = accelerator_type()
+    if kind == "supa":
+        return not hasattr(torch.backends, "fp32_precision")  # before torch 2.9
+    if kind not in _FIRST_WITH_TF32 or (kind == "cuda" and torch.version.cuda is None):
+        return True
+    module = accelerator_module(kind)
+    properties = module.get_device_properties(module.current_device())
+    return (properties.major, properties.minor) < _FIRST_WITH_TF32[kind]
 
 
 def default_backend(device: torch.device) -> str | None:

@@ -2,12 +2,14 @@
 
 Values, shapes and errors are those of accelerate ``utils/operations.py``. Every rank must make the same calls in the
 same order. Each begins with a vote where the ranks may have to give up together; see
-:mod:`hf_compat.distributed.votes`.
+:mod:`hf_compat.distributed.oom_consensus`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,7 +18,8 @@ from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
 from hf_compat.distributed.accelerators import accelerator_module
-from hf_compat.distributed.votes import gloo_group, vote
+from hf_compat.distributed.oom_consensus import gloo_group, vote
+from hf_compat.errors import DataError
 from hf_compat.nested import map_nested
 
 __all__ = [
@@ -26,11 +29,13 @@ __all__ = [
     "broadcast_object",
     "communication_device",
     "gather",
+    "gather_batches",
     "gather_objects",
     "get_rank",
     "get_world_size",
     "has_only_tensors",
     "map_tensors",
+    "mean_over_ranks",
     "pad_across_processes",
     "reduce",
 ]
@@ -160,6 +165,86 @@ def gather_objects(items: list[Item], group: ProcessGroup | None = None) -> list
     _vote(group)
     distributed.all_gather_object(parts, items, group=group)
     return [item for part in parts for item in part]
+
+
+def gather_batches(batch: Mapping[str, Any] | None, group: ProcessGroup) -> list[dict[str, Any]]:
+    """Return the batches of all ranks of ``group``, by rank; empty if a rank has none.
+
+    Args:
+        batch: Tensors of any shape, and other values that can be pickled; None if this rank has no batch.
+        group: The process group.
+
+    Raises:
+        DataError: On every rank, if their batches do not have the same names.
+    """
+    described = None if batch is None else {name: _description(value) for name, value in batch.items()}
+    descriptions: list[Any] = gather_objects([described], group)
+    if batch is None or None in descriptions:
+        return []
+    if any(each.keys() != batch.keys() for each in descriptions):
+        names = "; ".join(", ".join(sorted(each)) for each in descriptions)
+        raise DataError(f"`train_dataset`: the ranks' batches have different names: {names}. Give all the same.")
+    gathered: list[dict[str, Any]] = [dict(each) for each in descriptions]
+    for name in sorted(batch):  # in the same order on all ranks
+        shapes = [each[name] for each in descriptions]
+        if isinstance(batch[name], Tensor):
+            for each, tensor in zip(gathered, _gather_ragged(batch[name], shapes, group), strict=True):
+                each[name] = tensor
+    return gathered
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The shape of a tensor that another rank has."""
+
+    sizes: tuple[int, ...]
+
+
+def _description(value: object) -> object:
+    return _Shape(tuple(value.shape)) if isinstance(value, Tensor) else value
+
+
+def _gather_ragged(tensor: Tensor, shapes: list[_Shape], group: ProcessGroup) -> list[Tensor]:
+    """Return the tensors of all ranks of ``group``, which have ``shapes``; flat and padded while they are exchanged."""
+    counts = [math.prod(shape.sizes) for shape in shapes]
+    flat = tensor.new_zeros(max(counts))
+    flat[: tensor.numel()] = tensor.reshape(-1)
+    parts = _gather_one(flat, group).view(len(shapes), -1)
+    return [part[:count].view(shape.sizes) for part, count, shape in zip(parts, counts, shapes, strict=True)]
+
+
+def mean_over_ranks(value: Tensor, weight: Tensor, group: ProcessGroup) -> Tensor:
+    """Return the weighted mean of the ranks' values, ``()``, whose gradient flows back to the values of all ranks.
+
+    A rank of weight 0 is left out, whatever its value; if all are, the mean is 0.
+
+    Args:
+        value: The value of this rank, ``()``.
+        weight: Its weight, 0 or more, ``()``.
+        group: The ranks.
+    """
+    values = _GatherValues.apply(value, group)  # type: ignore[no-untyped-call]
+    weights = gather(weight, group)
+    counted = torch.where(weights > 0, values, torch.zeros_like(values))
+    return (counted * weights).sum() / weights.sum().clamp(min=1)
+
+
+class _GatherValues(torch.autograd.Function):
+    """The values of all ranks, ``(ranks,)``, from this rank's, ``()``; its gradient is the sum over the ranks.
+
+    torch's own does the same, but with gloo only in a group of all ranks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return gather(value, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (mine,) = gradients
+        of_ranks = gather(mine[None], ctx.group)  # the gradient of each rank's result for all values
+        return of_ranks[:, distributed.get_rank(ctx.group)].contiguous().sum(), None
 
 
 def pad_across_processes(

@@ -10,7 +10,6 @@ from hf_compat.errors import TrainerSetupError
 __all__ = [
     "cuda_is_available",
     "device_index",
-    "gpu_lacks_tf32",
     "set_tf32",
     "wants_cpu",
 ]
@@ -29,15 +28,6 @@ def cuda_is_available() -> bool:
     return torch.cuda.is_available()
 
 
-def gpu_lacks_tf32() -> bool:
-    """Return whether there is no CUDA device with TF32: none at all, or one older than Ampere."""
-    import torch
-
-    if not torch.cuda.is_available() or torch.version.cuda is None:
-        return True
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).major < 8
-
-
 def set_tf32(enabled: bool) -> None:
     """Turn TF32 for float32 matrix products and convolutions on or off in the whole process.
 
@@ -50,6 +40,8 @@ def set_tf32(enabled: bool) -> None:
     torch.backends.cudnn.allow_tf32 = enabled
     if hasattr(torch.backends, "fp32_precision"):
         torch.backends.fp32_precision = "tf32" if enabled else "ieee"
+    elif hasattr(torch.backends, "mudnn"):  # of MUSA
+        torch.backends.mudnn.allow_tf32 = enabled
 
 
 def device_index(device_type: str, local_rank: int) -> int:

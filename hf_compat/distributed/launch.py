@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["BY_TRAINER", "LAUNCHERS", "OWN_MARK", "Launch", "Variables", "read_launch"]
+__all__ = ["BY_TRAINER", "LAUNCHERS", "OWN_MARK", "Launch", "Variables", "is_launched", "read_launch"]
 
 OWN_MARK = "HF_COMPAT_LAUNCHED"
 """Set in processes that a Trainer started itself, with Lightning's launcher."""
@@ -139,6 +139,16 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
         address=address or "127.0.0.1",
         port=int(given.get("MASTER_PORT") or _port_of_job(given, names)),
     )
+
+
+def is_launched(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether a launcher has started this process, even as the only one, for which ``Launch`` names none.
+
+    Args:
+        environment: The variables. Default: ``os.environ``.
+    """
+    given = os.environ if environment is None else environment
+    return any(_is_in_use(row, given) for row in LAUNCHERS)
 
 
 def _is_in_use(names: Variables, given: Mapping[str, str]) -> bool:

@@ -63,14 +63,14 @@ class ProcessState:
         self._is_fsdp = is_fsdp
 
     def __repr__(self) -> str:
-        facts = (
+        lines = (
             f"Distributed environment: {self.distributed_type}",
             f"Backend: {self.backend}",
             f"Processes: {self.num_processes}",
             f"Rank: {self.process_index}, {self.local_process_index} on its node",
             f"Device: {self.device}",
         )
-        return "\n".join(facts)
+        return "\n".join(lines)
 
     @property
     def backend(self) -> str | None:

@@ -13,13 +13,22 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.distributed.accelerators import accelerator_module, default_backend, is_initialized
+from hf_compat.distributed.elastic_store import store_of_this_start, uses_agent_store
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["choose_backend", "join_processes", "leave_processes", "let_operations_end", "main_first", "process_group"]
+__all__ = [
+    "choose_backend",
+    "join_alone",
+    "join_processes",
+    "leave_processes",
+    "main_first",
+    "process_group",
+    "wait_for_gloo_threads",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +53,7 @@ def leave_processes(group: Any = None) -> None:
         joined.destroy_process_group(group)
 
 
-def let_operations_end() -> None:
+def wait_for_gloo_threads() -> None:
     """Wait shortly for gloo's threads if there is a process group; call it before this process forks or exits.
 
     They release the tensors of an operation shortly after it is done, which needs the interpreter lock. A fork at that
@@ -55,7 +64,7 @@ def let_operations_end() -> None:
 
 
 def _leave_at_exit() -> None:
-    let_operations_end()
+    wait_for_gloo_threads()
     leave_processes()
 
 
@@ -101,8 +110,12 @@ def join_processes(
     os.environ.setdefault("MASTER_ADDR", launch.address)
     os.environ.setdefault("MASTER_PORT", str(launch.port))
     try:
+        store = None
+        if uses_agent_store(os.environ):
+            store = store_of_this_start(launch.rank, launch.world_size, timeout=timeout)
         torch.distributed.init_process_group(
             backend=chosen,
+            store=store,
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=timeout,
@@ -115,6 +128,24 @@ def join_processes(
             f"(`ddp_backend={backend!r}`): {error}{_SAME_GPU if 'Duplicate GPU' in str(error) else ''}"
         ) from error
     atexit.register(_leave_at_exit)  # NCCL would block the exit of the interpreter
+
+
+def join_alone(device: torch.device, *, backend: str | None = None) -> None:
+    """Initialize the process group of a world size of 1, if there is none, for what needs one.
+
+    Args:
+        device: The device of this process.
+        backend: The user's ``ddp_backend``. Default: that of the device.
+
+    Raises:
+        TrainerSetupError: If torch has no process-group backend for the device.
+    """
+    from torch import distributed
+
+    if process_group() is None:
+        store = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(choose_backend(device, backend), store=store, rank=0, world_size=1)
+        atexit.register(leave_processes)
 
 
 def _make_current(device: torch.device) -> None:
@@ -137,7 +168,7 @@ def main_first(rank: int, *, is_main: bool, desc: str) -> Iterator[None]:
     if group is None:
         yield
         return
-    from hf_compat.distributed.votes import vote  # it imports torch, as the group has
+    from hf_compat.distributed.oom_consensus import vote  # it imports torch, as the group has
 
     if not is_main:
         _logger.debug("Rank %d waits for the main process: %s", rank, desc)

@@ -10,6 +10,7 @@ from hf_compat.distributed.process_state import DistributedType, ProcessState
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
     from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
     from hf_compat.distributed.launch import Launch
@@ -37,6 +38,7 @@ class RunState(ProcessState):
         deepspeed_plugin: The DeepSpeed plugin; None without DeepSpeed.
         fsdp_plugin: accelerate's FSDP plugin, or an object with its ``fsdp_version``; None without FSDP.
         parallelism_config: accelerate's ``ParallelismConfig``; None without one.
+        device_mesh: The mesh of its sizes; None without one.
         compilation: How models are compiled; None: they are not.
     """
 
@@ -49,11 +51,13 @@ class RunState(ProcessState):
         deepspeed_plugin: DeepSpeedPlugin | None = None,
         fsdp_plugin: Any = None,
         parallelism_config: Any = None,
+        device_mesh: DeviceMesh | None = None,
         compilation: Compilation | None = None,
     ) -> None:
         super().__init__(device, launch, deepspeed_plugin, fsdp_plugin is not None)
         self.fsdp_plugin = fsdp_plugin
         self.parallelism_config = parallelism_config
+        self.device_mesh = device_mesh
         self.compilation = compilation
         self._mixed_precision = mixed_precision
 

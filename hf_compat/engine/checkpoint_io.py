@@ -20,7 +20,7 @@ from torch import nn
 
 from hf_compat.checkpoint import names, publish, rng, weights
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.checkpoint.unpickle import is_trusted
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.engine.internals.strategies import calling_strategy
@@ -119,8 +119,8 @@ class HFCheckpointIO(CheckpointIO):
                 parts.append(_state_file_part(name, rest.pop(key)[0]))
         if "optimizer_states" in checkpoint:  # else only weights are saved
             parts.append(Part(rng.save_rng_state))
-        counts = _trainer_state(checkpoint, strategy)
-        parts.append(Part(lambda folder: counts.save_to_json(folder / names.TRAINER_STATE_NAME)))
+        trainer_state = _trainer_state(checkpoint, strategy)
+        parts.append(Part(lambda folder: trainer_state.save_to_json(folder / names.TRAINER_STATE_NAME)))
         rest["state_dict"] = {name: value for name, value in state.items() if not name.startswith(prefix)}
         parts.append(Part(lambda folder: _save_lightning_state(rest, folder / names.LIGHTNING_STATE_NAME)))
         return parts
@@ -145,7 +145,7 @@ class HFCheckpointIO(CheckpointIO):
         strategy = _strategy()
         module = _module(strategy)
         fits = module.trainer.state.fn is TrainerFn.FITTING
-        point = ResumePoint(folder)
+        point = CheckpointReader(folder)
         kept = point.lightning_state()
         if fits and "loops" not in kept:
             raise CheckpointError(
@@ -250,7 +250,7 @@ def _trainer_state(checkpoint: Mapping[str, Any], strategy: Strategy) -> Trainer
     )
 
 
-def _load_states(kept: dict[str, Any], point: ResumePoint, strategy: Strategy) -> None:
+def _load_states(kept: dict[str, Any], point: CheckpointReader, strategy: Strategy) -> None:
     """Add the states that have files of their own to ``kept``, and restore the random states."""
     for key, name in _LISTS:
         if key not in kept:
@@ -275,9 +275,9 @@ class _RestoreRandomState(pl.Callback):
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         rng.set_rng_state(self._state)
-        trainer.callbacks.remove(self)  # type: ignore[attr-defined]
+        pl_trainer.callbacks.remove(self)  # type: ignore[attr-defined]
 
 
 def _save_lightning_state(content: dict[str, Any], path: Path) -> None:

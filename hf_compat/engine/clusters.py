@@ -22,7 +22,7 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["apply_cluster_environment", "given_environment", "use_cluster_environment"]
+__all__ = ["apply_cluster_environment", "use_cluster_environment", "user_environment"]
 
 
 def use_cluster_environment(
@@ -53,7 +53,7 @@ def apply_cluster_environment(args: TrainingArguments, keywords: Mapping[str, An
     Raises:
         TrainerSetupError: If it contradicts the launcher's variables, or if there are several.
     """
-    environment = given_environment(keywords)
+    environment = user_environment(keywords)
     if environment is None:
         return
     devices, nodes = keywords.get("devices"), keywords.get("num_nodes")
@@ -61,7 +61,7 @@ def apply_cluster_environment(args: TrainingArguments, keywords: Mapping[str, An
         args.choose_device_again()
 
 
-def given_environment(keywords: Mapping[str, Any]) -> ClusterEnvironment | None:
+def user_environment(keywords: Mapping[str, Any]) -> ClusterEnvironment | None:
     """Return the ``ClusterEnvironment`` among the plugins, None if there is none.
 
     Raises:

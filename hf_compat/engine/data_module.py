@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from hf_compat.engine.host import Host, HostReference
+from hf_compat.engine.run_reference import RunReference
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.run.run import TrainingRun
 
 __all__ = ["HFDataModule"]
 
@@ -52,33 +53,33 @@ class HFDataModule(pl.LightningDataModule):
         self.args = args
         self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
         self.data_collator, self.processing_class = data_collator, processing_class
-        self._host = HostReference(_MISSING)
+        self._run = RunReference(_MISSING)
 
-    def connect(self, host: Host) -> None:
-        """Take the loaders from ``host``, the run."""
-        self._host.set(host)
+    def connect(self, run: TrainingRun) -> None:
+        """Take the loaders from ``run``, the run."""
+        self._run.set(run)
 
     @property
-    def host(self) -> Host:
+    def run(self) -> TrainingRun:
         """The run of this data.
 
         Raises:
             TrainerSetupError: If it has none.
         """
-        return self._host.get()
+        return self._run.get()
 
     def train_dataloader(self) -> Any:
         """Return the train loader, shuffled by seed and epoch."""
-        return self.host.original("get_train_dataloader")()
+        return self.run.original("get_train_dataloader")()
 
     def val_dataloader(self) -> Any:
         """Return the evaluation loader."""
-        return self.host.original("get_eval_dataloader")()
+        return self.run.original("get_eval_dataloader")()
 
     def test_dataloader(self) -> Any:
         """Return the loader of ``test_dataset``."""
-        return self.host.original("get_test_dataloader")(self.test_dataset)
+        return self.run.original("get_test_dataloader")(self.test_dataset)
 
     def predict_dataloader(self) -> Any:
         """Return the loader of ``test_dataset``."""
-        return self.host.original("get_test_dataloader")(self.test_dataset)
+        return self.run.original("get_test_dataloader")(self.test_dataset)

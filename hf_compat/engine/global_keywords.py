@@ -15,7 +15,7 @@ _for_all: ContextVar[Mapping[str, Any]] = ContextVar("keywords for every Trainer
 
 @contextmanager
 def lightning_keywords(**keywords: Any) -> Iterator[None]:
-    """Have every Trainer that is made in this block get ``keywords`` of ``lightning.Trainer``.
+    """Return a context in which every Trainer that is made gets ``keywords`` of ``lightning.Trainer``.
 
     For classes of libraries, whose constructors have no argument ``lightning``, and for Trainers that a library makes
     itself. A Trainer keeps its keywords after the block. Of a keyword that is given twice, the inner block's is taken,

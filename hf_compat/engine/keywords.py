@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from hf_compat.arguments.enums import IntervalStrategy, SaveStrategy
-from hf_compat.errors import TrainerSetupError
+from hf_compat.callbacks.handler import new_instance
+from hf_compat.errors import CallbackError, TrainerSetupError
 from hf_compat.plan.data_limits import Share
 from hf_compat.plan.evaluation_times import EvaluationTimes
 
@@ -192,9 +193,15 @@ def is_lightning_callback(callback: object) -> bool:
 
 
 def lightning_callbacks(callbacks: Sequence[Any] | None) -> list[Callback]:
-    """Return the Lightning callbacks of ``callbacks``; of a class an instance."""
+    """Return the Lightning callbacks of ``callbacks``; of a class an instance.
+
+    Raises:
+        CallbackError: If ``callbacks`` is no list.
+    """
+    if callbacks is not None and not isinstance(callbacks, Iterable):
+        raise CallbackError(f"`callbacks`: {callbacks!r} is no list. Pass a list of callbacks.")
     found = [callback for callback in callbacks or () if is_lightning_callback(callback)]
-    return [callback() if isinstance(callback, type) else callback for callback in found]
+    return [new_instance(callback) if isinstance(callback, type) else callback for callback in found]
 
 
 def keyword_problems(keywords: Mapping[str, Any]) -> list[str]:

@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
-from hf_compat.engine.host import EvaluationPass, Host, HostReference, WindowHooks
+from hf_compat.engine.run_reference import RunReference
 from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.evaluation.session import EvaluationSession
+    from hf_compat.run.hooks import RunHooks
+    from hf_compat.run.run import TrainingRun
 
 __all__ = ["HFModule"]
 
@@ -37,7 +40,7 @@ _MISSING = (
 class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
 
-    ``training_step`` runs forward and backward pass of each batch of the window through its host, then the optimizer
+    ``training_step`` runs forward and backward pass of each batch of the window through its run, then the optimizer
     step. The run's hooks do everything else; see ``run/hooks.py``. Validation and test steps
     call the current evaluation session.
 
@@ -73,33 +76,33 @@ class HFModule(pl.LightningModule):
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.made_update = False
-        self.session: EvaluationPass | None = None
-        self._host = HostReference(_MISSING)
-        self._hooks: weakref.ref[WindowHooks] | None = None
+        self.session: EvaluationSession | None = None
+        self._run = RunReference(_MISSING)
+        self._hooks: weakref.ref[RunHooks] | None = None
 
-    def connect(self, host: Host, hooks: WindowHooks | None = None) -> Self:
-        """Let the module train and evaluate for ``host``; return it.
+    def connect(self, run: TrainingRun, hooks: RunHooks | None = None) -> Self:
+        """Let the module train and evaluate for ``run``; return it.
 
         Args:
-            host: The run.
+            run: The run.
             hooks: The hooks of a fit; None for a module that only evaluates.
         """
-        self._host.set(host)
+        self._run.set(run)
         self._hooks = None if hooks is None else weakref.ref(hooks)
         return self
 
     @property
-    def host(self) -> Host:
+    def run(self) -> TrainingRun:
         """The run of this module.
 
         Raises:
             TrainerSetupError: If it has none.
         """
-        return self._host.get()
+        return self._run.get()
 
-    def belongs_to(self, host: Host) -> bool:
-        """Return whether ``host`` is the run of this module, which may be gone."""
-        return self._host.is_to(host)
+    def belongs_to(self, run: TrainingRun) -> bool:
+        """Return whether ``run`` is the run of this module, which may be gone."""
+        return self._run.is_to(run)
 
     def __getattr__(self, name: str) -> Any:
         """Return the model's attribute of this name, such as ``backbone``, for Lightning callbacks."""
@@ -126,7 +129,7 @@ class HFModule(pl.LightningModule):
         Raises:
             TrainerSetupError: If there is none.
         """
-        self._host.get()
+        self._run.get()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients, but not before an evaluation, as Lightning does: they may be of a script's own loop."""
@@ -135,7 +138,7 @@ class HFModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return the run's optimizer and its schedule, which Lightning callbacks can read."""
-        optimizer, scheduler = self.host.optimization.create_both()
+        optimizer, scheduler = self.run.optimization.create_both()
         if isinstance(scheduler, LRScheduler | ReduceLROnPlateau) and scheduler.optimizer is optimizer:
             return {"optimizer": optimizer, "lr_scheduler": scheduler}
         return optimizer
@@ -159,14 +162,14 @@ class HFModule(pl.LightningModule):
             return_outputs: Return ``(loss, outputs)``.
             num_items_in_batch: Scored items in the window.
         """
-        return self.host.original("compute_loss")(
+        return self.run.original("compute_loss")(
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
 
     @wraps_stop_iteration
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
-        host, trainer = self.host, self.trainer
+        run, trainer = self.run, self.trainer
         hooks = None if self._hooks is None else self._hooks()
         assert hooks is not None, "a fit has hooks, which its trainer keeps alive"
         last = len(window.batches) - 1
@@ -176,8 +179,8 @@ class HFModule(pl.LightningModule):
             if index:
                 hooks.on_next_batch(batch)
             ends_update = index == last and window.is_complete
-            with host.accumulating(ends_update=ends_update, syncs=index == last):
-                loss = host.training_step(batch, window.num_items)
+            with run.accumulating(ends_update=ends_update, syncs=index == last):
+                loss = run.training_step(batch, window.num_items)
             losses.append(loss)
             hooks.on_batch_trained(trainer, loss, batch)
             if ends_update:
@@ -186,7 +189,7 @@ class HFModule(pl.LightningModule):
                 hooks.on_optimizer_step_end(trainer, window)
             else:
                 hooks.on_substep_end()
-            if host.should_stop():
+            if run.should_stop():
                 break
         return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
 

@@ -33,7 +33,7 @@ from hf_compat.errors import HFCompatWarning, MissingPackageError
 from hf_compat.nested import map_nested
 
 if TYPE_CHECKING:
-    from hf_compat.engine.strategies.facts import StrategyFacts
+    from hf_compat.engine.strategies.traits import StrategyTraits
 
 __all__ = [
     "ForwardMixedPrecision",
@@ -52,7 +52,7 @@ __all__ = [
 
 _OWN_SCALER = ("mlu", "musa", "npu", "sdaa")
 """Device types whose package has a gradient scaler of its own, as accelerate ``utils/modeling.py``."""
-_USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the runtime and the Trainer
+_USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the backend and the Trainer
 
 
 class FullPrecision(Precision):
@@ -165,7 +165,7 @@ def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: 
 
 
 def precision_plugin(
-    mixed_precision: str, device: torch.device, plugins: Iterable[Any] = (), *, strategy: StrategyFacts
+    mixed_precision: str, device: torch.device, plugins: Iterable[Any] = (), *, strategy: StrategyTraits
 ) -> Precision:
     """Return the Lightning precision plugin of a run.
 

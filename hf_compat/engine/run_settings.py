@@ -14,7 +14,8 @@ from lightning.pytorch.plugins.precision import Precision
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.checking.reporters import tracker_names, with_job_tracker
+from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
+from hf_compat.arguments.deepspeed.requested import use_deepspeed
 from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
@@ -34,7 +35,7 @@ from hf_compat.engine.keywords import (
 )
 from hf_compat.engine.precision import true_precision
 from hf_compat.engine.shorthand_keywords import barebones_problems, development_fields, spelled_out
-from hf_compat.engine.strategy_keyword import strategy_spelled_out
+from hf_compat.engine.strategy_keyword import deepspeed_meant, strategy_spelled_out
 from hf_compat.errors import TrainerSetupError
 from hf_compat.plan.data_limits import DataLimits
 from hf_compat.plan.evaluation_times import EvaluationTimes
@@ -125,7 +126,8 @@ class _Meaning:
         self.plugin: Precision | None = None
         self._clip_value: float | None = None
         self._times: EvaluationTimes | None = None
-        for read in (self._read_fields, self._read_clipping, self._read_evaluation, self._read_precision):
+        readers = (self._read_fields, self._read_clipping, self._read_evaluation, self._read_precision)
+        for read in (self._read_strategy, *readers):
             try:
                 read()
             except TrainerSetupError as error:
@@ -133,7 +135,7 @@ class _Meaning:
         self._check_end()
         self._check_data(has_eval_data=has_eval_data)
         changed = [name for name, value in self.fields.items() if getattr(args, name) != value]
-        if changed and args.hf_deepspeed_config is not None:
+        if changed and args.hf_deepspeed_config is not None and "deepspeed" not in changed:
             names = ", ".join(f"`{name}`" for name in changed)
             self.problems.append(
                 f"`lightning={dict(given)}`: with `deepspeed`, set {names} in `TrainingArguments` instead."
@@ -160,6 +162,19 @@ class _Meaning:
             self.fields[name] = value
             self.written[name] = f"lightning={{{keyword}}}"
 
+    def _read_strategy(self) -> None:
+        strategy = self.keywords.get("strategy")
+        config = deepspeed_meant(strategy, use_cpu=self._args.use_cpu)
+        if config is None:
+            return
+        shown = repr(strategy) if isinstance(strategy, str) else f"{type(strategy).__name__}(...)"
+        self._set(f"'strategy': {shown}", {"deepspeed": config})
+        if self._args.hf_deepspeed_config is not None and not self._args.deepspeed:
+            self.problems.append(
+                f"`lightning={{'strategy': {shown}}}` contradicts ACCELERATE_USE_DEEPSPEED, which `accelerate launch` "
+                "sets: remove one of them."
+            )
+
     def _read_fields(self) -> None:
         args, keywords = self._args, self.keywords
         for name in FIELD_KEYWORDS:
@@ -174,7 +189,7 @@ class _Meaning:
     def _read_clipping(self) -> None:
         fields, self._clip_value = clipping_meant(self.keywords)
         shown = as_given(self._given, ("gradient_clip_val", "gradient_clip_algorithm"))
-        if self._clip_value is not None and self._args.hf_deepspeed_config is not None:
+        if self._clip_value is not None and (self._args.hf_deepspeed_config or "deepspeed" in self.fields):
             raise TrainerSetupError(
                 f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine only clips by norm: set "
                 "`max_grad_norm` instead."
@@ -296,6 +311,8 @@ def _with_fields(
         if fields.get(precision):
             args.mixed_precision = precision
     raise_all(_as_written(problem, written) for problem in find_problems(args, resolve_semantics(args.semantics)))
+    if "deepspeed" in fields:  # after all fields, from which the config is filled in
+        args.hf_deepspeed_config, args.deepspeed_plugin = use_deepspeed(args)
     return args
 
 

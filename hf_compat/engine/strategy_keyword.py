@@ -1,19 +1,23 @@
-"""Reading the keyword ``strategy`` of ``lightning.Trainer``: a name, and plugins given to an instance."""
+"""Reading the keyword ``strategy`` of ``lightning.Trainer``: a name, a DeepSpeed config, plugins of an instance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch.plugins import CheckpointIO, Precision
-from lightning.pytorch.strategies import FSDPStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy, StrategyRegistry
 
-from hf_compat.engine.internals.strategies import parts_of_strategy
+from hf_compat.distributed.deepspeed_process import import_deepspeed
+from hf_compat.engine.internals.deepspeed import DEEPSPEED_NAMES, parse_deepspeed_strategy
+from hf_compat.engine.internals.strategies import parts_of_strategy, plain_class
 from hf_compat.engine.keywords import user_plugins
+from hf_compat.engine.strategy_options import refused_options
 from hf_compat.engine.strategy_table import NAMES
 
-__all__ = ["strategy_spelled_out"]
+__all__ = ["deepspeed_meant", "strategy_spelled_out"]
 
 _KINDS: dict[str, type] = {
     "checkpoint_io": CheckpointIO,
@@ -37,8 +41,7 @@ def strategy_spelled_out(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], l
         meant["strategy"] = strategy
     if not isinstance(strategy, Strategy):
         return meant, []
-    # Those of FSDP have settings for its wrapper and its files; whoever reads the strategy refuses them.
-    skipped = ("checkpoint_io", "precision_plugin") if isinstance(strategy, FSDPStrategy) else ()
+    skipped = refused_options(plain_class(strategy).__name__)  # there is an error when the strategy is read
     parts = {name: part for name, part in parts_of_strategy(strategy).items() if name not in skipped}
     plugins = user_plugins(keywords)
     problems = [
@@ -51,3 +54,19 @@ def strategy_spelled_out(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], l
     if parts:
         meant["plugins"] = [*plugins, *parts.values()]
     return meant, problems
+
+
+def deepspeed_meant(strategy: object, *, use_cpu: bool) -> dict[str, Any] | None:
+    """Return the DeepSpeed config that the keyword ``strategy`` stands for; None if it is another strategy.
+
+    Args:
+        strategy: The user's strategy, a name or an instance.
+        use_cpu: Whether the run is on the CPU, whatever devices there are; DeepSpeed detects its device on import.
+
+    Raises:
+        MissingPackageError: If DeepSpeed is not installed.
+    """
+    if isinstance(strategy, str) and strategy in DEEPSPEED_NAMES:
+        import_deepspeed(torch.device("cpu" if use_cpu else "cuda"))
+        strategy = StrategyRegistry.get(strategy)
+    return parse_deepspeed_strategy(strategy) if isinstance(strategy, DeepSpeedStrategy) else None

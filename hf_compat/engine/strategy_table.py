@@ -9,35 +9,35 @@ from hf_compat.engine.support import Support, refused, works
 
 __all__ = ["ABSTRACT", "CLASSES", "ENVIRONMENTS", "NAMES", "refused_strategy"]
 
-_WITH_DEEPSPEED = "the DeepSpeed config must be known before the model is created"
 _ON_TPU = refused("TPUs are not supported", "a machine with GPUs")
 ABSTRACT = "it is an abstract class"
 """Why the classes are refused from which a user's own may inherit directly."""
 
 
-def _deepspeed(**sizes: object) -> Support:
-    offload = "".join(f", '{name}': {{'device': {device!r}}}" for name, device in sizes.items() if name != "stage")
-    stage = f"{{'zero_optimization': {{'stage': {sizes['stage']}{offload}}}}}"
-    return refused(_WITH_DEEPSPEED, f"`TrainingArguments(deepspeed={stage})`, or the path of such a config")
+def _deepspeed(stage: int, offloaded: str = "") -> Support:
+    offloading = f", offloading {offloaded}" if offloaded else ""
+    return works(f"DeepSpeed, ZeRO stage {stage}{offloading}; as `DeepSpeedStrategy`.", "`deepspeed` set too")
 
 
 CLASSES: dict[str, Support] = {
     "DDPStrategy": works(
         "DDP with its keywords for torch's wrapper, communication hooks and `model_averaging_period`; `start_method` "
         "says how `devices` processes are started without a launcher.",
-        "`accelerator`, `parallel_devices`; `process_group_backend`: `ddp_backend`; `timeout`: `ddp_timeout`",
+        "`fsdp`, `deepspeed` or `parallelism_config` set too",
     ),
-    "DeepSpeedStrategy": _deepspeed(stage=2),
+    "DeepSpeedStrategy": works(
+        "The DeepSpeed config that it makes of its options is the field `deepspeed`. Under ZeRO-3 a `model` is sharded "
+        "when training begins, one of `model_init` while it is created.",
+        "`deepspeed` set too; a config that contradicts training arguments",
+    ),
     "FSDPStrategy": works(
         "FSDP version 1 with its wrapping, sharding and offloading, on several processes.",
-        "settings that conflict with `fsdp` or `fsdp_config`; `accelerator`, `checkpoint_io`, `device_mesh`, "
-        "`mixed_precision`, `parallel_devices`, `precision_plugin`; `process_group_backend`: `ddp_backend`; "
-        "`timeout`: `ddp_timeout`; policies that no field can express",
+        "`fsdp` set too; policies that no field can express",
     ),
     "ModelParallelStrategy": works(
         "Tensor parallelism of its sizes, by the model's own plan; with `fsdp` FSDP version 2 across the data-parallel "
-        "ranks. Checkpoints are those of the training arguments, whatever `save_distributed_checkpoint` says.",
-        "`tensor_parallel_size=1`: `fsdp`; `process_group_backend`: `ddp_backend`; `timeout`: `ddp_timeout`",
+        "ranks.",
+        "`tensor_parallel_size=1`; other sizes than those of `parallelism_config`",
     ),
     "ParallelStrategy": refused(ABSTRACT, "`DDPStrategy`, or `FSDPStrategy`"),
     "SingleDeviceStrategy": works(
@@ -68,13 +68,13 @@ NAMES: dict[str, Support] = {
         "for several GPUs of one process, or a single device."
     ),
     **{f"{name}{end}": works(note + more) for name, note in _STARTS.items() for end, more in _UNUSED.items()},
-    "deepspeed": _deepspeed(stage=2),
-    "deepspeed_stage_1": _deepspeed(stage=1),
-    "deepspeed_stage_2": _deepspeed(stage=2),
-    "deepspeed_stage_2_offload": _deepspeed(stage=2, offload_optimizer="cpu"),
-    "deepspeed_stage_3": _deepspeed(stage=3),
-    "deepspeed_stage_3_offload": _deepspeed(stage=3, offload_optimizer="cpu", offload_param="cpu"),
-    "deepspeed_stage_3_offload_nvme": _deepspeed(stage=3, offload_optimizer="nvme", offload_param="nvme"),
+    "deepspeed": _deepspeed(2),
+    "deepspeed_stage_1": _deepspeed(1),
+    "deepspeed_stage_2": _deepspeed(2),
+    "deepspeed_stage_2_offload": _deepspeed(2, "the optimizer's state"),
+    "deepspeed_stage_3": _deepspeed(3),
+    "deepspeed_stage_3_offload": _deepspeed(3, "parameters and the optimizer's state"),
+    "deepspeed_stage_3_offload_nvme": _deepspeed(3, "parameters and the optimizer's state to `/local_nvme`"),
     "fsdp": works("FSDP version 1, as `fsdp` and `fsdp_config` say; on several processes."),
     "fsdp_cpu_offload": works("The same with the parameters offloaded to the CPU; on GPUs."),
     "single_device": works("As `SingleDeviceStrategy`, on the device that the arguments choose.", "several processes"),

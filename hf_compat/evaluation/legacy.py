@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
 from hf_compat.errors import DataError
 from hf_compat.evaluation.accumulate import EvalAccumulator
-from hf_compat.evaluation.session import EvaluationHost, EvaluationSession
+from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length
 from hf_compat.nested import Nested
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["LegacySession"]
 
@@ -32,7 +35,7 @@ class LegacySession(EvaluationSession):
 
     gathers_for_metrics = False
 
-    def __init__(self, host: EvaluationHost, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
+    def __init__(self, trainer: Trainer, model: nn.Module, loader: Iterable[Any], **settings: Any) -> None:
         length_is_known = has_length(loader)
         if not length_is_known:
             raise DataError(
@@ -44,7 +47,7 @@ class LegacySession(EvaluationSession):
             raise DataError(
                 "`use_legacy_prediction_loop=True`: Batch size cannot be None in the loader. Set it to False."
             )
-        super().__init__(host, model, loader, **{**settings, "keeps_predictions": True})
+        super().__init__(trainer, model, loader, **{**settings, "keeps_predictions": True})
         self.batch_size = size
         self._losses, self._predictions, self._labels, self._inputs = (EvalAccumulator() for _ in range(4))
 

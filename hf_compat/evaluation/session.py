@@ -3,67 +3,34 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch import Tensor, nn
 
-from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.callbacks.firing import fire
-from hf_compat.errors import MetricsError
+from hf_compat.errors import MetricsError, described
 from hf_compat.evaluation.accumulate import PAD_INDEX, EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
 from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
 from hf_compat.nested import Nested, find_batch_size
+from hf_compat.optim.losses import loss_logits_and_labels
 from hf_compat.overriding import WarnOnce
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["EvaluationHost", "EvaluationSession"]
+    from hf_compat.engine.current_loaders import Loaders
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["EvaluationSession"]
 
 _REMEDY = "Prepare the loader, or set `TrainingArguments(semantics='corrected')`."
 
 _Losses: TypeAlias = "np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]"
 """A loss per sample: one array, or one per batch with ``eval_do_concat_batches=False``."""
-
-
-class EvaluationHost(Protocol):
-    """The part of the Trainer that an evaluation calls."""
-
-    args: Any
-    state: Any
-    control: Any
-    callback_handler: Any
-    compute_metrics: Callable[..., dict[str, Any]] | None
-    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
-    gather_function: Callable[[Any], Any]
-    accelerator: Any
-    model: Any
-    semantics: Semantics
-
-    def prediction_step(
-        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
-        """Return loss, logits and labels of one batch."""
-
-    def _prepare_input(self, data: Any) -> Any: ...
-
-    def num_examples(self, dataloader: Iterable[Any] | Sized) -> int:
-        """Return the number of samples of ``dataloader``."""
-
-
-class WatchedLoaders(Protocol):
-    """The current loaders."""
-
-    @property
-    def current(self) -> object:
-        """The loader whose last batch counts, None if there is none."""
-
-    def watch_evaluation(self, loader: object) -> object:
-        """Set the evaluation loader, None at the end of the evaluation; return the previous one."""
 
 
 class TrackedLoader:
@@ -106,7 +73,7 @@ class EvaluationSession:
     """Runs ``prediction_step`` on each batch, gathers its outputs and computes the metrics.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         model: Passed to ``prediction_step``.
         loader: The data loader.
         loaders: The current loaders, for dropping the duplicates in the last batch.
@@ -116,6 +83,8 @@ class EvaluationSession:
         prefix: Prefix of metric names, without the underscore.
         keeps_predictions: Keep predictions even if the metrics are computed batch by batch, as ``predict`` does.
         data_parallel_group: The ranks that see different batches. Default: all.
+        gather_whole: Gathers predictions, labels and inputs, where they are the same on ranks that share sequences.
+            Default: the Trainer's ``gather_function``, as for the losses.
         fires_events: Whether callbacks get an event for each batch.
         times: Seconds for preparing the model, by name; reported with the metrics.
 
@@ -135,45 +104,47 @@ class EvaluationSession:
 
     def __init__(
         self,
-        host: EvaluationHost,
+        trainer: Trainer,
         model: nn.Module,
         loader: Iterable[Any],
         *,
-        loaders: WatchedLoaders,
+        loaders: Loaders,
         warn_once: WarnOnce,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None,
         prefix: str,
         keeps_predictions: bool,
         data_parallel_group: ProcessGroup | None = None,
+        gather_whole: Callable[[Any], Any] | None = None,
         fires_events: bool = True,
         times: Mapping[str, float] | None = None,
     ) -> None:
-        self._host = host
+        self._trainer = trainer
         self._model = model
         self._loader: Any = loader
         self.batches = TrackedLoader(loader)
         self._loaders = loaders
         self._warn_once = warn_once
         # accelerate knows the loaders that it has prepared alone: for it, the train loader is still the one in use.
-        self._sees_train_loader = not (self.batches.is_prepared or host.semantics.corrected)
+        self._sees_train_loader = not (self.batches.is_prepared or trainer.semantics.corrected)
         self._counted: Any = loaders.current if self._sees_train_loader else self.batches
         cuts = self.gathers_for_metrics and self._sees_train_loader
         self._outer_loader = loaders.watch_evaluation(self._counted if cuts else self.batches)
         # Otherwise the copies of a partial batch's loss that are too many are cut off as they are gathered.
         self._weighs_by_samples = not (cuts or self.batches.is_prepared)
         self._loss_only = prediction_loss_only
+        self._gather_whole = gather_whole
         self._ignore_keys = ignore_keys
         self._prefix = prefix
         self._fires_events = fires_events
         self._times = dict(times or {})
-        args = host.args
+        args = trainer.args
         self.batch_size: int | None = args.eval_batch_size
-        self.examples = host.num_examples(loader) if has_length(loader) else None
+        self.examples = trainer.num_examples(loader) if has_length(loader) else None
         self._stream: MetricStream | None = None
-        if is_metric(host.compute_metrics):
-            synchronise_metric(host.compute_metrics, data_parallel_group)
-            self._stream = MetricStream(host.compute_metrics, args.device, host.accelerator.data_parallel_rank)
+        if is_metric(trainer.compute_metrics):
+            synchronise_metric(trainer.compute_metrics, data_parallel_group)
+            self._stream = MetricStream(trainer.compute_metrics, args.device, trainer.accelerator.data_parallel_rank)
         self._per_batch = bool(args.batch_eval_metrics) and self._stream is None
         self._keeps = keeps_predictions or not (self._per_batch or self._stream is not None)
         self._losses, self._predictions, self._labels, self._inputs = (
@@ -187,7 +158,7 @@ class EvaluationSession:
     def step(self, inputs: dict[str, Any]) -> Nested | None:
         """Run ``prediction_step`` on one batch; return its predictions, of all ranks if they are kept."""
         self.batches.advance()
-        host, args = self._host, self._host.args
+        trainer, args = self._trainer, self._trainer.args
         observed = find_batch_size(inputs)
         if observed is not None:
             self._observed += observed
@@ -195,20 +166,19 @@ class EvaluationSession:
         if self._sees_train_loader:
             self._warn_of_train_loader(observed or 0)
         logits: Nested | None
-        losses, logits, labels = host.prediction_step(
-            self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys
-        )
+        returned = trainer.prediction_step(self._model, inputs, self._loss_only, ignore_keys=self._ignore_keys)
+        losses, logits, labels = loss_logits_and_labels(returned, f"`{type(trainer).__name__}.prediction_step`")
         if losses is not None:
             # One value per sample, so that the mean weights each batch by its size.
-            size = observed if self._weighs_by_samples and observed else self.batch_size
-            losses = host.gather_function(losses.repeat(size))
+            size: Any = observed if self._weighs_by_samples and observed else self.batch_size
+            losses = trainer.gather_function(losses.repeat(size))
             self._losses.add(losses)
         if self._stream is not None:
             logits = self._update_stream(self._stream, logits, labels)
         if self._keeps or self._per_batch:
             logits, labels, main_inputs = self._gather(inputs, logits, labels)
         if self._fires_events:
-            fire(host, "on_prediction_step")
+            fire(trainer, "on_prediction_step")
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))
@@ -219,30 +189,30 @@ class EvaluationSession:
 
     def _update_stream(self, stream: MetricStream, logits: Nested | None, labels: Nested | None) -> Nested | None:
         """Update the metric with a batch; return the preprocessed logits."""
-        host = self._host
+        trainer = self._trainer
         if logits is not None:
             logits = self._preprocess(logits, labels)
         if logits is not None and labels is not None:
             # With one rank there are no duplicates.
-            may_have_duplicates = self.batches.end_of_dataloader and host.accelerator.data_parallel_size > 1
+            may_have_duplicates = self.batches.end_of_dataloader and trainer.accelerator.data_parallel_size > 1
             stream.update(logits, labels, remainder=self.batches.remainder if may_have_duplicates else -1)
         return logits
 
     def _preprocess(self, logits: Nested, labels: Nested | None) -> Nested | None:
         """Return the predictions of a batch; None if ``preprocess_logits_for_metrics`` keeps none of them."""
-        preprocess = self._host.preprocess_logits_for_metrics
+        preprocess = self._trainer.preprocess_logits_for_metrics
         return logits if preprocess is None else preprocess(logits, labels)
 
     def _gather(
         self, inputs: dict[str, Any], logits: Nested | None, labels: Nested | None
     ) -> tuple[Nested | None, Nested | None, Nested | None]:
         """Gather, accumulate and return predictions, labels and main inputs of the batch over all ranks."""
-        host = self._host
-        main_inputs = None
-        pad = host.accelerator.pad_across_processes
-        if "inputs" in host.args.include_for_metrics:
-            name = getattr(host.model, "main_input_name", "input_ids")
-            main_inputs = host.gather_function(pad(host._prepare_input(inputs[name]), dim=1, pad_index=PAD_INDEX))
+        trainer = self._trainer
+        main_inputs, gather = None, self._gather_whole or trainer.gather_function
+        pad = trainer.accelerator.pad_across_processes
+        if "inputs" in trainer.args.include_for_metrics:
+            name = getattr(trainer.model, "main_input_name", "input_ids")
+            main_inputs = gather(pad(trainer._prepare_input(inputs[name]), dim=1, pad_index=PAD_INDEX))
             self._keep(self._inputs, main_inputs)
         if labels is not None:
             labels = pad(labels, dim=1, pad_index=PAD_INDEX)
@@ -251,10 +221,10 @@ class EvaluationSession:
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
         if logits is not None:
-            logits = host.gather_function(logits)
+            logits = gather(logits)
             self._keep(self._predictions, logits)
         if labels is not None:
-            labels = host.gather_function(labels)
+            labels = gather(labels)
             self._keep(self._labels, labels)
         return logits, labels, main_inputs
 
@@ -269,9 +239,9 @@ class EvaluationSession:
     def _compute_batch_metrics(
         self, losses: Tensor | None, logits: Nested | None, labels: Nested | None, inputs: Nested | None
     ) -> None:
-        if self._host.compute_metrics is None or logits is None or labels is None:
+        if self._trainer.compute_metrics is None or logits is None or labels is None:
             return
-        self._metrics = self._host.compute_metrics(
+        self._metrics = self._trainer.compute_metrics(
             self._prediction(logits, labels, inputs, losses), compute_result=self._is_last_batch
         )
 
@@ -298,7 +268,7 @@ class EvaluationSession:
 
     def _prediction(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:
         """Return the argument of ``compute_metrics``; inputs and losses as ``include_for_metrics`` says."""
-        included = self._host.args.include_for_metrics
+        included = self._trainer.args.include_for_metrics
         return EvalPrediction(
             predictions=predictions,
             label_ids=labels,
@@ -308,9 +278,9 @@ class EvaluationSession:
 
     def finish(self) -> dict[str, Any]:
         """Compute and return the metrics, with prefixed names."""
-        host = self._host
+        trainer = self._trainer
         self._loaders.watch_evaluation(self._outer_loader)
-        host.gather_function = host.accelerator.gather_for_metrics
+        trainer.gather_function = trainer.accelerator.gather_for_metrics
         losses, predictions, labels, inputs = (
             accumulator.get_arrays() for accumulator in (self._losses, self._predictions, self._labels, self._inputs)
         )
@@ -318,10 +288,12 @@ class EvaluationSession:
         has_pairs = predictions is not None and labels is not None
         if self._stream is not None:
             metrics = self._stream.compute()
-        elif host.compute_metrics is not None and has_pairs and not self._per_batch:
-            metrics = host.compute_metrics(self._prediction(predictions, labels, inputs, losses))
-            if metrics is None:
-                raise MetricsError("`compute_metrics` returned None. Return a dict of metric names and values.")
+        elif trainer.compute_metrics is not None and has_pairs and not self._per_batch:
+            metrics = trainer.compute_metrics(self._prediction(predictions, labels, inputs, losses))
+            if not isinstance(metrics, Mapping):
+                raise MetricsError(
+                    f"`compute_metrics` returned {described(metrics)}. Return a dict of metric names and values."
+                )
         metrics = dict(denumpify_detensorize(metrics if metrics is not None else {}))
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
@@ -338,7 +310,7 @@ class EvaluationSession:
             losses = np.concatenate(losses)
         if not isinstance(losses, np.ndarray):
             return None
-        if self._host.semantics.drops_non_finite_eval_losses and self._host.args.logging_nan_inf_filter:
+        if self._trainer.semantics.drops_non_finite_eval_losses and self._trainer.args.logging_nan_inf_filter:
             finite = np.isfinite(losses)
             losses = losses[finite] if finite.any() else losses
         return float(losses.mean().item())
@@ -348,7 +320,7 @@ class EvaluationSession:
         if has_length(dataset):
             samples = len(dataset)
         elif has_length(self._loader):
-            samples = self._host.num_examples(self._loader)
+            samples = self._trainer.num_examples(self._loader)
         else:
             samples = self._observed
         return samples or self._observed

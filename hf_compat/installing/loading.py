@@ -10,8 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from hf_compat.installing.names import is_watched
 from hf_compat.installing.places import Replacement
+from hf_compat.installing.replaced_names import is_watched
 
 __all__ = ["ModulesOfTransformers"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import hf_compat
-from hf_compat.installing.names import is_theirs, is_watched, names_in
+from hf_compat.installing.replaced_names import is_theirs, is_watched, names_in
 from hf_compat.shared_names import ModuleWithDefaults
 
 __all__ = ["NameInModule", "Replacement", "modules_of_transformers", "places_in", "places_of"]
@@ -156,9 +155,14 @@ def modules_of_transformers() -> list[ModuleType]:
     """Return the modules of transformers that are loaded and may have the names."""
     loaded = {id(module): module for name, module in list(sys.modules.items()) if module and is_watched(name)}
     kinds = {type(module) for module in loaded.values() if _is_lazy(module)}
-    # Its second module `transformers` took the place of the first, which those hold that imported it before.
-    others = (one for kind in kinds for one in gc.get_referrers(kind) if type(one) is kind and is_watched(one.__name__))
-    return list((loaded | {id(module): module for module in others}).values())
+    # Its second module `transformers` took the place of the first, which modules hold that imported it before.
+    held = (value for module in list(sys.modules.values()) for value in _content(module) if type(value) in kinds)
+    return list((loaded | {id(module): module for module in held if is_watched(module.__name__)}).values())
+
+
+def _content(module: ModuleType | None) -> list[Any]:
+    content = getattr(module, "__dict__", None)
+    return list(content.values()) if isinstance(content, dict) else []
 
 
 def _is_lazy(module: ModuleType) -> bool:

@@ -62,10 +62,10 @@ def _refuse_automatic(key: str, link_to: str) -> None:
 class SaveRunConfig(SaveConfigCallback):
     """Saves the configuration of a fit as ``config.yaml`` in the output folder, of which evaluations write none."""
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Save it."""
         if stage == "fit":
-            super().setup(trainer, pl_module, stage)
+            super().setup(pl_trainer, pl_module, stage)
 
 
 class HFLightningCLI(LightningCLI):

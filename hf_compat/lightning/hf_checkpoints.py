@@ -61,72 +61,72 @@ class HFCheckpoints(Checkpoint):
         self.saved: list[str] = []
         self._last_step = 0
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check the trainer's plugin, and delete what killed processes have left.
 
         Raises:
             TrainerSetupError: If the trainer has another checkpoint plugin.
         """
-        if not isinstance(trainer.strategy.checkpoint_io, HFCheckpointIO):
+        if not isinstance(pl_trainer.strategy.checkpoint_io, HFCheckpointIO):
             raise TrainerSetupError(
-                f"HFCheckpoints: {type(trainer.strategy.checkpoint_io).__name__} saves this trainer's checkpoints. "
+                f"HFCheckpoints: {type(pl_trainer.strategy.checkpoint_io).__name__} saves this trainer's checkpoints. "
                 "Pass `lightning.Trainer(plugins=[HFCheckpointIO()])`."
             )
-        if stage == "fit" and trainer.is_global_zero:
+        if stage == "fit" and pl_trainer.is_global_zero:
             publish.clean_orphans(self.folder)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note where the run starts."""
-        self._last_step = trainer.global_step
+        self._last_step = pl_trainer.global_step
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+    def on_train_batch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
         """Save if an update step was made and it is time."""
-        if trainer.global_step != self._last_step and trainer.global_step % self.every_n_steps == 0:
-            self.save(trainer)
+        if pl_trainer.global_step != self._last_step and pl_trainer.global_step % self.every_n_steps == 0:
+            self.save(pl_trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if the metric is the best so far.
 
         Raises:
             TrainerSetupError: If the validation has not logged it.
         """
-        if self.monitor is None or trainer.sanity_checking or not is_fitting(trainer):
+        if self.monitor is None or pl_trainer.sanity_checking or not is_fitting(pl_trainer):
             return
-        value = trainer.callback_metrics.get(self.monitor)
+        value = pl_trainer.callback_metrics.get(self.monitor)
         if value is None:
-            known = ", ".join(sorted(trainer.callback_metrics)) or "none"
+            known = ", ".join(sorted(pl_trainer.callback_metrics)) or "none"
             raise TrainerSetupError(
                 f"`monitor={self.monitor!r}`: the validation logged no such metric, but {known}. Log it with "
                 "`self.log` in `validation_step`."
             )
         # Every rank has to save: a metric that is logged without `sync_dist` is another one on each.
-        metric = trainer.strategy.broadcast(float(value))
+        metric = pl_trainer.strategy.broadcast(float(value))
         if self._is_better(metric):
-            self.best_metric, self.best_model_path = metric, str(self._path(trainer))
+            self.best_metric, self.best_model_path = metric, str(self._path(pl_trainer))
             self._last_step = -1  # the folder of this update step, if there is one, does not know that it is the best
-            self.save(trainer)
+            self.save(pl_trainer)
 
     def _is_better(self, metric: float) -> bool:
         if self.best_metric is None or math.isnan(metric):
             return not math.isnan(metric)
         return metric > self.best_metric if self.greater_is_better else metric < self.best_metric
 
-    def save(self, trainer: pl.Trainer) -> str:
+    def save(self, pl_trainer: pl.Trainer) -> str:
         """Save the current update step unless that was done, and delete what is over; return the folder."""
-        path = str(self._path(trainer))
-        if self._last_step == trainer.global_step and path in self.saved:
+        path = str(self._path(pl_trainer))
+        if self._last_step == pl_trainer.global_step and path in self.saved:
             return path
-        self._last_step = trainer.global_step
+        self._last_step = pl_trainer.global_step
         self.saved = [*(one for one in self.saved if one != path), path]
         over = self._over()
         self.saved = [one for one in self.saved if one not in over]
-        trainer.save_checkpoint(path)
+        pl_trainer.save_checkpoint(path)
         for one in over:
-            trainer.strategy.remove_checkpoint(one)
+            pl_trainer.strategy.remove_checkpoint(one)
         return path
 
-    def _path(self, trainer: pl.Trainer) -> Path:
-        return self.folder / names.checkpoint_name(trainer.global_step)
+    def _path(self, pl_trainer: pl.Trainer) -> Path:
+        return self.folder / names.checkpoint_name(pl_trainer.global_step)
 
     def _over(self) -> set[str]:
         if self.save_total_limit is None:

@@ -33,15 +33,15 @@ class GradientNorm(Callback):
         self.norm: Tensor | None = None
 
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Compute and log it."""
-        step = trainer.global_step + 1
+        step = pl_trainer.global_step + 1
         if step % self.every_n_steps:
             return
         gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
         self.norm = torch.nn.utils.get_total_norm(gradients)
-        for logger in trainer.loggers:
+        for logger in pl_trainer.loggers:
             logger.log_metrics({"train/grad_norm": self.norm.item()}, step=step)
 
 
@@ -63,18 +63,18 @@ class UpdateStepLogs(Callback):
         self._last_step = 0
         self._learning_rate = 0.0
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note where the run starts."""
-        self._last_step = trainer.global_step
+        self._last_step = pl_trainer.global_step
 
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Note the learning rate of the update step."""
         self._learning_rate = optimizer.param_groups[0]["lr"]
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add the loss of a batch, and log if it is time.
 
@@ -87,16 +87,16 @@ class UpdateStepLogs(Callback):
                 "UpdateStepLogs: `training_step` returns no loss. Return it, or a dict with `loss`."
             )
         # Lightning has divided it by the batches of an update step.
-        batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        batches = pl_trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         self._summed, self._count = self._summed + batches * loss.detach(), self._count + 1
-        step = trainer.global_step
+        step = pl_trainer.global_step
         if step == self._last_step or step % self.every_n_steps:
             return
         self._last_step = step
-        epoch = trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches
+        epoch = pl_trainer.current_epoch + (batch_idx + 1) / pl_trainer.num_training_batches
         logs = {"loss": float(self._summed) / self._count, "learning_rate": self._learning_rate, "epoch": epoch}
         self._summed, self._count = 0.0, 0
-        for logger in trainer.loggers:
+        for logger in pl_trainer.loggers:
             logger.log_metrics({f"train/{name}": value for name, value in logs.items()}, step=step)
 
     def state_dict(self) -> dict[str, Any]:

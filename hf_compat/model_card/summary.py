@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
-from hf_compat.model_card.eval_results import evaluation_rows, final_results, hyperparameters, rounded, table
+from hf_compat.arguments.hyperparameters import hyperparameters
+from hf_compat.arguments.releases.semantics import resolve_semantics
+from hf_compat.model_card.eval_results import evaluation_rows, final_results, rounded, table
 from hf_compat.model_card.tasks import metric_tags, task_of, task_titles
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
-    from hf_compat.state import TrainerState
+    from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["SummarySource", "TrainingSummary", "as_list"]
+__all__ = ["TrainingSummary", "as_list"]
 
 _GENERATED = "generated_from_trainer"
 _FILE_FORMATS = ("csv", "json", "pandas", "parquet", "text")
@@ -38,18 +38,6 @@ _NOTE = """
 def as_list(value: str | Iterable[Any] | None) -> list[Any]:
     """Return ``value`` as a list: a string as its only item, None as an empty list."""
     return [value] if isinstance(value, str) else list(value or ())
-
-
-class SummarySource(Protocol):
-    """The attributes of a Trainer that a summary is made from."""
-
-    args: TrainingArguments
-    state: TrainerState
-    semantics: Semantics
-    accelerator: Any
-    model: Any
-    train_dataset: Any
-    eval_dataset: Any
 
 
 @dataclass(slots=True)
@@ -95,7 +83,7 @@ class TrainingSummary:
             self.license = _license_of(self.finetuned_from)
 
     @classmethod
-    def from_trainer(cls, trainer: SummarySource, **known: Any) -> TrainingSummary:
+    def from_trainer(cls, trainer: Trainer, **known: Any) -> TrainingSummary:
         """Return the summary of ``trainer``'s run.
 
         Args:
@@ -195,7 +183,7 @@ class TrainingSummary:
         return "\n".join(lines)
 
 
-def _data_set_facts(trainer: SummarySource) -> dict[str, Any]:
+def _data_set_facts(trainer: Trainer) -> dict[str, Any]:
     """Return identifier, configuration and split of a data set of ``datasets``; nothing if read from plain files."""
     data = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
     datasets: Any = sys.modules.get("datasets")

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_compat.errors import MissingPackageError, is_installed, require_package
 from hf_compat.optim.optim_args import convert_options, parse_flag, parse_literal
-from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest
+from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest
 
 __all__ = [
     "adamw_like",

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-__all__ = ["decay_parameter_names", "parameter_groups"]
+__all__ = ["decay_parameter_names", "groups_by_mesh", "parameter_groups"]
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
@@ -51,4 +52,23 @@ def parameter_groups(
     return [
         {"params": [item for name, item in trainable if name in decayed], "weight_decay": weight_decay},
         {"params": [item for name, item in trainable if name not in decayed], "weight_decay": 0.0},
+    ]
+
+
+def groups_by_mesh(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parameter groups of which each is on one device mesh, or on none; ``groups`` if all are on the same.
+
+    Args:
+        groups: With their parameters under ``params``, in the order that is kept.
+
+    References:
+        As ``Trainer.create_optimizer`` of transformers 5.24.
+    """
+    meshes = [[item.device_mesh if isinstance(item, DTensor) else None for item in group["params"]] for group in groups]
+    if len({mesh for of_group in meshes for mesh in of_group}) <= 1:
+        return groups
+    return [
+        {**group, "params": [item for item, on in zip(group["params"], of_group, strict=True) if on == mesh]}
+        for group, of_group in zip(groups, meshes, strict=True)
+        for mesh in dict.fromkeys(of_group)
     ]

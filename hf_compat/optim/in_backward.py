@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
 from hf_compat.optim.layerwise import LayerwiseOptimizer
-from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest, plain_name
+from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest, plain_name
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from hf_compat.errors import LossError
+from hf_compat.errors import LossError, described
 
-__all__ = ["LabelSmoother", "check_loss", "loss_and_outputs"]
+__all__ = ["LabelSmoother", "check_loss", "loss_and_outputs", "loss_logits_and_labels"]
 
 
 @dataclass
@@ -78,7 +78,7 @@ def check_loss(loss: object, source: str) -> None:
         LossError: If it is no tensor.
     """
     if not isinstance(loss, Tensor):
-        raise LossError(f"{source} returned {_shown(loss)} instead of the loss. Return a tensor with one element.")
+        raise LossError(f"{source} returned {described(loss)} instead of the loss. Return a tensor with one element.")
 
 
 def loss_and_outputs(returned: Any, source: str) -> tuple[Tensor, Any]:
@@ -89,13 +89,27 @@ def loss_and_outputs(returned: Any, source: str) -> tuple[Tensor, Any]:
     """
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         raise LossError(
-            f"{source} returned {_shown(returned)} for `return_outputs=True`. Return the loss and the model's outputs: "
-            "`return (loss, outputs) if return_outputs else loss`."
+            f"{source} returned {described(returned)} for `return_outputs=True`. Return the loss and the model's "
+            "outputs: `return (loss, outputs) if return_outputs else loss`."
         )
     loss, outputs = returned
     check_loss(loss, source)
     return loss, outputs
 
 
-def _shown(value: object) -> str:
-    return "None" if value is None else f"an object of type {type(value).__name__}"
+def loss_logits_and_labels(returned: Any, source: str) -> tuple[Tensor | None, Any, Any]:
+    """Return the three parts of what ``source``, a ``prediction_step``, returned.
+
+    Raises:
+        LossError: If there are not three, or the loss is neither a tensor nor None.
+    """
+    if not isinstance(returned, tuple | list) or len(returned) != 3:
+        number = f" of length {len(returned)}" if isinstance(returned, tuple | list) else ""
+        raise LossError(
+            f"{source} returned {described(returned)}{number}. Return the loss, the logits and the labels of the "
+            "batch, None for each that there is not."
+        )
+    loss, logits, labels = returned
+    if loss is not None:
+        check_loss(loss, source)
+    return loss, logits, labels

@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnsupportedArgumentsError
 from hf_compat.optim.layerwise import LayerwiseOptimizer
-from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest
+from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest
 
 __all__ = ["apollo", "galore", "target_weights"]
 

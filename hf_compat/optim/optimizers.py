@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from packaging.version import Version
@@ -16,7 +16,10 @@ from hf_compat.errors import ArgumentsError
 from hf_compat.optim import external, in_backward, low_rank
 from hf_compat.optim.classes import adafactor_class
 from hf_compat.optim.optim_args import convert_options, parse_bool, parse_optim_args
-from hf_compat.optim.settings import ClassAndKwargs, OptimizerRequest, OptimizerSettings, plain_name
+from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest, plain_name
+
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
 
 __all__ = ["OPTIMIZERS", "optimizer_class_and_kwargs"]
 
@@ -99,7 +102,7 @@ OPTIMIZERS: dict[str, Callable[[OptimizerRequest], ClassAndKwargs]] = {
 
 
 def optimizer_class_and_kwargs(
-    settings: OptimizerSettings, model: nn.Module | None = None, *, semantics: Semantics | None = None
+    settings: TrainingArguments, model: nn.Module | None = None, *, semantics: Semantics | None = None
 ) -> ClassAndKwargs:
     """Return the optimizer class of ``settings.optim``, and its keywords without the parameters.
 

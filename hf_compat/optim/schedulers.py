@@ -19,7 +19,7 @@ from hf_compat.errors import ArgumentsError, ArgumentTypesError, HFCompatWarning
 from hf_compat.optim import curves
 from hf_compat.optim.classes import greedy_class
 from hf_compat.optim.greedy import GreedyLR
-from hf_compat.optim.settings import plain_name
+from hf_compat.optim.optimizer_request import plain_name
 
 __all__ = [
     "SCHEDULERS",

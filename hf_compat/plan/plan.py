@@ -5,20 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from hf_compat.errors import DataError
 from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
 
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
 __all__ = ["RunPlan", "build_plan"]
-
-
-class _Schedule(Protocol):
-    """The fields of ``TrainingArguments`` that determine the length of a run."""
-
-    gradient_accumulation_steps: int
-    max_steps: int
-    num_train_epochs: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,9 @@ class RunPlan:
         return self.samples_per_update_step // self.accumulate
 
 
-def build_plan(args: _Schedule, *, batches: int | None, examples: int | None, samples_per_update_step: int) -> RunPlan:
+def build_plan(
+    args: TrainingArguments, *, batches: int | None, examples: int | None, samples_per_update_step: int
+) -> RunPlan:
     """Return the plan of a run.
 
     Args:
@@ -93,7 +90,7 @@ def build_plan(args: _Schedule, *, batches: int | None, examples: int | None, sa
     )
 
 
-def _plan_without_length(args: _Schedule, samples_per_update_step: int) -> RunPlan:
+def _plan_without_length(args: TrainingArguments, samples_per_update_step: int) -> RunPlan:
     if args.max_steps <= 0:
         raise DataError(
             f"`max_steps={args.max_steps}` must be set to a positive value if dataloader does not have a length: the "

@@ -10,11 +10,11 @@ from typing import Self
 from hf_compat.plan.plan import RunPlan
 from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
 
-__all__ = ["DataPosition", "Shift", "plan_for_rest"]
+__all__ = ["DataPosition", "ResumeOffset", "plan_for_rest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shift:
+class ResumeOffset:
     """Count of samples of a run that was resumed with other windows."""
 
     epoch: int = 0
@@ -41,20 +41,20 @@ class DataPosition:
     """Whether earlier update steps were made with other windows, so that their number does not tell the position."""
 
     @classmethod
-    def after(cls, plan: RunPlan, epoch: int, batches: int, shift: Shift) -> Self:
+    def after(cls, plan: RunPlan, epoch: int, batches: int, offset: ResumeOffset) -> Self:
         """Return the position after ``batches`` batches of ``epoch``; a completed epoch is the start of the next one.
 
         Args:
             plan: The run's plan.
             epoch: Completed epochs.
             batches: Batches per device of the current epoch.
-            shift: Samples that ``batches`` does not count.
+            offset: Samples that ``batches`` does not count.
         """
         size = plan.samples_per_batch
         if batches >= plan.batches_per_epoch:
-            return cls(epoch + 1, 0, size, plan.accumulate, shift.other_windows)
-        samples = batches * size + (shift.samples if epoch == shift.epoch else 0)
-        return cls(epoch, samples, size, plan.accumulate, shift.other_windows)
+            return cls(epoch + 1, 0, size, plan.accumulate, offset.other_windows)
+        samples = batches * size + (offset.samples if epoch == offset.epoch else 0)
+        return cls(epoch, samples, size, plan.accumulate, offset.other_windows)
 
     def at_next_epoch(self) -> Self:
         """Return the position at the start of the next epoch, after one that was ended early."""

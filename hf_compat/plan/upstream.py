@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from numbers import Real
+from typing import TYPE_CHECKING, Any
 
+from hf_compat.errors import OverrideError, described
+from hf_compat.overriding import check_returned
 from hf_compat.plan.plan import RunPlan
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.releases.semantics import Semantics
 
 __all__ = ["from_values", "to_values"]
 
 
-class _Semantics(Protocol):
-    """The flags that decide between the values of releases."""
-
-    @property
-    def plans_by_batches(self) -> bool:
-        """Whether they are those of 5.3 and later releases."""
-
-
 def to_values(
-    plan: RunPlan, *, batches: int | None, epochs_decide: bool, semantics: _Semantics
+    plan: RunPlan, *, batches: int | None, epochs_decide: bool, semantics: Semantics
 ) -> tuple[int | float | None, ...]:
     """Return the seven values that stand for ``plan``.
 
@@ -39,6 +37,19 @@ def to_values(
     return *first, epochs_decide, batches, plan.max_steps
 
 
+def samples_per_update_step(trainer: Any, args: Any) -> int:
+    """Return the Trainer's ``get_total_train_batch_size``.
+
+    Raises:
+        OverrideError: If that returns no number.
+    """
+    samples: Any = trainer.get_total_train_batch_size(args)
+    check_returned(
+        isinstance(samples, Real), samples, "get_total_train_batch_size", "the number of samples of an update step"
+    )
+    return samples  # type: ignore[no-any-return]
+
+
 def from_values(values: Iterable[Any], *, accumulate: int, samples_per_update_step: int | None = None) -> RunPlan:
     """Return the plan that the seven ``values`` stand for; of what :func:`to_values` returned, the plan it was given.
 
@@ -48,7 +59,13 @@ def from_values(values: Iterable[Any], *, accumulate: int, samples_per_update_st
         samples_per_update_step: Samples that one update step sees, for the values of a release before 5.3, which do
             not say it; None for those that do.
     """
-    epochs, steps_per_epoch, examples, samples, fifth, batches, max_steps = values
+    try:
+        epochs, steps_per_epoch, examples, samples, fifth, batches, max_steps = values
+    except (TypeError, ValueError):
+        raise OverrideError(
+            f"`set_initial_training_values` returned {described(values)}. Return the seven numbers of the run, as "
+            "`super().set_initial_training_values(...)` does."
+        ) from None
     return RunPlan(
         num_train_epochs=epochs,
         update_steps_per_epoch=steps_per_epoch,

@@ -6,22 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hf_compat.data.windows import EpochStart, WindowLoader
+from hf_compat.data.windows import ResumePosition, WindowLoader
 from hf_compat.engine.internals.loops import train_on
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.overriding import is_ours
 from hf_compat.plan import RunPlan
+from hf_compat.run.shared_sequences import is_carried_on
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.hooks import RunHooks
-    from hf_compat.run.host import RunHost
     from hf_compat.run.run import TrainingRun
+    from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["FitObjects", "UserPieces", "assemble", "assemble_given"]
+__all__ = ["FitObjects", "UserPieces", "assemble", "assemble_user_pieces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class FitObjects:
     """The objects of one fit."""
 
     plan: RunPlan
-    trainer: pl.Trainer
+    pl_trainer: pl.Trainer
     module: HFModule
     windows: WindowLoader
     hooks: RunHooks
@@ -38,12 +39,12 @@ class FitObjects:
 class UserPieces(NamedTuple):
     """Arguments of the user's call of ``fit``."""
 
-    trainer: pl.Trainer
+    pl_trainer: pl.Trainer
     module: HFModule
     hooks: RunHooks
 
 
-def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None) -> FitObjects:
+def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None) -> FitObjects:
     """Return the objects of one fit.
 
     Args:
@@ -52,17 +53,17 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Epoc
         loader: The train loader.
         start: Where a resumed run starts; None for the beginning.
     """
-    host, runtime = run.host, run.runtime
-    loggers = open_loggers(host.callback_handler.callbacks, host.args, host.state)
-    trainer = runtime.build(
-        host.args, unwrap_model(host.model), limits=limits_of(host, plan), hooks=run.hooks, loggers=loggers
+    trainer, backend = run.trainer, run.backend
+    loggers = open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state)
+    pl_trainer = backend.build(
+        trainer.args, unwrap_model(trainer.model), limits=limits_of(trainer, plan), hooks=run.hooks, loggers=loggers
     )
-    module = HFModule(host.model, host.args).connect(run, run.hooks)
-    return FitObjects(plan, trainer, module, windows_of(run, plan, loader, start, trainer), run.hooks)
+    module = HFModule(trainer.model, trainer.args).connect(run, run.hooks)
+    return FitObjects(plan, pl_trainer, module, windows_of(run, plan, loader, start, pl_trainer), run.hooks)
 
 
-def assemble_given(
-    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None, given: UserPieces
+def assemble_user_pieces(
+    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, user_pieces: UserPieces
 ) -> FitObjects:
     """Return the objects of one fit that a person has begun with their own; see :func:`assemble`.
 
@@ -71,38 +72,38 @@ def assemble_given(
         plan: Epochs, update steps and batches of the fit.
         loader: The train loader.
         start: Where a resumed run starts; None for the beginning.
-        given: The Lightning trainer, which is inside its ``fit``, the module and the hooks.
+        user_pieces: The Lightning trainer, which is inside its ``fit``, the module and the hooks.
     """
-    trainer, module, hooks = given
-    module.model = run.host.model
+    pl_trainer, module, hooks = user_pieces
+    module.model = run.trainer.model
     module.connect(run, hooks)
-    windows = windows_of(run, plan, loader, start, trainer)
-    train_on(trainer, windows, **limits_of(run.host, plan))
-    return FitObjects(plan, trainer, module, windows, hooks)
+    windows = windows_of(run, plan, loader, start, pl_trainer)
+    train_on(pl_trainer, windows, **limits_of(run.trainer, plan))
+    return FitObjects(plan, pl_trainer, module, windows, hooks)
 
 
-def limits_of(host: RunHost, plan: RunPlan) -> dict[str, int]:
+def limits_of(trainer: Trainer, plan: RunPlan) -> dict[str, int]:
     """Return ``max_steps`` and ``max_epochs`` of the Lightning trainer of a fit."""
     return {
         # A resumed run that has made all its update steps makes one more, as in transformers.
-        "max_steps": max(plan.max_steps, host.state.global_step + 1),
+        "max_steps": max(plan.max_steps, trainer.state.global_step + 1),
         "max_epochs": max(plan.num_train_epochs, 0) if plan.num_train_epochs < 2**31 else -1,  # -1: without end
     }
 
 
 def windows_of(
-    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: EpochStart | None, trainer: pl.Trainer
+    run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
 ) -> WindowLoader:
-    """Return the windows of a fit of ``trainer``; see :func:`assemble`."""
-    semantics = run.host.semantics
+    """Return the windows of a fit of ``pl_trainer``; see :func:`assemble`."""
+    semantics = run.trainer.semantics
     return WindowLoader(
         loader,
         plan,
         run,
-        lambda: trainer.current_epoch,
+        lambda: pl_trainer.current_epoch,
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,
         skips_before_telling_epoch=semantics.skips_before_telling_epoch,
-        asks_to_the_end=not is_ours(run.host.get_batch_samples),
+        asks_to_the_end=not is_ours(run.trainer.get_batch_samples) or is_carried_on(loader),
     )

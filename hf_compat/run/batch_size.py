@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import TypeVar
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from hf_compat.distributed.votes import attempt
-from hf_compat.engine.placement import Placement
+from hf_compat.distributed.oom_consensus import oom_consensus
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.errors import BatchSizeError
 from hf_compat.memory import free_memory
 
@@ -32,22 +33,23 @@ _SIGNS = (
 """torch's out-of-memory messages: on CUDA, ROCm and XPU, on MPS, in cuDNN, on the CPU and on Gaudi."""
 
 
-def batch_size_problems(placement: Placement, model: nn.Module | None, *, syncs_norms: bool) -> list[str]:
+def batch_size_problems(process_layout: ProcessLayout, model: nn.Module | None, *, syncs_norms: bool) -> list[str]:
     """Return why ``auto_find_batch_size`` is not supported on several ranks, one message each.
 
     Args:
-        placement: Where the run takes place.
+        process_layout: Where the run takes place.
         model: The model; None if ``model_init`` has not been called yet.
         syncs_norms: Whether Lightning makes ``SyncBatchNorm`` layers of the model's.
     """
     field, problems = "`auto_find_batch_size=True` is not supported", []
     size = "Set a `per_device_train_batch_size` that fits"
-    if placement.facts.shards_model and not placement.facts.has_engine:
+    fsdp = process_layout.fsdp
+    if fsdp is not None and (fsdp.version == 1 or not hasattr(FSDPModule, "reset_iter_state")):
         problems.append(
-            f"{field} with FSDP or tensor parallelism on several ranks: ranks synchronise in every layer, so a rank "
-            f"that runs out of memory would hang the others. {size}."
+            f"{field} with FSDP version 1, or with torch before 2.13: neither can begin again after an error in the "
+            f"middle of a pass. Set `fsdp_config={{'version': 2}}`, or {size[0].lower()}{size[1:]}."
         )
-    if placement.hooks.get("ddp_comm_hook") is not None or placement.hooks.get("ddp_comm_state") is not None:
+    if process_layout.hooks.get("ddp_comm_hook") is not None or process_layout.hooks.get("ddp_comm_state") is not None:
         problems.append(
             f"{field} with a communication hook in `lightning={{'strategy': ...}}`: it needs its own. Remove the hook, "
             f"or {size[0].lower()}{size[1:]}."
@@ -98,7 +100,7 @@ def with_smaller_batches(
         free_memory()
         if failure is not None:
             share()
-        with attempt(is_out_of_memory, timeout) as current:
+        with oom_consensus(is_out_of_memory, timeout) as current:
             try:
                 result = run(size)
                 current.vote()  # the others may still be at it

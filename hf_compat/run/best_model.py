@@ -6,17 +6,19 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import names
-from hf_compat.errors import MetricNameError, MissingWeightsError
+from hf_compat.errors import MetricNameError, MetricsError, MissingWeightsError, described
+from hf_compat.overriding import check_returned
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.run.host import RunHost
     from hf_compat.state import TrainerState
+    from hf_compat.trainer.trainer import Trainer
+    from hf_compat.tuning.spaces import Trial
 
-__all__ = ["determine_best_metric", "load_best_model", "metric_for_best", "note_best_checkpoint"]
+__all__ = ["determine_best_metric", "load_best_model", "metric_for_best", "note_best_checkpoint", "output_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +29,13 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     """Return the value of ``metric_for_best_model``.
 
     Raises:
-        MetricNameError: If the evaluation did not return it.
+        MetricsError: If the evaluation returned no dict.
+        MetricNameError: If that lacks it.
     """
+    if not isinstance(metrics, Mapping):
+        raise MetricsError(
+            f"`evaluate` returned {described(metrics)}, but a model is chosen by its metrics. Return what it computes."
+        )
     name = args.metric_for_best_model or "loss"
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
@@ -39,9 +46,9 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     return metrics[name]
 
 
-def determine_best_metric(host: RunHost, metrics: Mapping[str, float]) -> bool:
+def determine_best_metric(trainer: Trainer, metrics: Mapping[str, float]) -> bool:
     """Return whether this evaluation is strictly better than all previous ones; if so, store it in the state."""
-    args, state = host.args, host.state
+    args, state = trainer.args, trainer.state
     if args.metric_for_best_model is None:
         return False
     value, greater = metric_for_best(args, metrics), args.greater_is_better
@@ -50,20 +57,31 @@ def determine_best_metric(host: RunHost, metrics: Mapping[str, float]) -> bool:
     if not (value > state.best_metric if greater else value < state.best_metric):
         return False
     state.best_metric = value
-    tracked = _CADENCES if host.semantics.best_strategy_sets_best_step else _CADENCES[:2]
+    tracked = _CADENCES if trainer.semantics.best_strategy_sets_best_step else _CADENCES[:2]
     if args.save_strategy in tracked:
         state.best_global_step = state.global_step
     return True
 
 
-def note_best_checkpoint(host: RunHost, run_dir: Path) -> None:
+def output_folder(trainer: Trainer, trial: Trial | None) -> str:
+    """Return the Trainer's ``_get_output_dir``, in which the checkpoints of ``trial`` are.
+
+    Raises:
+        OverrideError: If that returns no path.
+    """
+    folder: Any = trainer._get_output_dir(trial=trial)
+    check_returned(isinstance(folder, str | os.PathLike), folder, "_get_output_dir", "the path of a folder")
+    return folder  # type: ignore[no-any-return]
+
+
+def note_best_checkpoint(trainer: Trainer, run_dir: Path) -> None:
     """Set ``state.best_model_checkpoint`` if the update step of the best evaluation is saved."""
-    state: TrainerState = host.state
-    if not state.best_global_step or host.args.save_strategy not in _CADENCES:
+    state: TrainerState = trainer.state
+    if not state.best_global_step or trainer.args.save_strategy not in _CADENCES:
         return
     best = run_dir / names.checkpoint_name(state.best_global_step)
     if state.best_global_step == state.global_step or best.exists():
-        state.best_model_checkpoint = os.path.join(host._get_output_dir(host._trial), best.name)
+        state.best_model_checkpoint = os.path.join(output_folder(trainer, trainer._trial), best.name)
 
 
 def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:

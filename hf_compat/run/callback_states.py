@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["load_callback_state"]
 
@@ -16,22 +16,22 @@ logger = logging.getLogger("transformers.trainer")
 """Upstream's: scripts look there for these messages."""
 
 
-def load_callback_state(host: RunHost) -> None:
-    """Replace the exportable callbacks, and the control, by new ones with their states in ``host.state``."""
-    handler, restored, missing = host.callback_handler, [], []
-    present = [*handler.callbacks, host.control]
-    for name, saved in host.state.stateful_callbacks.items():
+def load_callback_state(trainer: Trainer) -> None:
+    """Replace the exportable callbacks, and the control, by new ones with their states in ``trainer.state``."""
+    handler, restored, missing = trainer.callback_handler, [], []
+    present = [*handler.callbacks, trainer.control]
+    for name, saved in trainer.state.stateful_callbacks.items():
         same = [each for each in present if type(each).__name__ == name]
         if not same:
             missing.append(name)
         for callback, state in zip(same, _latest_states(name, saved, len(same)), strict=False):
             new = _restore_callback(callback, state)
-            if callback is host.control:
-                host.control = new
+            if callback is trainer.control:
+                trainer.control = new
             else:
                 handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
                 restored.append(new)
-    found = [name for name in host.state.stateful_callbacks if name not in missing]
+    found = [name for name in trainer.state.stateful_callbacks if name not in missing]
     if found:
         logger.info("Continuing training from checkpoint, restoring callbacks: %s.", ", ".join(found))
     if missing:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_value_
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["Norm", "clip_gradients"]
 
@@ -16,17 +16,17 @@ Norm = Tensor | float | None
 """A gradient norm before clipping, ``()``; None if it was not computed."""
 
 
-def clip_gradients(host: RunHost, clip_value: float | None = None) -> Norm:
+def clip_gradients(trainer: Trainer, clip_value: float | None = None) -> Norm:
     """Clip the gradients to ``max_grad_norm`` with the Trainer's methods; return the norm to log.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         clip_value: Clip each element to between minus this and this instead; the norm is that before clipping.
     """
-    model, most = host.model_wrapped, host.args.max_grad_norm
+    model, most = trainer.model_wrapped, trainer.args.max_grad_norm
     if clip_value is not None:
-        norm: Norm = host._get_grad_norm(model)
+        norm: Norm = trainer._get_grad_norm(model)
         clip_grad_value_(model.parameters(), clip_value)
         return norm
-    norm = host._clip_grad_norm(model) if most is not None and most > 0 else None
-    return host._get_grad_norm(model, grad_norm=norm) if host.semantics.always_logs_grad_norm else norm
+    norm = trainer._clip_grad_norm(model) if most is not None and most > 0 else None
+    return trainer._get_grad_norm(model, grad_norm=norm) if trainer.semantics.always_logs_grad_norm else norm

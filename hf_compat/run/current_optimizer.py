@@ -9,7 +9,7 @@ from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.engine.strategies.base import ModelStrategy
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["CurrentOptimizer"]
 
@@ -18,18 +18,18 @@ class CurrentOptimizer:
     """Has the strategy step ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
     """
 
-    def __init__(self, host: RunHost, *, shards_model: bool) -> None:
-        self._host = host
+    def __init__(self, trainer: Trainer, *, shards_model: bool) -> None:
+        self._trainer = trainer
         self._shards_model = shards_model
         self._stepped: Any = None
 
     def give_if_replaced(self, strategy: ModelStrategy) -> None:
         """Give the strategy the Trainer's optimizer if it is another than before; the update step may come next."""
-        if self._host.optimizer is not self._stepped:
+        if self._trainer.optimizer is not self._stepped:
             self.give_to(strategy)
 
     def give_to(self, strategy: ModelStrategy) -> None:
@@ -38,16 +38,16 @@ class CurrentOptimizer:
         Raises:
             TrainerSetupError: If the Trainer has no optimizer.
         """
-        host = self._host
-        self._stepped = host.optimizer
-        host.accelerator.hold(host.model_wrapped if self._shards_model else host.model, host.optimizer)
+        trainer = self._trainer
+        self._stepped = trainer.optimizer
+        trainer.accelerator.hold(trainer.model_wrapped if self._shards_model else trainer.model, trainer.optimizer)
         if strategy.engine is not None:
             return
-        if host.optimizer is None:
+        if trainer.optimizer is None:
             raise TrainerSetupError(
                 "`trainer.optimizer` was set to None during training. Assign one, or call `create_optimizer()`."
             )
-        if [host.optimizer] != strategy.optimizers:
-            replace_optimizer(strategy, host.optimizer)
+        if [trainer.optimizer] != strategy.optimizers:
+            replace_optimizer(strategy, trainer.optimizer)
         for config in strategy.lr_scheduler_configs:
-            config.scheduler = host.lr_scheduler
+            config.scheduler = trainer.lr_scheduler  # type: ignore[assignment]  # None if the script has set it

@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.firing import close_progress_bars, fire
-from hf_compat.data.windows import EpochStart, Window
-from hf_compat.engine.callbacks import LastCallback
+from hf_compat.data.windows import ResumePosition, Window
+from hf_compat.engine.first_and_last_callbacks import LastCallback
 from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.overflow import DebugUnderflowOverflow
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.run.clipping import Norm, clip_gradients
 from hf_compat.run.current_optimizer import CurrentOptimizer
 from hf_compat.run.evaluation_timing import EvaluationTiming
@@ -63,15 +63,15 @@ class RunHooks(LastCallback):
 
     def prepare(self, run: TrainingRun) -> None:
         """Make the objects of one fit of ``run``."""
-        trainer, counts, loop = run.host, run.counts, run.runtime.loop
+        trainer, counters, loop = run.trainer, run.counters, run.backend.loop
         self.run, self.trainer, self.loop = run, trainer, loop
         self.grad_norm: Norm = None
-        self.start: EpochStart | None = None
+        self.start: ResumePosition | None = None
         self.resume = Resume(trainer, run.point)
-        self.optimizer = CurrentOptimizer(trainer, shards_model=run.runtime.facts.shards_model)
+        self.optimizer = CurrentOptimizer(trainer, shards_model=run.backend.traits.shards_model)
         self.schedule = LRSchedule(trainer)
-        self.progress = Progress(trainer, counts)
-        self.logs = TrainingLogs(trainer, counts, run.runtime.publish_metrics)
+        self.progress = Progress(trainer, counters)
+        self.logs = TrainingLogs(trainer, counters, run.backend.publish_metrics)
         self.evaluation = TrainingEvaluation(trainer, run.ignore_keys, run.exit_if_preempted)
         self.saving = CheckpointSaving(trainer, run.checkpoints, run.lightning_state)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
@@ -90,6 +90,7 @@ class RunHooks(LastCallback):
             return
         if self.trainer.neftune_noise_alpha is not None:
             model = self.trainer._activate_neftune(pl_module.model)  # type: ignore[arg-type]  # perhaps another one
+            check_is_module(model, "_activate_neftune")
             pl_module.model = self.trainer.model = model
             self._undo.callback(lambda: self.trainer._deactivate_neftune(model))
         if DebugOption.UNDERFLOW_OVERFLOW in self.trainer.args.debug:
@@ -100,12 +101,12 @@ class RunHooks(LastCallback):
     def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the states of optimizer and schedule, which the strategy has created."""
         assert self.run is not None, "a fit has a run"
-        if not self.trainer.semantics.leaves_mode_to_training_step:
-            self.trainer.model.train()
+        if self.run.backend.model_is_prepared and not self.trainer.semantics.leaves_mode_to_training_step:
+            self.trainer.model.train()  # not a model in the wrapper of an earlier run
         self.resume.load_optimizer(pl_trainer)
         self.optimizer.give_to(pl_trainer.strategy)  # type: ignore[arg-type]
         if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
-            with self.run.runtime.sanity_check():
+            with self.run.backend.sanity_check():
                 self.evaluation.measure(self.evaluation.ignore_keys)
         self.progress.start_clock()
         self.trainer.model_wrapped.zero_grad()
@@ -244,7 +245,7 @@ class RunHooks(LastCallback):
         self.saving.begin_step()
         call_as_defined(
             trainer._maybe_log_save_evaluate,
-            ("tr_loss", self.progress.counts.tr_loss),
+            ("tr_loss", self.progress.counters.tr_loss),
             ("grad_norm", self.grad_norm),
             ("model", trainer.model_wrapped),
             ("trial", trainer._trial),

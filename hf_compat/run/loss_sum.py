@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hf_compat.errors import ModelError
-from hf_compat.optim.division import divided
+from hf_compat.optim.divide_scalar import divide_scalar
 
 __all__ = ["LossSum"]
 
@@ -62,7 +62,7 @@ class LossSum:
                 # `where` instead of a branch, which would synchronise with the device. NaN and inf less themselves are
                 # NaN, which is not equal to itself: two kernels, where torch.isfinite launches four.
                 difference = loss - loss
-                loss = loss.where(difference == difference, divided(summed, steps))
+                loss = loss.where(difference == difference, divide_scalar(summed, steps))
             if self._in_float32:
                 summed += loss
             else:

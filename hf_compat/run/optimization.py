@@ -1,8 +1,10 @@
-"""Creating optimizer and schedule of a run with the Trainer's overridable methods."""
+"""Creating optimizer, wrapper and schedule of a run with the Trainer's overridable methods."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
@@ -12,36 +14,56 @@ from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
+
 
 __all__ = ["RunOptimization"]
 
 
 class RunOptimization:
-    """Implements ``Optimization`` of :mod:`hf_compat.engine.host`.
+    """Creates optimizer and learning-rate schedule of a run, by the Trainer's overridable methods.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         num_training_steps: Update steps of the run, warm-up included.
+        wrap: Returns the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``.
     """
 
-    def __init__(self, host: RunHost, num_training_steps: int) -> None:
-        self._host = host
+    def __init__(self, trainer: Trainer, num_training_steps: int, wrap: Callable[[], nn.Module]) -> None:
+        self._trainer = trainer
+        self._wrap = wrap
+        self._starts_unwrapped = trainer.model_wrapped is trainer.model
         self.num_training_steps = num_training_steps
 
     def create_optimizer(self) -> Optimizer:
         """Create and return a new optimizer; that of an earlier run belongs to its engine."""
-        self._host.optimizer = self._host.lr_scheduler = None
-        self._host.create_optimizer()
-        return self._host.optimizer  # type: ignore[no-any-return]
+        trainer: Any = self._trainer
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer.create_optimizer()
+        return trainer.optimizer  # type: ignore[no-any-return]
 
     def create_scheduler(self, optimizer: Optimizer) -> LRScheduler:
         """Create and return a new schedule for ``optimizer``, which becomes the Trainer's."""
-        self._host.optimizer, self._host.lr_scheduler = optimizer, None
-        call_as_defined(self._host.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
-        return self._host.lr_scheduler  # type: ignore[no-any-return]
+        trainer: Any = self._trainer
+        trainer.optimizer, trainer.lr_scheduler = optimizer, None
+        call_as_defined(trainer.create_scheduler, num_training_steps=self.num_training_steps, optimizer=optimizer)
+        return trainer.lr_scheduler  # type: ignore[no-any-return]
+
+    @contextmanager
+    def wrapping(self) -> Iterator[Callable[[], None]]:
+        """Context in which what it yields calls ``_wrap_model``, once; afterwards the Trainer has the module to train.
+
+        As in transformers, methods that are called inside find in ``model_wrapped`` what was there before the fit.
+        """
+        trainer, wrapped = self._trainer, []
+        of_strategy = trainer.model_wrapped
+        if self._starts_unwrapped:
+            trainer.model_wrapped = trainer.model
+        yield lambda: wrapped.append(self._wrap())
+        trainer.model_wrapped = wrapped[0] if of_strategy is trainer.model else of_strategy
 
     def create_both(self) -> tuple[Any, Any]:
         """Create and return optimizer and schedule, with the methods that the emulated release calls.
@@ -49,24 +71,27 @@ class RunOptimization:
         Raises:
             TrainerSetupError: If there is an optimizer, of another model.
         """
-        host = self._host
-        _check_parameters(host)
-        if host.semantics.creates_scheduler_apart:
-            host.create_optimizer()
-            host.create_scheduler(num_training_steps=self.num_training_steps)
-        else:
-            host.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
-        _show_inner(host.optimizer)
-        return host.optimizer, host.lr_scheduler
+        trainer = self._trainer
+        _check_parameters(trainer)
+        with self.wrapping() as wrap:
+            if trainer.semantics.creates_scheduler_apart:
+                trainer.create_optimizer()
+                wrap()
+                trainer.create_scheduler(num_training_steps=self.num_training_steps)
+            else:
+                trainer.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
+                wrap()
+        _show_inner(trainer.optimizer)
+        return trainer.optimizer, trainer.lr_scheduler
 
 
-def _check_parameters(host: RunHost) -> None:
+def _check_parameters(trainer: Trainer) -> None:
     """Raise if the optimizer that there is updates none of the model's parameters, so that training had no effect."""
-    optimizer = host.optimizer
+    optimizer = trainer.optimizer
     if not isinstance(optimizer, Optimizer) or updates_in_backward(optimizer):
         return
     updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if updated.isdisjoint(map(id, host.model.parameters())):
+    if updated.isdisjoint(map(id, trainer.model.parameters())):
         raise TrainerSetupError(
             f"`trainer.optimizer` ({type(optimizer).__name__}) updates no parameter of `trainer.model`. If you "
             "replaced the model, set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "

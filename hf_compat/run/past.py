@@ -7,18 +7,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["fresh_past"]
 
 
 @contextmanager
-def fresh_past(host: RunHost) -> Iterator[None]:
+def fresh_past(trainer: Trainer) -> Iterator[None]:
     """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
-    outside = {name: value for name, value in vars(host).items() if name == "_past"}
-    host._past = None
+    outside = {name: value for name, value in vars(trainer).items() if name == "_past"}
+    trainer._past = None
     try:
         yield
     finally:
-        vars(host).pop("_past", None)
-        vars(host).update(outside)
+        vars(trainer).pop("_past", None)
+        vars(trainer).update(outside)

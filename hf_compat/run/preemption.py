@@ -7,6 +7,7 @@ steps later. The scheduler's grace period has to cover that, an evaluation and t
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -16,17 +17,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from hf_compat.data.workers import outliving
-from hf_compat.distributed.votes import PacedVotes
+from hf_compat.data.workers import has_short_lived, outliving
+from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
 from hf_compat.engine.internals.loops import may_stop
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from hf_compat.run.host import RunHost
     from hf_compat.run.saving import CheckpointSaving
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["Preemption", "SignalWatch", "exit_status", "requeue"]
 
@@ -120,48 +121,78 @@ class Preemption:
     """Saves and exits when any rank has received a signal, unless training is about to end.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         watch: Records the signals of this process.
         saving: Saves.
+
+    Attributes:
+        reads_together: Whether each window has to be read by :meth:`read_together`.
     """
 
-    def __init__(self, host: RunHost, watch: SignalWatch, saving: CheckpointSaving) -> None:
-        self._host = host
+    def __init__(self, trainer: Trainer, watch: SignalWatch, saving: CheckpointSaving) -> None:
+        self._trainer = trainer
         self._watch = watch
         self._saving = saving
         self._votes = PacedVotes()
+        self._timeout = trainer.args.ddp_timeout_delta
+        several = trainer.args.world_size > 1
+        self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
 
-    def exit_without_workers(self, trainer: pl.Trainer) -> None:
+    def read_together(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        """Return the next ``count`` of ``batches``, fewer at their end, once all ranks have read theirs.
+
+        For runs on several ranks with workers that may not outlive a signal: no rank begins an update step that
+        another one has no batches for. Called between two update steps.
+
+        Raises:
+            SystemExit: If a rank cannot read on after a signal; with status 128 + signal, once all have saved.
+        """
+        lost = 0
+        try:
+            read = list(itertools.islice(batches, count))
+        except Exception:  # of any class, where a batch is lost with the worker that sent it
+            lost = self._watch.received
+            if not lost:
+                raise
+        vote()
+        signum = max_over_ranks(lost, self._timeout)
+        if signum:
+            self._save_and_exit(signum)
+        return iter(read)
+
+    def exit_without_workers(self, pl_trainer: pl.Trainer) -> None:
         """Save and exit if the signal that this process has received may have ended the workers of a loader.
 
         Called between two update steps, when no batch can be read. With several ranks it does nothing: the others
-        wait for this one's next update step.
+        wait for this one's next update step, unless they have read together.
 
         Raises:
             SystemExit: With status 128 + signal.
         """
-        if self._watch.received and self._host.args.world_size == 1:
-            self.exit_if_signalled(trainer)
+        if self._watch.received and self._trainer.args.world_size == 1:
+            self.exit_if_signalled(pl_trainer)
 
-    def exit_if_signalled(self, trainer: pl.Trainer) -> None:
+    def exit_if_signalled(self, pl_trainer: pl.Trainer) -> None:
         """Save and exit if a rank has received a signal.
 
         Raises:
             SystemExit: With status 128 + signal, 143 for SIGTERM.
         """
-        host = self._host
-        step = host.state.global_step
-        signum = self._votes.max_over_ranks(step, self._watch.received, host.args.ddp_timeout_delta)
-        if not signum or (host.control.should_training_stop and may_stop(trainer)):
-            return
+        trainer = self._trainer
+        signum = self._votes.max_over_ranks(trainer.state.global_step, self._watch.received, self._timeout)
+        if signum and not (trainer.control.should_training_stop and may_stop(pl_trainer)):
+            self._save_and_exit(signum)
+
+    def _save_and_exit(self, signum: int) -> NoReturn:
+        trainer, step = self._trainer, self._trainer.state.global_step
         name = signal.Signals(signum).name
         logger.warning("%s: saving and exiting after update step %s.", name, step)
         if step > 0 and not self._saving.has_saved:
-            self._saving.save(host.model_wrapped, host._trial)
+            self._saving.save(trainer.model_wrapped, trainer._trial)
         self._saving.finish()
-        if signum == self._watch.requeue_signal and host.is_world_process_zero():
+        if signum == self._watch.requeue_signal and trainer.is_world_process_zero():
             requeue()
-        host.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
+        trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
         raise SystemExit(exit_status(signum))
 
 

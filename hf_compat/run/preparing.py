@@ -1,29 +1,29 @@
-"""Preparing the model for a run: ``model_init``, device, wrapper, activation checkpointing, loss scaling."""
+"""Preparing the model for a run: ``model_init``, device, activation checkpointing, loss scaling, wrapper."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
-from hf_compat.overriding import WarnOnce
+from hf_compat.overriding import WarnOnce, check_is_module
 from hf_compat.seeding import enable_full_determinism, set_seed
 
 if TYPE_CHECKING:
-    from hf_compat.engine.runtime import Runtime
-    from hf_compat.run.host import RunHost
+    from hf_compat.engine.backend import LightningBackend
+    from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["place_model", "prepare_model", "take_wrapper"]
+__all__ = ["place_model", "prepare_forward", "prepare_model", "take_wrapper", "wrap_to_train"]
 
 _HAVE_SPECIAL_TOKENS = (
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
@@ -34,105 +34,114 @@ _OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
 
 
-def prepare_model(host: RunHost, runtime: Runtime, trial: Trial | None, warn_once: WarnOnce) -> None:
-    """Create a new model of ``host`` if there is a ``model_init``, and prepare it for training.
+def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | None, warn_once: WarnOnce) -> None:
+    """Create a new model of ``trainer`` if there is a ``model_init``, and prepare it for training.
 
     Args:
-        host: The Trainer.
-        runtime: Device, precision and strategy.
+        trainer: The Trainer.
+        backend: Device, precision and strategy.
         trial: The trial of a hyperparameter search, None outside one.
         warn_once: Warns about known errors of the emulated release.
     """
-    args, semantics = host.args, host.semantics
+    args, semantics = trainer.args, trainer.semantics
     if not semantics.aligns_tokens_after_model_init:
-        _align_special_tokens(host)
+        _align_special_tokens(trainer)
     if not semantics.applies_trial_after_model_init:
-        host._hp_search_setup(trial)
-    if host.model_init is not None:
-        _make_model(host, trial)
+        trainer._hp_search_setup(trial)
+    if trainer.model_init is not None:
+        _make_model(trainer, trial)
     if args.use_liger_kernel and semantics.applies_liger_in_train:
-        apply_liger_kernels(host.model, args.liger_kernel_config)
-    if host.model_init is None and (args.fp16_full_eval or args.bf16_full_eval) and not host.is_model_parallel:
-        host._move_model_to_device(host.model, args.device)
+        apply_liger_kernels(trainer.model, args.liger_kernel_config)
+    if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
+        trainer._move_model_to_device(trainer.model, args.device)
     if semantics.applies_trial_after_model_init:
-        host._hp_search_setup(trial)
-    check_offloading(host.model)
-    host.model_wrapped = place_model(host, runtime, lambda: host._wrap_model(host.model_wrapped))
-    if args.n_gpu > 1:
-        _warn_of_replicas(host, warn_once)
+        trainer._hp_search_setup(trial)
+    check_offloading(trainer.model)
+    place_model(trainer, backend)
     args = for_run(args)
     if args.activation_checkpointing or args.gradient_checkpointing:
         settings = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
         _enable_checkpointing(
-            host.model, settings, is_renamed=semantics.release >= SINCE["renames_gradient_checkpointing"]
+            trainer.model, settings, is_renamed=semantics.release >= SINCE["renames_gradient_checkpointing"]
         )
     if semantics.aligns_tokens_after_model_init:
-        _align_special_tokens(host)
-    _set_loss_scaling(host, warn_once)
+        _align_special_tokens(trainer)
+    _set_loss_scaling(trainer, warn_once)
 
 
-def _make_model(host: RunHost, trial: Trial | None) -> None:
-    """Replace the model of ``host`` by a new one of its ``model_init``."""
-    args = host.args
+def _make_model(trainer: Trainer, trial: Trial | None) -> None:
+    """Replace the model of ``trainer`` by a new one of its ``model_init``."""
+    args = trainer.args
     (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
-    host.model = host.model_wrapped = host.call_model_init(trial)
-    host.optimizer = host.lr_scheduler = None
-    host._signature_columns = None
-    if host.place_model_on_device:
-        host._move_model_to_device(host.model, args.device)
+    model = trainer.call_model_init(trial)
+    check_is_module(model, "call_model_init")
+    trainer.model = trainer.model_wrapped = model
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer._signature_columns = None
+    if trainer.place_model_on_device:
+        trainer._move_model_to_device(trainer.model, args.device)
 
 
-def _align_special_tokens(host: RunHost) -> None:
-    if is_instance_of(host.processing_class, *_HAVE_SPECIAL_TOKENS) and hasattr(host.model, "config"):
-        host._align_special_tokens()
+def _align_special_tokens(trainer: Trainer) -> None:
+    if is_instance_of(trainer.processing_class, *_HAVE_SPECIAL_TOKENS) and hasattr(trainer.model, "config"):
+        trainer._align_special_tokens()
 
 
-def place_model(host: RunHost, runtime: Runtime, wrap: Callable[[], nn.Module]) -> nn.Module:
-    """Move the model to its device; enable autocast for it and compile it, as the arguments say, unless it is wrapped.
+def place_model(trainer: Trainer, backend: LightningBackend) -> None:
+    """Move the model to its device; one that the user has set is not in the former one's wrapper."""
+    if backend.place(trainer.model, trainer.args.device) and unwrap_model(trainer.model_wrapped) is not trainer.model:
+        trainer.model_wrapped = trainer.model
 
-    Args:
-        host: The Trainer.
-        runtime: Device and precision.
-        wrap: Calls the Trainer's ``_wrap_model``. A model that it has wrapped, such as in ``DataParallel``, trains and
-            evaluates without autocast and uncompiled, as in transformers.
 
-    Returns:
-        What ``wrap`` has returned, compiled if that was the model itself.
+def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
+    """Return the module to train, from the Trainer's ``_wrap_model``.
+
+    A model that ``_wrap_model`` has wrapped, such as in ``DataParallel``, trains without autocast and uncompiled, as in
+    transformers.
     """
-    is_new = runtime.place(host.model, host.args.device)
-    if is_new and unwrap_model(host.model_wrapped) is not host.model:  # the user has replaced the model
-        host.model_wrapped = host.model
-    wrapped = wrap()
-    if is_new and wrapped is host.model:
-        if isinstance(runtime.precision, ForwardMixedPrecision) and runtime.precision.casts_forward:
-            autocast_forward(host.model, runtime.precision.autocast_context_manager)
-        take_wrapper(host, runtime, host.model)
-        return host.model_wrapped  # type: ignore[no-any-return]
-    return wrapped
+    wrapped: nn.Module = trainer._wrap_model(trainer.model_wrapped)
+    check_is_module(wrapped, "_wrap_model")
+    if trainer.args.n_gpu > 1:
+        _warn_of_replicas(trainer, wrapped, warn_once)
+    backend.model_is_prepared = wrapped is trainer.model
+    return prepare_forward(trainer, backend) if backend.model_is_prepared else wrapped
 
 
-def _warn_of_replicas(host: RunHost, warn_once: WarnOnce) -> None:
+def prepare_forward(trainer: Trainer, backend: LightningBackend) -> nn.Module:
+    """Return the model with its forward pass under autocast and compiled, each if the arguments say so."""
+    if backend.cast_model is not trainer.model:
+        backend.cast_model, precision = trainer.model, backend.precision
+        if isinstance(precision, ForwardMixedPrecision) and precision.casts_forward:
+            autocast_forward(trainer.model, precision.autocast_context_manager)
+    return _compiled(trainer, backend, trainer.model)
+
+
+def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:
     """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
-    args = host.args
+    args = trainer.args
     text = (
         f"This process trains on {args.n_gpu} GPUs by `DataParallel`, as transformers does: a batch has {args.n_gpu} "
         f"times `per_device_train_batch_size={args.per_device_train_batch_size}` samples. A process for each GPU is "
         f"faster: start the script with `torchrun --nproc-per-node {args.n_gpu}`. Set CUDA_VISIBLE_DEVICES to use one."
     )
     fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
-    if fields and isinstance(host.model_wrapped, nn.DataParallel) and host.model_wrapped is not host.model:
+    if fields and isinstance(wrapped, nn.DataParallel) and wrapped is not trainer.model:
         text += f" Like transformers, it computes as without {' and '.join(fields)}."
     warn_once(text)
 
 
-def take_wrapper(host: RunHost, runtime: Runtime, wrapped: nn.Module) -> None:
-    """Set ``host.model_wrapped`` to ``wrapped``, the model in its wrapper, compiled if the arguments say so."""
-    args = host.args
-    if args.torch_compile:
-        wrapped = runtime.strategy.compiled(
-            wrapped, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
-        )
-    host.model_wrapped = wrapped
+def take_wrapper(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> None:
+    """Set ``trainer.model_wrapped`` to ``wrapped``, the model in its wrapper, compiled if the arguments say so."""
+    trainer.model_wrapped = _compiled(trainer, backend, wrapped)
+
+
+def _compiled(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> nn.Module:
+    args = trainer.args
+    if not args.torch_compile:
+        return wrapped
+    return backend.strategy.compiled(
+        wrapped, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
+    )
 
 
 def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_renamed: bool) -> None:
@@ -165,23 +174,23 @@ def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_ren
     enable(gradient_checkpointing_kwargs=given or None, **own)
 
 
-def _set_loss_scaling(host: RunHost, warn_once: WarnOnce) -> None:
+def _set_loss_scaling(trainer: Trainer, warn_once: WarnOnce) -> None:
     """Set whether the model averages the loss over the window; warn about known errors of the emulated release."""
-    steps, semantics = host.args.gradient_accumulation_steps, host.semantics
+    steps, semantics = trainer.args.gradient_accumulation_steps, trainer.semantics
     if semantics.divides_gradients_twice and steps > 1:
         warn_once(
             f"transformers {semantics.release} divides accumulated gradients by `gradient_accumulation_steps={steps}` "
             f"twice, and so does this run: they are {steps} times too small. {_REMEDY}"
         )
-    if steps < 2 or host.compute_loss_func is not None:
+    if steps < 2 or trainer.compute_loss_func is not None:
         return
-    if host.loss_is_scaled_for_ga is not None or not ignores_item_count(host.model):
+    if trainer.loss_is_scaled_for_ga is not None or not ignores_item_count(trainer.model):
         return
     if semantics.corrected:
-        host.model_accepts_loss_kwargs = False
-    elif host.model_accepts_loss_kwargs:
+        trainer.model_accepts_loss_kwargs = False
+    elif trainer.model_accepts_loss_kwargs:
         warn_once(
-            f"{type(host.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
+            f"{type(trainer.model).__name__} takes `num_items_in_batch` but averages its loss over each batch, so "
             f"transformers {semantics.release} trains it on losses and gradients up to {steps} times too large "
             f"(`gradient_accumulation_steps={steps}`), and so does this run. {_REMEDY}"
         )

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from hf_compat.data.windows import Window
-from hf_compat.plan import DataPosition, RunPlan, Shift
+from hf_compat.overriding import check_returned
+from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 from hf_compat.run.loss_sum import LossSum
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
     from hf_compat.state import TrainerState
+    from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["Counts", "Progress", "floating_point_ops", "store_flos"]
+__all__ = ["Progress", "RunCounters", "floating_point_ops", "store_flos"]
 
 
 @dataclass(slots=True)
@@ -30,7 +31,7 @@ class _KnownModel:
 
 
 @dataclass(slots=True)
-class Counts:
+class RunCounters:
     """The counts of a run, which the Trainer has as attributes with transformers' names."""
 
     total_loss_scalar: float = 0.0
@@ -91,34 +92,44 @@ class Counts:
         return self._known
 
 
+def _checked_flos(flos: Any) -> float:
+    """Return what ``floating_point_ops`` of the Trainer returned.
+
+    Raises:
+        OverrideError: If that is no number.
+    """
+    check_returned(hasattr(flos, "__float__"), flos, "floating_point_ops", "their number, 0 if it is not known")
+    return float(flos)
+
+
 class Progress:
     """Counts batches and update steps; sets ``global_step``, ``epoch`` and the position in the data.
 
     Args:
-        host: The Trainer.
-        counts: The run's counts.
+        trainer: The Trainer.
+        counters: The run's counts.
 
     Attributes:
-        counts: The run's counts.
+        counters: The run's counts.
         plan: The plan of the run, set before the fit.
-        shift: How the samples are counted, if the run was resumed with other windows.
+        offset: How the samples are counted, if the run was resumed with other windows.
         start_time: When the run started, in seconds of ``time.time``.
         position: The position in the data; None before the first update step.
     """
 
-    def __init__(self, host: RunHost, counts: Counts) -> None:
-        self._host = host
-        self.counts = counts
+    def __init__(self, trainer: Trainer, counters: RunCounters) -> None:
+        self._trainer = trainer
+        self.counters = counters
         self.plan: RunPlan | None = None
-        self.shift = Shift()
+        self.offset = ResumeOffset()
         self.start_time = 0.0
         self.position: DataPosition | None = None
 
     def begin(self) -> None:
         """Initialise the counts from the state at the start of the run."""
-        host = self._host
-        zero = torch.tensor(0.0, device=host.args.device)
-        self.counts.begin(host.state, LossSum(zero, in_float32=host.semantics.sums_loss_in_float32))
+        trainer = self._trainer
+        zero = torch.tensor(0.0, device=trainer.args.device)
+        self.counters.begin(trainer.state, LossSum(zero, in_float32=trainer.semantics.sums_loss_in_float32))
 
     def start_clock(self) -> None:
         """Store the start time."""
@@ -126,51 +137,52 @@ class Progress:
 
     def count_batch(self, loss: Tensor, batch: dict[str, Any]) -> None:
         """Count a batch's loss and floating-point operations, and its tokens if they are counted after it."""
-        host, counts = self._host, self.counts
-        is_filtered = host.args.logging_nan_inf_filter
-        counts.losses.add(loss, 1 + host.state.global_step - counts.last_logged_step if is_filtered else None)
-        counts.flos += float(host.floating_point_ops(batch))
-        if host.semantics.counts_tokens_after_batch:
-            host._track_num_input_tokens(batch)
+        trainer, counters = self._trainer, self.counters
+        is_filtered = trainer.args.logging_nan_inf_filter
+        counters.losses.add(loss, 1 + trainer.state.global_step - counters.last_logged_step if is_filtered else None)
+        counters.flos += _checked_flos(trainer.floating_point_ops(batch))
+        if trainer.semantics.counts_tokens_after_batch:
+            trainer._track_num_input_tokens(batch)
 
     def count_update(self, window: Window, global_step: int) -> None:
         """Count the update step of ``window``, after which Lightning's is ``global_step``."""
         assert self.plan is not None, "set before the fit"
-        state, plan = self._host.state, self.plan
+        state, plan = self._trainer.state, self.plan
         state.global_step = global_step
         done = window.batches_before + len(window.batches)
         state.epoch = window.epoch + done / plan.batches_per_epoch
-        self.position = DataPosition.after(plan, window.epoch, done, self.shift)
+        self.position = DataPosition.after(plan, window.epoch, done, self.offset)
 
     def position_to_resume(self) -> DataPosition | None:
         """Return where a resumed run continues: with the next epoch, if a callback has ended this one early."""
-        if self.position is None or not self._host.control.should_epoch_stop:
+        if self.position is None or not self._trainer.control.should_epoch_stop:
             return self.position
         return self.position.at_next_epoch()
 
 
-def store_flos(host: RunHost, counts: Counts) -> None:
+def store_flos(trainer: Trainer, counters: RunCounters) -> None:
     """Add the floating-point operations of all ranks since the last call to ``state.total_flos``."""
-    flos = counts.flos
-    if host.args.world_size > 1:  # summed in float32, as in transformers
-        flos = host.accelerator.gather(Tensor([flos]).to(host.args.device)).sum().item()
-    host.state.total_flos += flos
-    counts.flos = 0
+    flos = counters.flos
+    if trainer.args.world_size > 1:  # summed in float32, as in transformers
+        summed = trainer.accelerator.gather(Tensor([flos]).to(trainer.args.device)).sum().item()
+        flos = summed / trainer.get_cp_size()  # each rank has counted whole sequences
+    trainer.state.total_flos += flos
+    counters.flos = 0
 
 
-def floating_point_ops(host: RunHost, counts: Counts, inputs: dict[str, Any], *, recounts: bool) -> int:
+def floating_point_ops(trainer: Trainer, counters: RunCounters, inputs: dict[str, Any], *, recounts: bool) -> int:
     """Return the floating-point operations of forward and backward pass of one batch; 0 if the model has no estimate.
 
     Args:
-        host: The Trainer.
-        counts: Caches the model's main input and number of parameters.
+        trainer: The Trainer.
+        counters: Caches the model's main input and number of parameters.
         inputs: The batch.
-        recounts: As for :meth:`Counts.parameters_outside_embeddings`.
+        recounts: As for :meth:`RunCounters.parameters_outside_embeddings`.
     """
-    model = host.model
-    if not host.semantics.counts_flops_per_token:
+    model = trainer.model
+    if not trainer.semantics.counts_flops_per_token:
         return int(model.floating_point_ops(inputs)) if hasattr(model, "floating_point_ops") else 0
-    name = counts.main_input(model)
+    name = counters.main_input(model)
     if name is not None and name in inputs:
-        return 6 * int(inputs[name].numel()) * counts.parameters_outside_embeddings(model, recounts=recounts)
+        return 6 * int(inputs[name].numel()) * counters.parameters_outside_embeddings(model, recounts=recounts)
     return 0

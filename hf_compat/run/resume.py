@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint.finding import relocated
-from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.skipping import resume_stream, skip_batches, skip_samples
 from hf_compat.data.stream_states import StreamStates
-from hf_compat.data.windows import EpochStart
+from hf_compat.data.windows import ResumePosition
 from hf_compat.engine.internals.callbacks import (
     restore_callback_states,
     restore_checkpoint_entries,
@@ -24,8 +24,8 @@ from hf_compat.engine.internals.callbacks import (
 from hf_compat.engine.lightning_callbacks import defines_hook, thaws_by_phases
 from hf_compat.errors import CheckpointError, TrainerSetupError
 from hf_compat.metrics import has_length
-from hf_compat.overriding import WarnOnce
-from hf_compat.plan import DataPosition, RunPlan, Shift, plan_for_rest
+from hf_compat.overriding import WarnOnce, check_returned
+from hf_compat.plan import DataPosition, ResumeOffset, RunPlan, plan_for_rest
 from hf_compat.state import TrainerState, is_exportable
 
 if TYPE_CHECKING:
@@ -34,24 +34,39 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.data.loader import PreparedDataLoader
     from hf_compat.engine.strategies.base import ModelStrategy
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["Resume", "compare_with_checkpoint", "init_training_state", "without_extra_step"]
+__all__ = ["Resume", "check_start", "compare_with_checkpoint", "init_training_state", "without_extra_step"]
 
 logger = logging.getLogger(__name__)
+
+
+def check_start(done: Any, *, is_resumed: bool) -> None:
+    """Raise unless a run can start where an override of ``_init_training_state`` says.
+
+    Args:
+        done: What it returned.
+        is_resumed: Whether there is a checkpoint, without which a run starts at the beginning.
+
+    Raises:
+        OverrideError: If that is no pair of numbers, or there is nothing to skip.
+    """
+    is_pair = isinstance(done, tuple | list) and len(done) == 2 and all(isinstance(number, int) for number in done)
+    wanted = "the epochs that are done and the batches to skip in the next one; without a checkpoint both are 0"
+    check_returned(is_pair and (is_resumed or list(done) == [0, 0]), done, "_init_training_state", wanted)
 
 
 class Resume:
     """Loads the states of optimizer, schedule, gradient scaler and random generators from a checkpoint.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         point: The checkpoint; None for a run that starts from the beginning.
     """
 
-    def __init__(self, host: RunHost, point: ResumePoint | None) -> None:
-        self._host = host
+    def __init__(self, trainer: Trainer, point: CheckpointReader | None) -> None:
+        self._trainer = trainer
         self._point = point
 
     @property
@@ -59,7 +74,7 @@ class Resume:
         """The checkpoint's folder, None without one."""
         return None if self._point is None else self._point.path
 
-    def restore_callbacks(self, trainer: pl.Trainer) -> None:
+    def restore_callbacks(self, pl_trainer: pl.Trainer) -> None:
         """Restore the user's Lightning callbacks, which have been set up.
 
         Raises:
@@ -68,7 +83,7 @@ class Resume:
         if self._point is None:
             return
 
-        if any(thaws_by_phases(callback) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        if any(thaws_by_phases(callback) for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
             raise TrainerSetupError(
                 f"`resume_from_checkpoint={self._point.path!r}`: FinetuningScheduler cannot be resumed: it restores "
                 "its phase and the optimizer's groups of parameters from Lightning checkpoints only. Train without "
@@ -76,25 +91,25 @@ class Resume:
             )
 
         def restore(states: dict[str, Any]) -> None:  # a checkpoint of `HFCheckpointIO` may have none
-            restore_callback_states(trainer, states)
-            if any(defines_hook(callback, "on_load_checkpoint") for callback in trainer.callbacks):  # type: ignore[attr-defined]
-                restore_checkpoint_entries(trainer, states, content.get("callback_entries", {}))
+            restore_callback_states(pl_trainer, states)
+            if any(defines_hook(callback, "on_load_checkpoint") for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
+                restore_checkpoint_entries(pl_trainer, states, content.get("callback_entries", {}))
 
         content = self._point.lightning_state()
         self._point.lightning("callbacks", restore)
 
-    def load_optimizer(self, trainer: pl.Trainer) -> None:
+    def load_optimizer(self, pl_trainer: pl.Trainer) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
-        host, folder = self._host, self.folder
-        strategy: ModelStrategy = trainer.strategy  # type: ignore[assignment]
+        trainer, folder = self._trainer, self.folder
+        strategy: ModelStrategy = pl_trainer.strategy  # type: ignore[assignment]
         if folder is not None:
-            unfreeze_restored(trainer)
+            unfreeze_restored(pl_trainer)
             strategy.resume_engine(folder)
-        handler = host.callback_handler
-        handler.model, handler.optimizer, handler.lr_scheduler = host.model, host.optimizer, host.lr_scheduler
-        if folder is not None or not host.semantics.loads_state_if_resumed:
-            host._load_optimizer_and_scheduler(folder)
-            host._load_scaler(folder)
+        handler = trainer.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+        if folder is not None or not trainer.semantics.loads_state_if_resumed:
+            trainer._load_optimizer_and_scheduler(folder)
+            trainer._load_scaler(folder)
 
     def drop_caches(self) -> None:
         """Free the cached content of the checkpoint."""
@@ -103,13 +118,13 @@ class Resume:
 
     def restore_rng(self) -> None:
         """Restore the random states of the checkpoint."""
-        self._host._load_rng_state(self.folder)
+        self._trainer._load_rng_state(self.folder)
 
     # ---- position in the data ----
 
     def start_in_data(
         self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int], warn_once: WarnOnce
-    ) -> tuple[RunPlan, EpochStart, Shift]:
+    ) -> tuple[RunPlan, ResumePosition, ResumeOffset]:
         """Return the plan of the resumed run, where it starts, and how it counts its samples.
 
         With the checkpoint's batch size, accumulation and world size, it starts where transformers does. With different
@@ -122,22 +137,22 @@ class Resume:
             warn_once: Warns where transformers starts in the wrong place.
         """
         assert self._point is not None, "called if there is a checkpoint"
-        args = self._host.args
+        args = self._trainer.args
         saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
-        if saved is None or saved.agrees(plan, self._host.state.global_step):
-            return plan, self._start_at(plan, loader, done, saved), Shift()
+        if saved is None or saved.agrees(plan, self._trainer.state.global_step):
+            return plan, self._start_at(plan, loader, done, saved), ResumeOffset()
         if saved.has_windows_of(plan) and plan.num_train_epochs < sys.maxsize:
-            if self._host.semantics.corrected:
+            if self._trainer.semantics.corrected:
                 batches = saved.samples // plan.samples_per_batch
                 exact = (saved.epoch, batches) if batches < plan.batches_per_epoch else (saved.epoch + 1, 0)
-                return plan, self._start_at(plan, loader, exact, saved), Shift()
+                return plan, self._start_at(plan, loader, exact, saved), ResumeOffset()
             warn_once(
                 f"Checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
                 "train loader of a different length. Like transformers, this run computes the position in the data "
                 "from the number of update steps alone, so some samples may be skipped or repeated. Set "
                 "`TrainingArguments(semantics='corrected')` to continue where that run stopped."
             )
-            return plan, self._start_at(plan, loader, done, None), Shift()
+            return plan, self._start_at(plan, loader, done, None), ResumeOffset()
         rest: Iterable[Any] | None = loader
         if saved.samples:
             stream = self._stream_of(saved, plan, loader)
@@ -156,11 +171,11 @@ class Resume:
             plan.accumulate,
             plan.samples_per_batch,
         )
-        return plan, self._start_at(plan, loader, done, None), Shift(other_windows=True)
+        return plan, self._start_at(plan, loader, done, None), ResumeOffset(other_windows=True)
 
     def _start_at(
         self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int], saved: DataPosition | None
-    ) -> EpochStart:
+    ) -> ResumePosition:
         """Return the start after ``done``, epochs and batches; from the state of a stream if it was ``saved`` there."""
         epoch, batches = done
         rest: Iterable[Any] | None = None
@@ -168,12 +183,12 @@ class Resume:
             rest = self._stream_of(saved, plan, loader)
         if rest is None:
             rest = skip_batches(loader, batches) if batches else loader
-        return EpochStart(epoch, batches // plan.accumulate, batches, rest)
+        return ResumePosition(epoch, batches // plan.accumulate, batches, rest)
 
     def _start_with_different_windows(
         self, plan: RunPlan, saved: DataPosition, rest: Iterable[Any], loader: Iterable[Any]
-    ) -> tuple[RunPlan, EpochStart, Shift]:
-        args = self._host.args
+    ) -> tuple[RunPlan, ResumePosition, ResumeOffset]:
+        args = self._trainer.args
         epoch, left = saved.epoch, plan.batches_per_epoch
         if has_length(rest):
             left = max(min(len(rest), left - saved.samples // plan.samples_per_batch), 0)
@@ -184,13 +199,13 @@ class Resume:
         resumed, done = plan_for_rest(
             plan,
             num_train_epochs=None if args.max_steps > 0 else args.num_train_epochs,
-            global_step=self._host.state.global_step,
+            global_step=self._trainer.state.global_step,
             epoch=epoch,
             batches_left=left,
         )
         batches = plan.batches_per_epoch - left
         uncounted = saved.samples - batches * plan.samples_per_batch if epoch == saved.epoch else 0
-        return resumed, EpochStart(epoch, done, batches, rest), Shift(epoch, uncounted, other_windows=True)
+        return resumed, ResumePosition(epoch, done, batches, rest), ResumeOffset(epoch, uncounted, other_windows=True)
 
     def _stream_of(self, position: DataPosition, plan: RunPlan, loader: Iterable[Any]) -> PreparedDataLoader | None:
         """Return a loader of the rest of a stateful stream; None if the checkpoint has no state that can be used.
@@ -199,7 +214,7 @@ class Resume:
             CheckpointError: If the state in the checkpoint does not fit the stream.
         """
         assert self._point is not None, "called if there is a checkpoint"
-        args = self._host.args
+        args = self._trainer.args
         dispatches = isinstance(loader, DispatchingDataLoader)  # rank 0 reads for all ranks
         rank, world_size = (0 if dispatches else args.process_index), args.world_size
         read = functools.partial(StreamStates.of_process, process=rank, processes=world_size, alone=dispatches)
@@ -218,8 +233,8 @@ class Resume:
 
 
 def init_training_state(
-    host: RunHost,
-    point: ResumePoint | None,
+    trainer: Trainer,
+    point: CheckpointReader | None,
     max_steps: int,
     num_update_steps_per_epoch: int,
     num_train_epochs: int,
@@ -228,7 +243,7 @@ def init_training_state(
     """Set ``state``, new or from a checkpoint; return completed epochs, and batches to skip in the next one.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         point: The checkpoint; None for a run that starts from the beginning.
         max_steps: Update steps of the run.
         num_update_steps_per_epoch: Update steps per epoch.
@@ -238,25 +253,25 @@ def init_training_state(
     Raises:
         CheckpointError: If the run would log or evaluate every 0 update steps.
     """
-    args = host.args
-    exportable = [each for each in [*host.callback_handler.callbacks, host.control] if is_exportable(each)]
-    host.state = TrainerState(stateful_callbacks=exportable)
-    host.state.epoch = 0
-    host.state.is_hyper_param_search = trial is not None
-    host.state.train_batch_size = host._train_batch_size
-    host.state.compute_steps(args, max_steps)
+    args = trainer.args
+    exportable = [each for each in [*trainer.callback_handler.callbacks, trainer.control] if is_exportable(each)]
+    trainer.state = TrainerState(stateful_callbacks=exportable)
+    trainer.state.epoch = 0
+    trainer.state.is_hyper_param_search = trial is not None
+    trainer.state.train_batch_size = trainer._train_batch_size
+    trainer.state.compute_steps(args, max_steps)
     position = (0, 0)
     if point is not None:
-        state = host.state = point.trainer_state()
+        state = trainer.state = point.trainer_state()
         if state.best_model_checkpoint is not None:
             state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
-        _forget_missing_best_checkpoint(host)
+        _forget_missing_best_checkpoint(trainer)
         _check_intervals(args, state)
-        host.compare_trainer_and_checkpoint_args(args, state)
-        host._load_callback_state()
+        trainer.compare_trainer_and_checkpoint_args(args, state)
+        trainer._load_callback_state()
         epochs, windows = divmod(state.global_step, num_update_steps_per_epoch)
         position = (epochs, 0 if args.ignore_data_skip else windows * args.gradient_accumulation_steps)
-    host.state.init_training_references(host, max_steps, num_train_epochs, trial)
+    trainer.state.init_training_references(trainer, max_steps, num_train_epochs, trial)
     return position
 
 
@@ -269,18 +284,18 @@ def _check_intervals(args: TrainingArguments, state: TrainerState) -> None:
             )
 
 
-def _forget_missing_best_checkpoint(host: RunHost) -> None:
-    best = host.state.best_model_checkpoint
-    if host.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
+def _forget_missing_best_checkpoint(trainer: Trainer) -> None:
+    best = trainer.state.best_model_checkpoint
+    if trainer.semantics.drops_missing_best_checkpoint and best is not None and not Path(best).is_dir():
         logger.warning("The best checkpoint %s of the resumed run does not exist anymore; it is ignored.", best)
-        host.state.best_model_checkpoint = None
+        trainer.state.best_model_checkpoint = None
 
 
-def without_extra_step(host: RunHost, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
+def without_extra_step(trainer: Trainer, plan: RunPlan, epochs_done: int, warn_once: WarnOnce) -> RunPlan:
     """Return ``plan``, without the extra update step that transformers makes after the last one of a resumed run."""
-    if host.state.global_step < plan.max_steps or epochs_done >= plan.num_train_epochs:
+    if trainer.state.global_step < plan.max_steps or epochs_done >= plan.num_train_epochs:
         return plan
-    if host.semantics.corrected:
+    if trainer.semantics.corrected:
         return replace(plan, num_train_epochs=epochs_done)
     warn_once(
         f"All `max_steps={plan.max_steps}` update steps are already done; like transformers, this run makes one extra "

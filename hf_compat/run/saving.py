@@ -16,11 +16,11 @@ from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.overriding import call_as_defined, is_ours
-from hf_compat.run.best_model import note_best_checkpoint
+from hf_compat.run.best_model import note_best_checkpoint, output_folder
 from hf_compat.state import export_states
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
 __all__ = ["CheckpointSaving"]
@@ -32,14 +32,16 @@ class CheckpointSaving:
     """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         writer: Writes checkpoints.
         lightning_state: Returns the content of ``lightning.pt``: the states of the user's Lightning callbacks, and the
             position in the data. Every rank calls it.
     """
 
-    def __init__(self, host: RunHost, writer: CheckpointWriter, lightning_state: Callable[[], dict[str, Any]]) -> None:
-        self._host = host
+    def __init__(
+        self, trainer: Trainer, writer: CheckpointWriter, lightning_state: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._trainer = trainer
         self._writer = writer
         self._lightning_state = lightning_state
         self._best_before: str | None = None
@@ -51,7 +53,7 @@ class CheckpointSaving:
     @property
     def has_saved(self) -> bool:
         """Whether the current update step is saved."""
-        return self._writer.last_step == self._host.state.global_step
+        return self._writer.last_step == self._trainer.state.global_step
 
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
@@ -64,28 +66,28 @@ class CheckpointSaving:
         Raises:
             CheckpointWriteError: On every rank, unless ``on_save_error='warn'``.
         """
-        host = self._host
+        trainer = self._trainer
         self.finish()
-        self._best_before = host.state.best_model_checkpoint
+        self._best_before = trainer.state.best_model_checkpoint
         try:
-            call_as_defined(host._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+            call_as_defined(trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             return
-        self._writer.last_step = host.state.global_step  # an override may have saved by itself
-        fire(host, "on_save")
+        self._writer.last_step = trainer.state.global_step  # an override may have saved by itself
+        fire(trainer, "on_save")
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
-        if is_requested(self._host.args):
+        if is_requested(self._trainer.args):
             try:
                 self._writer.wait()
             except CheckpointWriteError as error:
                 self._handle_write_error(error)
 
     def _handle_write_error(self, error: CheckpointWriteError) -> None:
-        self._host.state.best_model_checkpoint = self._best_before
-        if self._host.args.on_save_error == "raise":
+        self._trainer.state.best_model_checkpoint = self._best_before
+        if self._trainer.args.on_save_error == "raise":
             raise error
         logger.error("%s Training continues (`on_save_error='warn'`).", error)
 
@@ -98,11 +100,11 @@ class CheckpointSaving:
         Args:
             trial: The trial of a hyperparameter search, None outside one.
         """
-        host, args = self._host, self._host.args
-        if host.hp_search_backend is None and trial is None:
-            host.store_flos()
-        run_dir = Path(host._get_output_dir(trial=trial))
-        step = host.state.global_step
+        trainer, args = self._trainer, self._trainer.args
+        if trainer.hp_search_backend is None and trial is None:
+            trainer.store_flos()
+        run_dir = Path(output_folder(trainer, trial))
+        step = trainer.state.global_step
         self._writer.write(
             run_dir / names.checkpoint_name(step),
             self._parts(run_dir),
@@ -117,9 +119,9 @@ class CheckpointSaving:
 
     def write_for_search(self, folder: Path) -> None:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
-        step = self._host.state.global_step
+        step = self._trainer.state.global_step
         parts = [self._weights()]
-        if self._host.args.should_save:
+        if self._trainer.args.should_save:
             parts += [self._part("_save_optimizer_and_scheduler"), Part(self._write_state)]
         self._writer.write_alone(folder / names.checkpoint_name(step), parts, step=step)
 
@@ -127,68 +129,68 @@ class CheckpointSaving:
 
     def _parts(self, run_dir: Path) -> list[Part]:
         """Return the parts of a checkpoint in transformers' order."""
-        best = Part(lambda _: note_best_checkpoint(self._host, run_dir), deferrable=True)  # which writes nothing
+        best = Part(lambda _: note_best_checkpoint(self._trainer, run_dir), deferrable=True)  # which writes nothing
         parts = [self._weights(), best]
-        if not self._host.args.save_only_model:
+        if not self._trainer.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
             parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
-        if self._host.args.should_save:
+        if self._trainer.args.should_save:
             parts.append(Part(self._write_state))
         return parts
 
     def _weights(self) -> Part:
-        host = self._host
-        own = is_ours(host.save_model) and is_ours(host._save)
-        return Part(lambda folder: host.save_model(str(folder), _internal_call=True), deferrable=own)
+        trainer = self._trainer
+        own = is_ours(trainer.save_model) and is_ours(trainer._save)
+        return Part(lambda folder: trainer.save_model(str(folder), _internal_call=True), deferrable=own)
 
     def _part(self, name: str) -> Part:
         """Return the part written by the Trainer's method ``name``."""
-        method = getattr(self._host, name)
+        method = getattr(self._trainer, name)
         return Part(lambda folder: method(str(folder)), deferrable=is_ours(method))
 
     def _write_lightning_state(self, folder: Path) -> None:
-        writes = self._writer.writes
-        writes.finish_concurrent()  # callbacks may change the weights
+        file_writer = self._writer.file_writer
+        file_writer.finish_concurrent()  # callbacks may change the weights
         content = self._lightning_state()
-        if self._host.args.should_save:
-            writes(torch.save, writes.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
+        if self._trainer.args.should_save:
+            file_writer(torch.save, file_writer.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:
-        host = self._host
-        export_states(host.state.stateful_callbacks, [*host.callback_handler.callbacks, host.control])
-        host.state.save_to_json(str(folder / names.TRAINER_STATE_NAME))
+        trainer = self._trainer
+        export_states(trainer.state.stateful_callbacks, [*trainer.callback_handler.callbacks, trainer.control])
+        trainer.state.save_to_json(str(folder / names.TRAINER_STATE_NAME))
 
     # ---- after it is complete ----
 
     def _push(self, folder: Path) -> None:
-        if self._host.args.push_to_hub:
-            self._host._push_from_checkpoint(str(folder))
+        if self._trainer.args.push_to_hub:
+            self._trainer._push_from_checkpoint(str(folder))
 
     def _rotate(self, folder: Path) -> None:
-        self._host._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
+        self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
 
     def rotate_finished(self) -> None:
         """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
-        host = self._host
-        args, best = host.args, host.state.best_model_checkpoint
+        trainer = self._trainer
+        args, best = trainer.args, trainer.state.best_model_checkpoint
         if args.should_save and args.save_total_limit == 1 and best is not None:
-            folder = host._get_output_dir(host._trial)
-            rotation.delete_all_but_best(folder, best=best, ledger=self._writer.ledger, remover=self._writer.remover)
+            folder = output_folder(trainer, trainer._trial)
+            rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
         """Return whether the folder is needed before training continues; log which callbacks need it."""
         if found := self._reading_callbacks():
             classes = ", ".join(sorted({type(callback).__name__ for callback in found}))
             logger.info("Every background save blocks training, because %s defines `on_save`.", classes)
-        follows = (self._host._push_from_checkpoint, self._host._rotate_checkpoints)
+        follows = (self._trainer._push_from_checkpoint, self._trainer._rotate_checkpoints)
         return self._is_read_after_saving() or not all(map(is_ours, follows))
 
     def _is_read_after_saving(self) -> bool:
         """Return whether an override of the user's is called after a save, and may read or change its folder."""
-        return bool(self._reading_callbacks()) or not is_ours(self._host._save_checkpoint)
+        return bool(self._reading_callbacks()) or not is_ours(self._trainer._save_checkpoint)
 
     def _reading_callbacks(self) -> list[object]:
-        return [callback for callback in self._host.callback_handler.callbacks if _overrides_on_save(callback)]
+        return [callback for callback in self._trainer.callback_handler.callbacks if _overrides_on_save(callback)]
 
 
 def _overrides_on_save(callback: object) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.optim.schedulers import steps_on_metric
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["LRSchedule"]
 
@@ -21,23 +21,24 @@ class LRSchedule:
     not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
 
     Attributes:
         learning_rate: The learning rate of the last optimizer step, which is logged.
     """
 
-    def __init__(self, host: RunHost) -> None:
-        self._host = host
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
         self.learning_rate: float | None = None
 
     def step(self) -> None:
         """Step the schedule, and keep the learning rate of the step before."""
-        host = self._host
-        self.learning_rate = host._get_learning_rate()
-        if not host.accelerator.optimizer_step_was_skipped and not steps_on_metric(host.lr_scheduler):
-            with _without_added_groups(host.lr_scheduler):
-                host.lr_scheduler.step()
+        trainer = self._trainer
+        self.learning_rate = trainer._get_learning_rate()
+        if not trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(trainer.lr_scheduler):
+            scheduler: Any = trainer.lr_scheduler
+            with _without_added_groups(scheduler):
+                scheduler.step()
 
 
 def _without_added_groups(scheduler: Any) -> AbstractContextManager[None]:

@@ -9,52 +9,52 @@ from typing import TYPE_CHECKING
 from hf_compat.model_facts import count_parameters
 
 if TYPE_CHECKING:
-    from hf_compat.data.windows import EpochStart
+    from hf_compat.data.windows import ResumePosition
     from hf_compat.plan import RunPlan
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["log_start"]
 
 logger = logging.getLogger(__name__)
 
 
-def log_start(host: RunHost, folder: str | None, start: EpochStart | None) -> None:
+def log_start(trainer: Trainer, folder: str | None, start: ResumePosition | None) -> None:
     """Log the numbers of the run, and the start of a resumed one.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         folder: The checkpoint to resume from, None without one.
         start: Start of a resumed run in the data; None for the beginning.
     """
-    plan = host.run_plan
+    plan = trainer.run_plan
     if plan is None or not logger.isEnabledFor(logging.INFO):
         return
     logger.info("***** Running training *****")
-    resumed = () if folder is None or start is None else _resumed(host, folder, start)
-    for line in (*_numbers(host, plan), *resumed):
+    resumed = () if folder is None or start is None else _resumed(trainer, folder, start)
+    for line in (*_numbers(trainer, plan), *resumed):
         logger.info("  %s", line)
 
 
-def _resumed(host: RunHost, folder: str, start: EpochStart) -> Iterator[str]:
+def _resumed(trainer: Trainer, folder: str, start: ResumePosition) -> Iterator[str]:
     yield f"Resuming training from checkpoint {folder}"
     yield f"Continuing training from epoch {start.epoch}"
-    yield f"Continuing training from global step {host.state.global_step}"
-    if not host.args.ignore_data_skip:
+    yield f"Continuing training from global step {trainer.state.global_step}"
+    if not trainer.args.ignore_data_skip:
         skipped = f"the first {start.epoch} epochs then the first {start.batches} batches"
         yield f"Fast-forwarding the dataloader, will skip {skipped}"
 
 
-def _numbers(host: RunHost, plan: RunPlan) -> Iterator[str]:
-    per_device = host.args.per_device_train_batch_size
+def _numbers(trainer: Trainer, plan: RunPlan) -> Iterator[str]:
+    per_device = trainer.args.per_device_train_batch_size
     yield f"Num examples = {plan.num_examples:,}"
     yield f"Num Epochs = {plan.num_train_epochs:,}"
     yield f"Num update steps per epoch = {plan.update_steps_per_epoch:,}"
     yield f"Instantaneous batch size per device = {per_device:,}"
-    if host._train_batch_size != per_device:
-        yield f"The batch size has been adjusted to: {host._train_batch_size:,}"
+    if trainer._train_batch_size != per_device:
+        yield f"The batch size has been adjusted to: {trainer._train_batch_size:,}"
     total = plan.samples_per_update_step
     yield f"Total train batch size (w. parallel, distributed & accumulation) = {total:,}"
     yield f"Gradient Accumulation steps = {plan.accumulate}"
     yield f"Total optimization steps = {plan.max_steps:,}"
-    trainable = count_parameters(host.model, trainable_only=True, whole=True)
+    trainable = count_parameters(trainer.model, trainable_only=True, whole=True)
     yield f"Number of trainable parameters = {trainable:,}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.errors import BatchSizeError
 from hf_compat.optim.schedulers import steps_on_metric
@@ -12,7 +12,7 @@ from hf_compat.run.batch_size import is_out_of_memory
 from hf_compat.run.best_model import metric_for_best
 
 if TYPE_CHECKING:
-    from hf_compat.run.host import RunHost
+    from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
 __all__ = ["TrainingEvaluation"]
@@ -22,13 +22,13 @@ class TrainingEvaluation:
     """Evaluates, reports the metrics to a hyperparameter search, and steps a metric-based schedule.
 
     Args:
-        host: The Trainer.
+        trainer: The Trainer.
         ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
         exit_if_preempted: Called when an evaluation has failed; exits if a signal may have ended loader workers.
     """
 
-    def __init__(self, host: RunHost, ignore_keys: list[str] | None, exit_if_preempted: Callable[[], None]) -> None:
-        self._host = host
+    def __init__(self, trainer: Trainer, ignore_keys: list[str] | None, exit_if_preempted: Callable[[], None]) -> None:
+        self._trainer = trainer
         self.ignore_keys = ignore_keys
         self._exit_if_preempted = exit_if_preempted
 
@@ -45,12 +45,13 @@ class TrainingEvaluation:
         Raises:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
-        host, metrics = self._host, self.measure(ignore_keys_for_eval)
+        trainer, metrics = self._trainer, self.measure(ignore_keys_for_eval)
         call_as_defined(
-            host._report_to_hp_search, ("trial", trial), ("step", host.state.global_step), ("metrics", metrics)
+            trainer._report_to_hp_search, ("trial", trial), ("step", trainer.state.global_step), ("metrics", metrics)
         )
-        if steps_on_metric(host.lr_scheduler) and not skip_scheduler:
-            host.lr_scheduler.step(metric_for_best(host.args, metrics))
+        scheduler: Any = trainer.lr_scheduler
+        if steps_on_metric(scheduler) and not skip_scheduler:
+            scheduler.step(metric_for_best(trainer.args, metrics))
         return metrics
 
     def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:
@@ -62,14 +63,14 @@ class TrainingEvaluation:
         Raises:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
-        host = self._host
+        trainer = self._trainer
         try:
-            return call_as_defined(host.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
+            return call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
         except Exception as error:
             self._exit_if_preempted()
-            if host.args.auto_find_batch_size and is_out_of_memory(error):
+            if trainer.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
                     "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "
-                    f"batch size. Set a `per_device_eval_batch_size` below {host.args.per_device_eval_batch_size}."
+                    f"batch size. Set a `per_device_eval_batch_size` below {trainer.args.per_device_eval_batch_size}."
                 ) from error
             raise

@@ -12,8 +12,8 @@ from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
     from hf_compat.run.clipping import Norm
-    from hf_compat.run.host import RunHost
-    from hf_compat.run.progress import Counts
+    from hf_compat.run.progress import RunCounters
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["TrainingLogs"]
 
@@ -22,14 +22,14 @@ class TrainingLogs:
     """Logs mean loss, gradient norm and learning rate if the control says so, at most once per update step.
 
     Args:
-        host: The Trainer.
-        counts: The run's counts.
+        trainer: The Trainer.
+        counters: The run's counts.
         publish: Called with what was logged, which Lightning callbacks may monitor.
     """
 
-    def __init__(self, host: RunHost, counts: Counts, publish: Callable[[dict[str, float]], None]) -> None:
-        self._host = host
-        self._counts = counts
+    def __init__(self, trainer: Trainer, counters: RunCounters, publish: Callable[[dict[str, float]], None]) -> None:
+        self._trainer = trainer
+        self._counters = counters
         self._publish = publish
 
     def log_if_due(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None, start_time: float) -> None:
@@ -41,23 +41,23 @@ class TrainingLogs:
             learning_rate: The learning rate to log. Default: the schedule's last.
             start_time: When the run started, in seconds of ``time.time``.
         """
-        host = self._host
-        if host.control.should_log and host.state.global_step > self._counts.last_logged_step:
+        trainer = self._trainer
+        if trainer.control.should_log and trainer.state.global_step > self._counters.last_logged_step:
             logs = self._logs(tr_loss, grad_norm, learning_rate)
-            call_as_defined(host.log, ("logs", logs), ("start_time", start_time))
+            call_as_defined(trainer.log, ("logs", logs), ("start_time", start_time))
             self._publish(logs)
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:
         """Return the logs of the update steps since the last log, and reset the counts."""
-        host, counts = self._host, self._counts
-        summed = host.accelerator.gather(tr_loss).mean().item()
+        trainer, counters = self._trainer, self._counters
+        summed = trainer.accelerator.gather(tr_loss).mean().item()
         tr_loss -= tr_loss  # in place, as callers have a reference; a NaN stays, as in transformers
-        mean = summed / (host.state.global_step - counts.last_logged_step)
-        logs = {"loss": mean if host.semantics.logs_unrounded_loss else round(mean, 4)}
+        mean = summed / (trainer.state.global_step - counters.last_logged_step)
+        logs = {"loss": mean if trainer.semantics.logs_unrounded_loss else round(mean, 4)}
         if grad_norm is not None:
             logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        logs["learning_rate"] = host._get_learning_rate() if learning_rate is None else learning_rate
-        counts.total_loss_scalar += summed
-        counts.last_logged_step = host.state.global_step
-        host.store_flos()
+        logs["learning_rate"] = trainer._get_learning_rate() if learning_rate is None else learning_rate
+        counters.total_loss_scalar += summed
+        counters.last_logged_step = trainer.state.global_step
+        trainer.store_flos()
         return logs

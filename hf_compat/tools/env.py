@@ -13,6 +13,7 @@ from typing import Any
 import hf_compat
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import HFCompatError
+from hf_compat.masking import masked_text
 
 __all__ = ["as_json", "as_text", "describe_environment"]
 
@@ -41,8 +42,9 @@ _VARIABLES = re.compile(
     r"|(HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE)"
 )
 """Variables that launchers set, or that change what a run computes."""
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
+_PRIVATE = re.compile(r"TOKEN|JWT|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|USER|ACCOUNT", re.IGNORECASE)
 """Names of variables that are never shown, whatever else they match."""
+_PATH = re.compile(r"(?<![:\w/])~?/[^\s,;:]*")
 
 
 def describe_environment() -> dict[str, Any]:
@@ -110,6 +112,6 @@ def _devices() -> list[str]:
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of launchers, except for those that may be secrets."""
-    names = sorted(name for name in environment if _VARIABLES.fullmatch(name) and not _SECRET.search(name))
-    return {name: environment[name] for name in names}
+    """Return the variables of launchers, except for those that may be secrets or names of users."""
+    names = sorted(name for name in environment if _VARIABLES.fullmatch(name) and not _PRIVATE.search(name))
+    return {name: _PATH.sub("<path>", masked_text(environment[name])) for name in names}

@@ -17,6 +17,7 @@ from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.parser import read_fields
 from hf_compat.errors import ArgumentsError, ParserError
 from hf_compat.masking import is_secret_name, masked_text, masked_value
+from hf_compat.tools.field_reads import readers_of
 
 __all__ = [
     "Explanation",
@@ -51,7 +52,7 @@ class Explanation:
     field: str
     value: object
     """The given value, or the default; tokens are masked."""
-    fate: str
+    handling: str
     """As in ``FieldRule``; ``"unknown"`` if it is not a field."""
     where: str
     """The keyword of ``lightning.Trainer``, our module, the new name, or who reads it."""
@@ -95,13 +96,13 @@ def explain_call(literals: Mapping[str, Any], computed: Mapping[str, str]) -> li
     known = [
         row
         for name, value in literals.items()
-        for row in (explain_fields({name: value}) if _fate(name) == "unsupported" else [_explain(name, value)])
+        for row in (explain_fields({name: value}) if _handling_of(name) == "unsupported" else [_explain(name, value)])
     ]
     return known + [_explain(name, _Expression(text)) for name, text in computed.items()]
 
 
-def _fate(name: str) -> str | None:
-    return _RULES[name].fate if name in _RULES else None
+def _handling_of(name: str) -> str | None:
+    return _RULES[name].handling if name in _RULES else None
 
 
 class _Expression(str):
@@ -200,12 +201,12 @@ def _explain(name: str, value: object) -> Explanation:
         near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_MIN_SIMILARITY)
         hint = f" Did you mean `{near[0]}`?" if near else ""
         return Explanation(name, shown, "unknown", "the script", f"Not a field of TrainingArguments.{hint}")
-    modules = tuple(f"hf_compat/{file}" for file in rule.read_in)
-    return Explanation(name, shown, rule.fate, _place(rule), rule.effect, read_in=modules)
+    modules = tuple(f"hf_compat/{file}" for file in readers_of(name))
+    return Explanation(name, shown, rule.handling, _place(rule), rule.effect, read_in=modules)
 
 
 def _place(rule: FieldRule) -> str:
-    return _PLACES[rule.fate](rule.target)
+    return _PLACES[rule.handling](rule.target)
 
 
 def _plain(value: object) -> object:
@@ -227,7 +228,7 @@ def as_table(explained: Sequence[Explanation], *, readers: bool = True) -> str:
 def _notes(item: Explanation, readers: bool) -> Iterator[str]:
     others = [module for module in item.read_in if module != item.where]
     if others and readers:
-        yield f"  {'also ' if item.fate == 'plan' else ''}read in: {', '.join(others)}"
+        yield f"  {'also ' if item.handling == 'plan' else ''}read in: {', '.join(others)}"
     yield from (f"  error: {problem}" for problem in item.problems)
 
 
@@ -249,4 +250,4 @@ def as_markdown(explained: Sequence[Explanation]) -> str:
 
 
 def _code(item: Explanation) -> str:
-    return item.where if item.fate in ("script", "unsupported", "unknown") else f"`{item.where}`"
+    return item.where if item.handling in ("script", "unsupported", "unknown") else f"`{item.where}`"

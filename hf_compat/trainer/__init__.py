@@ -3,14 +3,13 @@
 import sys
 from typing import TYPE_CHECKING
 
-from hf_compat.overriding import OVERRIDABLE
 from hf_compat.shared_names import ModuleWithDefaults
 from hf_compat.trainer.seq2seq_trainer import Seq2SeqTrainer
 from hf_compat.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
-    from hf_compat.callbacks.defaults import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
+    from hf_compat.callbacks.default_callbacks import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK
 
-__all__ = ["DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "OVERRIDABLE", "Seq2SeqTrainer", "Trainer"]
+__all__ = ["DEFAULT_CALLBACKS", "DEFAULT_PROGRESS_CALLBACK", "Seq2SeqTrainer", "Trainer"]
 
 sys.modules[__name__].__class__ = ModuleWithDefaults

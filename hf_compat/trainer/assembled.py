@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks import ProgressCallback
-from hf_compat.engine.callbacks import FirstCallback
-from hf_compat.engine.given_trainer import join, keywords_given
+from hf_compat.engine.first_and_last_callbacks import FirstCallback
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
+from hf_compat.engine.user_trainer import join, user_keywords
 from hf_compat.errors import TrainerSetupError
 from hf_compat.run.hooks import RunHooks
-from hf_compat.trainer.given_data import Evaluated, data_of, dataset_behind
 from hf_compat.trainer.trainer import Trainer
+from hf_compat.trainer.user_data import Evaluated, data_of, dataset_behind
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -36,28 +36,28 @@ class Assembly:
         self._user_callbacks = tuple(user_callbacks)
         self._built: tuple[pl.Trainer, dict[str, Any], list[Any]] | None = None
 
-    def __call__(self, trainer: pl.Trainer, evaluated: Evaluated | None = None) -> Trainer:
+    def __call__(self, pl_trainer: pl.Trainer, evaluated: Evaluated | None = None) -> Trainer:
         """Return a new Trainer.
 
         Args:
-            trainer: The Lightning trainer, inside a call.
+            pl_trainer: The Lightning trainer, inside a call.
             evaluated: What ``validate``, ``test`` or ``predict`` reads; None in a fit.
 
         Raises:
             TrainerSetupError: If the pieces do not fit together.
         """
-        module, data = trainer.lightning_module, data_of(trainer)
+        module, data = pl_trainer.lightning_module, data_of(pl_trainer)
         assert isinstance(module, HFModule), "checked before"
         self._check_arguments(module, data)
-        keywords, loggers = self._built_with(trainer)
+        keywords, loggers = self._built_with(pl_trainer)
         train_dataset, callbacks = None, list(self._user_callbacks)
         if evaluated is None:
-            train_dataset = dataset_behind(trainer, "train_dataloader")
-            eval_dataset = dataset_behind(trainer, "val_dataloader")
-            callbacks += _own_callbacks(trainer)
+            train_dataset = dataset_behind(pl_trainer, "train_dataloader")
+            eval_dataset = dataset_behind(pl_trainer, "val_dataloader")
+            callbacks += _own_callbacks(pl_trainer)
         else:
             eval_dataset = evaluated.dataset
-        host = Trainer(
+        trainer = Trainer(
             module.model,
             self._args,
             getattr(data, "data_collator", None),
@@ -70,16 +70,16 @@ class Assembly:
             preprocess_logits_for_metrics=module.preprocess_logits_for_metrics,
             lightning=keywords,
         )
-        if trainer.progress_bar_callback is not None:
-            host.pop_callback(ProgressCallback)
-        trainer.loggers = [*open_loggers(host.callback_handler.callbacks, host.args, host.state), *loggers]
-        join(host._lightning_runtime, trainer, host.args)
-        return host
+        if pl_trainer.progress_bar_callback is not None:
+            trainer.pop_callback(ProgressCallback)
+        pl_trainer.loggers = [*open_loggers(trainer.callback_handler.callbacks, trainer.args, trainer.state), *loggers]
+        join(trainer.lightning_backend, pl_trainer, trainer.args)
+        return trainer
 
-    def _built_with(self, trainer: pl.Trainer) -> tuple[dict[str, Any], list[Any]]:
-        """Return keywords and loggers of ``trainer`` as it was before it was joined."""
-        if self._built is None or self._built[0] is not trainer:
-            self._built = trainer, keywords_given(trainer), list(trainer.loggers)
+    def _built_with(self, pl_trainer: pl.Trainer) -> tuple[dict[str, Any], list[Any]]:
+        """Return keywords and loggers of ``pl_trainer`` as it was before it was joined."""
+        if self._built is None or self._built[0] is not pl_trainer:
+            self._built = pl_trainer, user_keywords(pl_trainer), list(pl_trainer.loggers)
         return dict(self._built[1]), self._built[2]
 
     def _check_arguments(self, *pieces: Any) -> None:
@@ -91,7 +91,7 @@ class Assembly:
                 )
 
 
-def _own_callbacks(trainer: pl.Trainer) -> list[Any]:
-    """Return the callbacks of ``trainer`` that are not the run's."""
-    given = trainer.callbacks  # type: ignore[attr-defined]
-    return [one for one in given if not isinstance(one, RunHooks | FirstCallback)]
+def _own_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
+    """Return the callbacks of ``pl_trainer`` that are not the run's."""
+    callbacks = pl_trainer.callbacks  # type: ignore[attr-defined]
+    return [one for one in callbacks if not isinstance(one, RunHooks | FirstCallback)]

@@ -14,7 +14,8 @@ from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
 from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
-from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, defaults
+from hf_compat.arguments.run_precision import full_evaluation_precision
+from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
 from hf_compat.distributed.run_state import Compilation, RunState
@@ -28,15 +29,22 @@ from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.log_files import write_log_file
 from hf_compat.logger_levels import set_level
-from hf_compat.model_facts import accepts_loss_kwargs, is_bare_model, number_of_arguments, shifts_labels, unwrap_peft
+from hf_compat.model_facts import (
+    accepts_loss_kwargs,
+    is_bare_model,
+    is_presharded,
+    number_of_arguments,
+    shifts_labels,
+    unwrap_peft,
+)
 from hf_compat.optim.losses import LabelSmoother
-from hf_compat.overriding import is_ours
+from hf_compat.overriding import check_is_module, is_ours
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.loaded_models import check_is_model, check_loaded_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.engine.runtime import Runtime
+    from hf_compat.engine.backend import LightningBackend
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
@@ -49,6 +57,7 @@ __all__ = [
     "processing_class_of",
     "set_log_level",
     "set_up_callbacks",
+    "use_presharded",
     "wrap_model",
 ]
 
@@ -71,25 +80,42 @@ def set_log_level(args: TrainingArguments) -> None:
     write_log_file(args.process_index, args.get_process_log_level())
 
 
-def build_accelerator(args: TrainingArguments, runtime: Runtime, semantics: Semantics) -> Accelerator:
-    """Return the Trainer's ``accelerator``, which reads ``runtime``; accelerate's own state becomes the same."""
-    precision = forward_precision(runtime.precision)
-    backend = args.torch_compile_backend or "inductor"
+def use_presharded(trainer: Trainer, model: nn.Module) -> None:
+    """Place the runs of ``trainer`` where ``from_pretrained`` has sharded ``model``, if it has.
+
+    Raises:
+        ModelError: If arguments or keywords of Lightning request something else.
+    """
+    backend = trainer.lightning_backend
+    if is_presharded(model) and backend.process_layout.strategy != "presharded":
+        from hf_compat.engine.strategies.presharded.strategy import presharded_layout  # few runs need it
+
+        strategy = backend.keywords.get("strategy", "auto")
+        backend.set_layout(presharded_layout(backend.process_layout, model, trainer.args, strategy))
+
+
+def build_accelerator(args: TrainingArguments, backend: LightningBackend, semantics: Semantics) -> Accelerator:
+    """Return the Trainer's ``accelerator``, which reads ``backend``; accelerate's own state becomes the same."""
+    precision = forward_precision(backend.precision)
+    compiler = args.torch_compile_backend or "inductor"
+    layout = backend.process_layout
+    config = parallelism_config(args, layout.sizes)
     state = RunState(
         args.device,
         args.launch,
         precision,
         deepspeed_plugin=args.deepspeed_plugin,
-        fsdp_plugin=fsdp_plugin(runtime.placement.fsdp, precision, args.device),
-        parallelism_config=parallelism_config(args),
-        compilation=Compilation(backend, args.torch_compile_mode) if args.torch_compile else None,
+        fsdp_plugin=fsdp_plugin(layout.fsdp, precision, args.device),
+        parallelism_config=config,
+        device_mesh=None if config is None else layout.mesh,
+        compilation=Compilation(compiler, args.torch_compile_mode) if args.torch_compile else None,
     )
     share_run(state, configured=uses_configured_state(args))
     return Accelerator(
         args.launch,
         state,
         args.accelerator_config,
-        runtime,
+        backend,
         args.data_seed,
         semantics=semantics,
     )
@@ -114,6 +140,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             )
             warnings.warn(text, FutureWarning, stacklevel=3)
         model = trainer.call_model_init()
+        check_is_module(model, "call_model_init")
     assert model is not None, "checked before"
     check_is_model(model, "`model`")
     if is_bare_model(model) and _uses_model_loss(trainer):
@@ -121,24 +148,32 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
-    runtime = trainer._lightning_runtime
-    check_loaded_model(model, is_alone=trainer.args.world_size == 1 and runtime.placement.start is None)
-    check_plan(model, trainer.get_tp_size())
+    backend = trainer.lightning_backend
+    check_loaded_model(model, is_alone=trainer.args.world_size == 1 and backend.process_layout.start is None)
+    if trainer.model_init is not None:
+        use_presharded(trainer, model)
+        if is_presharded(model) and trainer.get_tp_size() > 1:
+            raise ModelError(
+                "`model_init` returned a model with a `tp_size` in its `distributed_config`, which decides which ranks "
+                "get which batches before there is a model. Pass the model as `model`."
+            )
+    if not is_presharded(model):
+        check_plan(model, trainer.get_tp_size())
     trainer.is_model_parallel = is_spread(model, trainer.args.device)
     if trainer.is_model_parallel:
         _use_as_spread(trainer)
-    trainer.place_model_on_device = _places_model(trainer, runtime)
-    if trainer.place_model_on_device and runtime.placement.start is None:  # started processes move it themselves
+    trainer.place_model_on_device = _places_model(trainer, backend)
+    if trainer.place_model_on_device and backend.process_layout.start is None:  # started processes move it themselves
         trainer._move_model_to_device(model, trainer.args.device)
     return model
 
 
 def _use_as_spread(trainer: Trainer) -> None:
     """Leave the model on the GPUs over which it is spread, rather than replicate it on all."""
-    runtime = trainer._lightning_runtime
+    backend = trainer.lightning_backend
     trainer.args.use_one_gpu()
-    if runtime.placement.strategy == "data parallel":
-        runtime.set_placement(replace(runtime.placement, strategy="one device"))
+    if backend.process_layout.strategy == "data parallel":
+        backend.set_layout(replace(backend.process_layout, strategy="one device"))
 
 
 def wrap_model(trainer: Trainer, model: nn.Module) -> nn.Module:
@@ -147,12 +182,12 @@ def wrap_model(trainer: Trainer, model: nn.Module) -> nn.Module:
     return model if is_wrapped or trainer.args.n_gpu < 2 else replicated(model)
 
 
-def _places_model(trainer: Trainer, runtime: Runtime) -> bool:
+def _places_model(trainer: Trainer, backend: LightningBackend) -> bool:
     """Return whether the constructor moves the model to its device; otherwise the first run or evaluation does."""
-    if not runtime.facts.places_model:
+    if not backend.traits.places_model:
         return False
     args, wanted, spread = trainer.args, trainer.args.place_model_on_device, trainer.is_model_parallel
-    full_eval = args.fp16_full_eval or args.bf16_full_eval
+    full_eval = full_evaluation_precision(args) is not None
     if trainer.semantics.release < SINCE["leaves_model_placement_open"]:
         return bool(wanted) and not (spread or (full_eval and not args.do_train))
     return not (spread or full_eval) if wanted is None else bool(wanted)
@@ -191,7 +226,8 @@ def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
 def inspect_model(trainer: Trainer) -> None:
     """Set the attributes that depend on what the model takes and returns."""
     args, inner = trainer.args, unwrap_peft(trainer.model)
-    trainer.model_accepts_loss_kwargs = accepts_loss_kwargs(trainer.model)
+    # The loss of shared sequences is a mean over the tokens of one batch.
+    trainer.model_accepts_loss_kwargs = accepts_loss_kwargs(trainer.model) and trainer.get_sp_size() == 1
     trainer.label_names = find_labels(inner) if args.label_names is None else args.label_names
     trainer.can_return_loss = can_return_loss(inner)
     as_decoder = trainer.semantics.counts_shifted_labels_of_encoder_decoders
@@ -199,12 +235,40 @@ def inspect_model(trainer: Trainer) -> None:
     trainer.label_smoother = None
     if args.label_smoothing_factor != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
-            trainer._warn_once(
+            trainer.warn_once(
                 f"`label_smoothing_factor={args.label_smoothing_factor}`: Label smoothing is not compatible with "
                 "multi-label classification. It is ignored; set it to 0."
             )
         else:
             trainer.label_smoother = LabelSmoother(epsilon=args.label_smoothing_factor)
+
+
+def optimizer_and_schedule(optimizers: Any) -> tuple[Any, Any]:
+    """Return the two parts of the constructor's ``optimizers``, each None without one.
+
+    Raises:
+        TrainerSetupError: If they are no pair of an optimizer and a schedule.
+    """
+    if not isinstance(optimizers, tuple | list) or len(optimizers) != 2:
+        raise TrainerSetupError(
+            f"`optimizers`: {_shown(optimizers)} is no pair. Pass `(optimizer, lr_scheduler)`, with None for the one "
+            "that the Trainer is to create."
+        )
+    optimizer, schedule = optimizers
+    for part, member, wanted in (
+        (optimizer, "param_groups", "optimizer"),
+        (schedule, "step", "learning-rate schedule"),
+    ):
+        if part is not None and (isinstance(part, type) or not hasattr(part, member)):
+            raise TrainerSetupError(
+                f"`optimizers`: {_shown(part)} is no {wanted}. Pass `(optimizer, lr_scheduler)`, an instance of each "
+                "or None; classes go into `optimizer_cls_and_kwargs`."
+            )
+    return optimizer, schedule
+
+
+def _shown(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"an object of type {type(value).__name__}"
 
 
 def initial_state(trainer: Trainer) -> TrainerState:
@@ -218,19 +282,19 @@ def initial_state(trainer: Trainer) -> TrainerState:
 
 
 def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
-    """Create the trackers' callbacks and the callback handler; the runtime has the Lightning callbacks."""
-    runtime = trainer._lightning_runtime
+    """Create the trackers' callbacks and the callback handler; the backend has the Lightning callbacks."""
+    backend = trainer.lightning_backend
     users = [callback for callback in callbacks or () if not is_lightning_callback(callback)]
     reporting = build_reporters(trainer.args)
-    if runtime.user_loggers:
-        reporting.append(LoggingCallback(runtime.user_loggers))
+    if backend.user_loggers:
+        reporting.append(LoggingCallback(backend.user_loggers))
     trainer.callback_handler = CallbackHandler(
-        [*defaults.DEFAULT_CALLBACKS, *reporting, *users],
+        [*default_callbacks.DEFAULT_CALLBACKS, *reporting, *users],
         trainer.model,
         trainer.processing_class,
         trainer.optimizer,
         trainer.lr_scheduler,
     )
     if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
-        prints = trainer.args.disable_tqdm or draws_with_rich(runtime.callbacks)
-        trainer.add_callback(PrinterCallback if prints else defaults.DEFAULT_PROGRESS_CALLBACK)
+        prints = trainer.args.disable_tqdm or draws_with_rich(backend.callbacks)
+        trainer.add_callback(PrinterCallback if prints else default_callbacks.DEFAULT_PROGRESS_CALLBACK)

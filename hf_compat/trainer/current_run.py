@@ -23,21 +23,21 @@ def new_run(trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str]
         trial: The trial of a hyperparameter search, None outside one.
         ignore_keys: Model outputs excluded from the predictions of evaluations during training.
     """
-    parts = (trainer._lightning_runtime, counts_of(trainer), trainer._checkpoint_writer, trainer._warn_once)
-    run = trainer._training_run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
+    parts = (trainer.lightning_backend, counts_of(trainer), trainer.checkpoint_writer, trainer.warn_once)
+    run = trainer.training_run = TrainingRun(trainer, *parts, trial=trial, ignore_keys=ignore_keys)
     return run
 
 
 def current_run(trainer: Trainer) -> TrainingRun:
     """Return the current or last run; before the first, a new one."""
-    return new_run(trainer) if trainer._training_run is None else trainer._training_run
+    return new_run(trainer) if trainer.training_run is None else trainer.training_run
 
 
 def prepare_strategy(trainer: Trainer) -> None:
     """Let the strategy wrap the model if it needs a wrapper to be evaluated or saved."""
-    runtime, callbacks = trainer._lightning_runtime, trainer.callback_handler.callbacks
+    backend, callbacks = trainer.lightning_backend, trainer.callback_handler.callbacks
     # Opening them begins a new run of each tracker in a search: only where a Lightning trainer is about to be built.
-    loggers = open_loggers(callbacks, trainer.args, trainer.state) if runtime.trainer is None else ()
-    wrapped = runtime.prepare_evaluation(trainer.args, trainer.model, loggers)
+    loggers = open_loggers(callbacks, trainer.args, trainer.state) if backend.pl_trainer is None else ()
+    wrapped = backend.prepare_evaluation(trainer.args, trainer.model, loggers)
     if wrapped is not None:
         current_run(trainer).take_wrapper(wrapped)

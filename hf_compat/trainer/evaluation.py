@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +16,28 @@ from torch import Tensor, nn
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.callbacks.firing import close_progress_bars, fire
 from hf_compat.data.limiting import FirstBatches
+from hf_compat.data.loader import check_is_loader
+from hf_compat.data.rank_batches import check_even, check_gatherable
+from hf_compat.data.workers import outliving
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.tracing import trace_model
+from hf_compat.errors import MetricsError, described
 from hf_compat.evaluation.accumulate import nested_detach
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.plan.data_limits import share_of
 from hf_compat.run.past import fresh_past
-from hf_compat.run.preparing import place_model
+from hf_compat.run.preparing import place_model, prepare_forward
+from hf_compat.trainer import shared_inputs
 from hf_compat.trainer.current_run import current_run, prepare_strategy
-from hf_compat.trainer.loss import store_past
+from hf_compat.trainer.loss import check_is_named, computing_loss, store_past
 from hf_compat.trainer.setup_log import announce_evaluation
 
 if TYPE_CHECKING:
@@ -60,8 +67,9 @@ def evaluate(
                 metric_key_prefix=f"{metric_key_prefix}_{name}",
             )
         return metrics
-    with trainer._memory_tracker.measure("eval"):
+    with trainer._memory_tracker.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
         loader = trainer.get_eval_dataloader(eval_dataset)
+        check_is_loader(loader, "`get_eval_dataloader`")
         start_time = time.time()
         output: EvalLoopOutput = call_as_defined(
             _loop_of(trainer),
@@ -71,8 +79,9 @@ def evaluate(
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
+        _check_is_output(trainer, output)
         _add_speed(trainer, output, metric_key_prefix, start_time)
-        if trainer._lightning_runtime.sanity_batches is None:
+        if trainer.lightning_backend.sanity_batches is None:
             trainer.log(output.metrics)
             fire(trainer, "on_evaluate", output.metrics)
         trainer._memory_tracker.stop_and_update_metrics(output.metrics, "eval")
@@ -83,8 +92,9 @@ def predict(
     trainer: Trainer, test_dataset: Any, ignore_keys: list[str] | None, metric_key_prefix: str
 ) -> PredictionOutput:
     """Return the predictions on ``test_dataset``; see the Trainer's ``predict``."""
-    with trainer._memory_tracker.measure("test"):
+    with trainer._memory_tracker.measure("test"), outliving([signal.SIGTERM]):
         loader = trainer.get_test_dataloader(test_dataset)
+        check_is_loader(loader, "`get_test_dataloader`")
         start_time = time.time()
         output: EvalLoopOutput = call_as_defined(
             _loop_of(trainer),
@@ -93,6 +103,7 @@ def predict(
             ignore_keys=ignore_keys,
             metric_key_prefix=metric_key_prefix,
         )
+        _check_is_output(trainer, output)
         _add_speed(trainer, output, metric_key_prefix, start_time)
         fire(trainer, "on_predict", output.metrics)
         trainer._memory_tracker.stop_and_update_metrics(output.metrics, "test")
@@ -102,6 +113,20 @@ def predict(
 def _loop_of(trainer: Trainer) -> Callable[..., EvalLoopOutput]:
     args = for_run(trainer.args)
     return trainer.prediction_loop if args.use_legacy_prediction_loop else trainer.evaluation_loop
+
+
+def _check_is_output(trainer: Trainer, output: object) -> None:
+    """Raise if what the loop returned has no metrics.
+
+    Raises:
+        MetricsError: If it is no ``EvalLoopOutput``, or another tuple with its names.
+    """
+    if not isinstance(getattr(output, "metrics", None), MutableMapping) or not hasattr(output, "num_samples"):
+        name = "prediction_loop" if for_run(trainer.args).use_legacy_prediction_loop else "evaluation_loop"
+        raise MetricsError(
+            f"`{name}` returned {described(output)}. Return an `EvalLoopOutput` of predictions, labels, metrics and "
+            "the number of samples."
+        )
 
 
 def _add_speed(trainer: Trainer, output: EvalLoopOutput, prefix: str, start_time: float) -> None:
@@ -122,43 +147,49 @@ def run_loop(
     """Run one pass over ``dataloader`` with a session of class ``kind``; return its output."""
     loss_only = trainer.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
     dataloader = _limited(trainer, dataloader, description)
+    check_even(dataloader, awaited="outputs")
+    if not trainer.args.eval_use_gather_object:
+        check_gatherable(dataloader)
     model = _prepare_model(trainer, dataloader)
-    if callable(getattr(trainer.optimizer, "eval", None)):  # a schedule-free optimizer
-        trainer.optimizer.eval()
-    trainer.callback_handler.eval_dataloader = dataloader
     names = () if kind is LegacySession else _PREPARATION_TIMES
-    runtime, is_prediction = trainer._lightning_runtime, description == "Prediction"
-    outer = runtime.loaders.evaluation
+    backend, is_prediction = trainer.lightning_backend, description == "Prediction"
+    outer = backend.loaders.evaluation
     try:
         session = kind(
             trainer,
             model,
             dataloader,
-            loaders=runtime.loaders,
-            warn_once=trainer._warn_once,
-            data_parallel_group=runtime.placement.data_parallel_group,
+            loaders=backend.loaders,
+            warn_once=trainer.warn_once,
+            data_parallel_group=backend.process_layout.data_parallel_group,
+            gather_whole=shared_inputs.gather_whole(trainer),
             prediction_loss_only=loss_only,
             ignore_keys=ignore_keys,
             prefix=prefix,
             keeps_predictions=is_prediction,
-            fires_events=runtime.sanity_batches is None,
+            fires_events=backend.sanity_batches is None,
             times={name: vars(trainer)[name] for name in names if name in vars(trainer)},
         )
         announce_evaluation(description, session.examples, session.batch_size)
+        model.eval()
+        schedule_free: Any = trainer.optimizer  # perhaps
+        if callable(getattr(schedule_free, "eval", None)):
+            schedule_free.eval()
+        trainer.callback_handler.eval_dataloader = dataloader
         with fresh_past(trainer) if for_run(trainer.args).past_index >= 0 else nullcontext():
-            runtime.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
+            backend.evaluate(trainer.model, session, current_run(trainer), test=is_prediction)
     except BaseException:
         close_progress_bars(trainer, evaluation_only=True)
         raise
     finally:
-        runtime.loaders.watch_evaluation(outer)  # also after an error
+        backend.loaders.watch_evaluation(outer)  # also after an error
     assert session.output is not None, "a finished session has an output"
     return session.output
 
 
 def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> Iterable[Any]:
     """Return ``dataloader``, or its first batches if Lightning's keywords limit them."""
-    limits, most = trainer._lightning_runtime.limits, trainer._lightning_runtime.sanity_batches
+    limits, most = trainer.lightning_backend.limits, trainer.lightning_backend.sanity_batches
     named = (limits.evaluation, "limit_val_batches")
     if description == "Prediction":
         named = (limits.prediction, "limit_predict_batches")
@@ -172,10 +203,8 @@ def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> I
 
 
 def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
-    """Return the model to evaluate: on its device, in evaluation mode, traced under ``jit_mode_eval``."""
-    wrapped = prepare(trainer, dataloader)
-    strategy = trainer._lightning_runtime.strategy
-    model: nn.Module = strategy.evaluation_model(trainer.model_wrapped) if wrapped is trainer.model else wrapped
+    """Return the model to evaluate: on its device, traced under ``jit_mode_eval``."""
+    model = prepare(trainer, dataloader)
     args = for_run(trainer.args)
     if args.jit_mode_eval:
         start = time.time()
@@ -184,7 +213,6 @@ def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:
         if traced is not trainer.model:
             vars(trainer).pop("model_preparation_time", None)  # the trace is evaluated instead
             model = traced
-    model.eval()
     return model
 
 
@@ -196,26 +224,30 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
         dataloader: The loader to evaluate on, for ``_wrap_model``.
 
     Returns:
-        What ``_wrap_model`` has returned.
+        The module to call: what ``_wrap_model`` has returned; the model itself is called in its wrapper only if that
+        shards it, and compiled only in the evaluation that has prepared it, as in transformers.
     """
-
-    def wrap() -> nn.Module:
-        wrapped: nn.Module = call_as_defined(
-            trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader
-        )
-        return wrapped
-
-    start, args, runtime = time.time(), trainer.args, trainer._lightning_runtime
-    wrapped = place_model(trainer, runtime, wrap)
+    start, args, backend = time.time(), trainer.args, trainer.lightning_backend
+    place_model(trainer, backend)
+    wrapped: nn.Module = call_as_defined(
+        trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader
+    )
+    check_is_module(wrapped, "_wrap_model")
+    model = wrapped
+    if wrapped is trainer.model and wrapped is not backend.cast_model:
+        model = trainer.model_wrapped = prepare_forward(trainer, backend)
     prepare_strategy(trainer)
-    if wrapped is trainer.model and not runtime.model_is_prepared:
-        runtime.model_is_prepared = True
+    if wrapped is trainer.model and not backend.model_is_prepared:
+        backend.model_is_prepared = True
         trainer.model_preparation_time = round(time.time() - start, 4)
-        trainer.accelerator.hold(trainer.model_wrapped if runtime.facts.shards_model else trainer.model)
-    if not trainer.is_in_train and (args.fp16_full_eval or args.bf16_full_eval):
-        dtype = torch.float16 if args.fp16_full_eval else torch.bfloat16
-        trainer.model_wrapped.to(device=None if trainer.is_model_parallel else args.device, dtype=dtype)
-    return wrapped
+        trainer.accelerator.hold(trainer.model_wrapped if backend.traits.shards_model else trainer.model)
+    full = None if trainer.is_in_train else full_evaluation_precision(args)
+    if full is not None:
+        device = None if trainer.is_model_parallel else args.device
+        trainer.model_wrapped.to(device=device, dtype=getattr(torch, full))
+    if wrapped is trainer.model:
+        model = backend.strategy.evaluation_model(trainer.model_wrapped if backend.traits.shards_model else model)
+    return model
 
 
 def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
@@ -225,7 +257,7 @@ def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) 
         return model
     example = trainer._prepare_inputs(next(iter(dataloader)))
     try:
-        precision = forward_precision(trainer._lightning_runtime.precision)
+        precision = forward_precision(trainer.lightning_backend.precision)
         return trace_model(model, example, mixed_precision=precision, device=trainer.args.device)
     except (RuntimeError, TypeError, ValueError, NameError, IndexError) as error:
         text = "`jit_mode_eval=True`: failed to use PyTorch jit mode due to: %s. The model is evaluated untraced."
@@ -241,6 +273,7 @@ def prediction_step(
     ignore_keys: list[str] | None,
 ) -> tuple[Tensor | None, Any, Any]:
     """Return the loss, the logits and the labels of one batch; see the Trainer's ``prediction_step``."""
+    check_is_named(inputs)
     names = trainer.label_names
     has_labels = bool(names) and all(inputs.get(name) is not None for name in names)
     returns_loss = inputs.get("return_loss")
@@ -264,20 +297,20 @@ def prediction_step(
         logits: Any = tuple(value for name, value in outputs.items() if name not in hidden)
     else:
         logits = outputs[1:] if scored else outputs
-    logits = nested_detach(logits)
+    logits = shared_inputs.whole(trainer, inputs, nested_detach(logits)) if scored else nested_detach(logits)
     return loss, logits[0] if len(logits) == 1 else logits, labels
 
 
 def _forward(trainer: Trainer, model: nn.Module, inputs: dict[str, Any], scored: bool) -> tuple[Tensor | None, Any]:
     """Return the loss, None if the batch is not ``scored``, and the model's outputs."""
     if not scored:
-        with trainer.compute_loss_context_manager():
+        with computing_loss(trainer):
             outputs = model(**inputs)
             store_past(trainer, outputs, is_scored=False)
             return None, outputs
     count = trainer._get_num_items_in_batch([inputs], trainer.args.device)
-    context, inputs = trainer._prepare_context_parallel_inputs(model, inputs)
-    with trainer.compute_loss_context_manager(), context():
+    context, inputs = shared_inputs.prepared(trainer, model, inputs)
+    with computing_loss(trainer), context():
         returned = call_as_defined(
             trainer.compute_loss, ("model", model), ("inputs", inputs), return_outputs=True, num_items_in_batch=count
         )

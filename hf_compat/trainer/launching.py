@@ -31,7 +31,7 @@ from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
 from hf_compat.distributed.accelerators import is_initialized
 from hf_compat.distributed.launch import OWN_MARK
-from hf_compat.engine.placement import ProcessStart, place_started
+from hf_compat.engine.process_layout import ProcessStart, place_started
 from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.run.preemption import SignalWatch, exit_status
@@ -87,7 +87,7 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             f"`train` would fork processes, but {name} is initialised in this process, perhaps by an evaluation, and "
             "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
         )
-    trainer._lightning_runtime.drop_last_run()  # cannot be pickled
+    trainer.lightning_backend.drop_last_run()  # cannot be pickled
     with tempfile.TemporaryDirectory(prefix="hf_compat-") as name:
         folder, forks = Path(name), start.method == "fork"
         if not forks:
@@ -100,7 +100,7 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
             context = start_processes(  # type: ignore[no-untyped-call]
                 _worker, (config,), start.processes, join=False, start_method=start.method
             )
-        watch = SignalWatch(slurm_signal(trainer._lightning_runtime.plugins))
+        watch = SignalWatch(slurm_signal(trainer.lightning_backend.plugins))
         try:
             with watch.watching():
                 _wait(context, watch, folder)
@@ -182,8 +182,8 @@ def _copy_results(trainer: Trainer, path: Path) -> TrainOutput:
     for name, value in result["attributes"].items():
         setattr(trainer, name, value)
     set_host_rng_state(result["random"])
-    if result["scaler"] is not None:
-        scaler: Any = getattr(trainer._lightning_runtime.precision, "scaler", None)
+    scaler = trainer.accelerator.scaler
+    if scaler is not None:
         scaler.load_state_dict(result["scaler"])
     output: TrainOutput = result["output"]
     return output
@@ -216,7 +216,7 @@ def _train(rank: int, config: _WorkerConfig) -> None:
     output = run(trainer)
     if rank == 0:
         attributes = {name: getattr(trainer, name) for name in _COPIED_BACK if hasattr(trainer, name)}
-        scaler = getattr(trainer._lightning_runtime.precision, "scaler", None)
+        scaler = trainer.accelerator.scaler
         result = {
             "output": output,
             "weights": trainer.model.state_dict(),
@@ -231,8 +231,8 @@ def _train(rank: int, config: _WorkerConfig) -> None:
 
 def _join_as_rank(trainer: Trainer) -> None:
     """Initialise the process group, and set up ``trainer`` for the rank of this process."""
-    runtime = trainer._lightning_runtime
-    runtime.set_placement(place_started(trainer.args, runtime.placement))
+    backend = trainer.lightning_backend
+    backend.set_layout(place_started(trainer.args, backend.process_layout))
     set_log_level(trainer.args)
     trainer._eval_dataloaders = {}
     trainer.create_accelerator_and_postprocess()

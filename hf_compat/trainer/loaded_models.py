@@ -1,4 +1,4 @@
-"""Checks of what was passed as a model: that it is one, and that it was not loaded quantized or in shards."""
+"""Checks of what was passed as a model: that it is one, and that it was not loaded quantized or spread."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_is_model(model: object, source: str) -> None:
 
 
 def check_loaded_model(model: nn.Module, *, is_alone: bool) -> None:
-    """Raise if ``model`` is quantized and cannot be trained, or was split over devices or processes as it was loaded.
+    """Raise if ``model`` is quantized and cannot be trained, or is spread over devices that several processes use.
 
     Args:
         model: The model.
@@ -47,11 +47,6 @@ def check_loaded_model(model: nn.Module, *, is_alone: bool) -> None:
     Raises:
         ModelError: If so; it says what to do.
     """
-    if getattr(model, "is_distributed_loading_by_transformers", False):
-        raise ModelError(
-            "`model`: models sharded at load time (`DistributedConfig`) are not supported. Load it without "
-            "`distributed_config`, and set `fsdp` or `parallelism_config`: the Trainer shards it."
-        )
     devices = devices_of(model)
     if len(devices) > 1 and not is_alone:
         raise ModelError(

@@ -15,7 +15,7 @@ from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
 from hf_compat.errors import DataError
 from hf_compat.metrics import has_length
-from hf_compat.overriding import call_as_defined
+from hf_compat.overriding import call_as_defined, check_returned
 from hf_compat.seeding import seed_worker
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def build_loader(
         dataset = trainer._remove_unused_columns(dataset, description=description)
     else:
         collator = trainer._get_collator_with_removed_columns(collator, description=description)
+        check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
     args = for_run(trainer.args)
     settings: dict[str, Any] = {
         "collate_fn": collator,
@@ -91,6 +92,7 @@ def build_loader(
     else:
         named = ("train_dataset" if is_training else "eval_dataset", dataset)
         sampler = call_as_defined(sampler_fn, named) if sampler_fn is not None else None
+        _check_is_sampler(trainer, sampler, sampler_fn)
         settings |= _batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
         if is_training:
             settings["worker_init_fn"] = partial(
@@ -98,6 +100,17 @@ def build_loader(
             )
     loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))
     return loader
+
+
+def _check_is_sampler(trainer: Trainer, sampler: object, sampler_fn: object) -> None:
+    """Raise if what ``sampler_fn`` returned is neither None nor an iterable of indices.
+
+    Raises:
+        OverrideError: If so.
+    """
+    named = (name for name in ("_get_train_sampler", "_get_eval_sampler") if getattr(trainer, name) == sampler_fn)
+    fits = sampler is None or hasattr(sampler, "__iter__") or hasattr(sampler, "__getitem__")
+    check_returned(fits, sampler, next(named, "sampler_fn"), "a `Sampler`, or None for the loader's own order")
 
 
 def _batching(sampler: Sampler[Any] | None, batch_size: int, *, drop_last: bool) -> dict[str, Any]:

@@ -9,25 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.run_precision import uses_cpu_amp
 from hf_compat.data.transfer import move_to_device
-from hf_compat.errors import DataError, ModelError, ModelOutputError
+from hf_compat.distributed import collectives
+from hf_compat.errors import DataError, LoaderError, LossError, ModelError, ModelOutputError, described
 from hf_compat.memory import empty_cache
-from hf_compat.model_facts import is_causal_lm, is_in_training_mode
+from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, map_nested
-from hf_compat.optim.division import divided
+from hf_compat.optim.divide_scalar import divide_scalar
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.optim.losses import check_loss
-from hf_compat.overriding import call_as_defined, is_ours
+from hf_compat.overriding import call_as_defined, check_returned, is_ours
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.training_arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = [
     "autocast_around_loss",
+    "check_is_named",
     "compute_loss",
+    "computing_loss",
     "count_items",
     "forward_and_backward",
     "loss_context",
@@ -38,20 +42,43 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_NOT_SHIFTED = (
+    "`label_smoothing_factor={}` with FSDP 2: transformers does not recognize a causal language model by the class "
+    "that FSDP 2 gives it, and compares each prediction with the label of its own token, not of the next one; so does "
+    "this run. Set `TrainingArguments(semantics='corrected')` to correct that."
+)
+
 
 def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
     """Return the number of scored labels in ``batches``, ``()``; None if there are none, or it is not used."""
     is_used = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if not batches or "labels" not in batches[0] or not is_used:
+    if not batches:
+        return None
+    if isinstance(batches[0], Tensor) or not hasattr(batches[0], "__iter__"):
+        check_is_named(batches[0])
+    if "labels" not in batches[0] or not is_used:
         return None
     try:
         count = sum(_scored_labels(trainer, batch).ne(-100).sum() for batch in batches)
     except (TypeError, AttributeError):  # labels that are not tensors, as in object detection
         return None
     if isinstance(count, Tensor):
-        scored = _shared_count(trainer, count.to(device))
-        return scored / 1 if trainer.semantics.item_count_is_float else scored
+        scored, size = _shared_count(trainer, count.to(device)), trainer.get_cp_size()
+        return scored / size if trainer.semantics.item_count_is_float else scored // size
     return int(count)
+
+
+def check_is_named(batch: object) -> None:
+    """Raise if ``batch`` has no names, by which a model takes its inputs.
+
+    Raises:
+        LoaderError: If it is no mapping.
+    """
+    if not hasattr(batch, "keys"):
+        raise LoaderError(
+            f"`data_collator`: a batch is {described(batch)}, but the model takes its inputs by name. Return a dict of "
+            "them, or override `compute_loss` and `prediction_step`."
+        )
 
 
 def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
@@ -83,10 +110,11 @@ def forward_and_backward(
     args = trainer.args
     if not is_in_training_mode(model):
         model.train()
-    if callable(getattr(trainer.optimizer, "train", None)):  # a schedule-free optimizer
-        trainer.optimizer.train()
+    schedule_free: Any = trainer.optimizer  # perhaps
+    if callable(getattr(schedule_free, "train", None)):
+        schedule_free.train()
     inputs = trainer._prepare_inputs(inputs)
-    with trainer.compute_loss_context_manager():
+    with computing_loss(trainer):
         loss: Tensor = call_as_defined(
             trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
         )
@@ -99,10 +127,10 @@ def forward_and_backward(
         loss = loss.mean()  # one of each replica
     is_scaled = _is_scaled(trainer, num_items_in_batch)
     if not is_scaled:
-        loss = divided(loss, trainer.current_gradient_accumulation_steps)
+        loss = divide_scalar(loss, trainer.current_gradient_accumulation_steps)
     divisor = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
     kwargs = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
-    trainer.accelerator.backward(loss if divisor == 1 else divided(loss, divisor), **kwargs)
+    trainer.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
     # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
     return loss.detach().clone() if is_scaled else loss.detach()
 
@@ -124,6 +152,10 @@ def compute_loss(
     num_items_in_batch: Tensor | int | None,
 ) -> Any:
     """Return the loss of one batch; see the Trainer's ``compute_loss``."""
+    group = trainer.lightning_backend.strategy.sequence_group
+    if group is not None and trainer.model.training:
+        return _loss_of_shared_sequences(model, inputs, group, return_outputs=return_outputs)
+    check_is_named(inputs)
     own_loss = trainer.label_smoother is not None or trainer.compute_loss_func is not None
     labels = inputs.pop("labels") if own_loss and "labels" in inputs else None
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
@@ -133,37 +165,64 @@ def compute_loss(
     if trainer.compute_loss_func is not None:
         if labels is None:
             text = "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, it is called with None."
-            trainer._warn_once.in_log(logger, text)
+            trainer.warn_once.in_log(logger, text)
         loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         check_loss(loss, "`compute_loss_func`")
     elif labels is not None:
-        loss = _smoothed_loss(trainer, model, outputs, labels, num_items_in_batch)
+        loss = _smoothed_loss(trainer, model, outputs, inputs, labels, num_items_in_batch)
     else:
         loss = _loss_of(trainer, outputs, inputs)
     by_count = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if trainer.args.average_tokens_across_devices and by_count and num_items_in_batch is not None:
         # Gradients are averaged over ranks, the loss over replicas. In place, so that the outputs have this loss too.
-        loss *= max(trainer.accelerator.data_parallel_size, trainer.args.n_gpu)
+        loss *= max(trainer.lightning_backend.process_layout.loss_group_size, trainer.args.n_gpu)
+    return (loss, outputs) if return_outputs else loss
+
+
+def _loss_of_shared_sequences(
+    model: nn.Module, inputs: dict[str, Any], group: ProcessGroup, *, return_outputs: bool
+) -> Any:
+    """Return the loss of sequences of which each rank of ``group`` has a chunk: the mean over all scored tokens."""
+    shifted = inputs["shift_labels"]
+    inputs.setdefault("labels", shifted)  # without them the model computes no loss
+    outputs = model(**inputs)
+    loss = collectives.mean_over_ranks(outputs.loss, shifted.ne(-100).sum(), group)
     return (loss, outputs) if return_outputs else loss
 
 
 def _smoothed_loss(
-    trainer: Trainer, model: nn.Module, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None
+    trainer: Trainer,
+    model: nn.Module,
+    outputs: Any,
+    inputs: Mapping[str, Any],
+    labels: Tensor,
+    num_items_in_batch: Tensor | int | None,
 ) -> Tensor:
     given: dict[str, Any] = {}
     if trainer.semantics.smoother_takes_item_count:
         given["num_items_in_batch"] = num_items_in_batch
-    if is_causal_lm(trainer.accelerator.unwrap_model(model)):
+    unwrapped = trainer.accelerator.unwrap_model(model)
+    is_renamed = is_renamed_causal_lm(unwrapped)
+    if is_renamed and not trainer.semantics.corrected:
+        trainer.warn_once(_NOT_SHIFTED.format(trainer.args.label_smoothing_factor))
+    elif is_renamed and trainer.get_cp_size() > 1:
+        labels = inputs["shift_labels"]
+    elif is_renamed or is_causal_lm(unwrapped):
         given["shift_labels"] = True
     loss: Tensor = trainer.label_smoother(outputs, labels, **given)
     return loss
 
 
 def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
+    if outputs is None:
+        raise LossError(
+            f"`model`: {type(trainer.model).__name__} returned None. Return a dict with `loss`, or a tuple."
+        )
     if isinstance(outputs, dict):
         if outputs.get("loss") is not None:
             return outputs["loss"]
-        returned, given = ", ".join(outputs), ", ".join(inputs)
+        returned = ", ".join(f"{name}=None" if value is None else name for name, value in outputs.items())
+        given = ", ".join(inputs)
         raise ModelError(
             f"`model`: {type(trainer.model).__name__} did not return a loss, only: {returned}. Its inputs were: "
             f"{given}. Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
@@ -179,22 +238,36 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
     """Return the autocast around the loss, which some releases of transformers have on the CPU: always bfloat16."""
     releases_differ = not trainer.semantics.leaves_loss_out_of_cpu_autocast
-    if releases_differ and _uses_cpu_amp(for_run(trainer.args)) and not trainer._lightning_runtime.facts.own_precision:
+    if releases_differ and uses_cpu_amp(for_run(trainer.args)) and not trainer.lightning_backend.traits.own_precision:
         return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
     return contextlib.nullcontext()
 
 
-def _uses_cpu_amp(args: TrainingArguments) -> bool:
-    """Return whether transformers 4.57 has this autocast: if requested, or for bf16 on the CPU, in one process."""
-    if args.half_precision_backend == "auto":
-        return args.bf16 and args.device.type == "cpu" and args.world_size == 1
-    return args.half_precision_backend == "cpu_amp" and (args.fp16 or args.bf16)
+def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
+    """Return the Trainer's ``compute_loss_context_manager``.
+
+    Raises:
+        OverrideError: If that returns no context.
+    """
+    context = trainer.compute_loss_context_manager()
+    _check_is_context(context, "compute_loss_context_manager")
+    return context
+
+
+def _check_is_context(context: object, method: str) -> None:
+    check_returned(
+        isinstance(context, contextlib.AbstractContextManager),
+        context,
+        method,
+        "a context manager, `contextlib.nullcontext()` for none",
+    )
 
 
 def loss_context(trainer: Trainer) -> contextlib.ExitStack:
     """Return the context of ``autocast_smart_context_manager``, entered."""
     stack = contextlib.ExitStack()
     context = trainer.autocast_smart_context_manager()
+    _check_is_context(context, "autocast_smart_context_manager")
     if not isinstance(context, contextlib.nullcontext):
         stack.enter_context(context)
     return stack
@@ -202,7 +275,7 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
 
 def prepare_input(trainer: Trainer, data: object) -> Any:
     """Return ``data`` with its tensors on the training device; a mapping is copied."""
-    device, dtype = trainer.args.device, trainer._lightning_runtime.input_dtype(trainer.args)
+    device, dtype = trainer.args.device, trainer.lightning_backend.input_dtype(trainer.args)
     if isinstance(data, Tensor) or not isinstance(data, MAPPINGS):
         return _moved(data, device, dtype)
     prepare = trainer._prepare_input
@@ -239,6 +312,7 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
         DataError: If it is empty.
     """
     inputs = trainer._prepare_input(inputs)
+    check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
     if len(inputs) == 0:
         raise DataError(
             f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "
@@ -248,7 +322,7 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
     past = vars(trainer).get("_past")
     if past is not None:
         inputs["mems"] = past
-    return trainer._lightning_runtime.precision.convert_input(inputs)  # type: ignore[no-any-return]
+    return trainer.lightning_backend.precision.convert_input(inputs)  # type: ignore[no-any-return]
 
 
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:

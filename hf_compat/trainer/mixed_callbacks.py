@@ -1,4 +1,4 @@
-"""Adding and removing callbacks: transformers' belong to the callback handler, Lightning's to the runtime."""
+"""Adding and removing callbacks: transformers' belong to the callback handler, Lightning's to the backend."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def add_callback(trainer: Trainer, callback: Any) -> None:
     Raises:
         TrainerSetupError: If it is one of Lightning that is not supported.
     """
-    runtime, found = trainer._lightning_runtime, lightning_callbacks([callback])
+    backend, found = trainer.lightning_backend, lightning_callbacks([callback])
     if not found:
         trainer.callback_handler.add_callback(callback)
         return
     problems = callback_problems(
-        found, for_run(trainer.args), shards_model=runtime.facts.shards_model, keywords=runtime.keywords
+        found, for_run(trainer.args), shards_model=backend.traits.shards_model, keywords=backend.keywords
     )
     if problems:
         raise TrainerSetupError("\n  ".join(problems))
-    runtime.callbacks += found
+    backend.callbacks += found
 
 
 def pop_callback(trainer: Trainer, callback: Any) -> Any:
     """Remove the first callback that is, or is an instance of, ``callback``; return it, None if there is none."""
-    found = trainer._lightning_runtime.pop_callback(callback)
+    found = trainer.lightning_backend.pop_callback(callback)
     return trainer.callback_handler.pop_callback(callback) if found is None else found
 
 
@@ -45,5 +45,5 @@ def remove_callback(trainer: Trainer, callback: Any) -> None:
     Raises:
         CallbackError: If ``callback`` is an instance that the Trainer does not have.
     """
-    if trainer._lightning_runtime.pop_callback(callback) is None:
+    if trainer.lightning_backend.pop_callback(callback) is None:
         trainer.callback_handler.remove_callback(callback)

@@ -18,7 +18,7 @@ from hf_compat.checkpoint import names, rng, rotation, state_dict_files, trainin
 from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.current_run import prepare_strategy
-from hf_compat.trainer.optimizers import optimizer_of, scheduler_of
+from hf_compat.trainer.optimizer_and_schedule import optimizer_of, scheduler_of
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -56,24 +56,28 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
         output_dir: The folder. Default: ``args.output_dir``.
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
-    args, runtime = trainer.args, trainer._lightning_runtime
+    args, backend = trainer.args, trainer.lightning_backend
     folder = args.output_dir if output_dir is None else output_dir
-    if runtime.facts.shards_as_it_loads(args):
+    if backend.traits.shards_as_it_loads(args):
         prepare_strategy(trainer)
-    strategy = runtime.strategy
+    strategy = backend.strategy
+    calls_save = args.should_save or _calls_save_on_every_rank(trainer)
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
-        model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
-        strategy.save_sharded_weights(model, folder, writes=writes)
-        if args.should_save:
+        model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
+        if not strategy.gathers_weights:
+            _save_without_weights(trainer, folder, calls_save=calls_save)
+        strategy.save_sharded_weights(model, folder, file_writer=file_writer)
+        if strategy.gathers_weights and args.should_save:
             weights.save_configuration(model, Path(folder))
             _save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
-        state_dict = _full_state_dict(trainer)
-        if args.should_save:
-            with trainer._checkpoint_writer.writes.already_copied(state_dict if strategy.copies_weights else {}):
+        state_dict = _state_dict_to_save(trainer)
+        if calls_save:
+            with trainer.checkpoint_writer.file_writer.already_copied(state_dict if strategy.copies_weights else {}):
                 trainer._save(folder, state_dict=state_dict)
-    elif args.should_save:
-        made = runtime.checkpoint_entries(trainer._checkpoint_writer.writes) if is_checkpoint else {}
+    elif calls_save:
+        checkpointed = is_checkpoint and args.should_save
+        made = backend.checkpoint_entries(trainer.checkpoint_writer.file_writer) if checkpointed else {}
         if "state_dict" in made:  # of the module, whose model is named so
             state_dict = {name.removeprefix("model."): value for name, value in made["state_dict"].items()}
             trainer._save(folder, state_dict=state_dict)
@@ -81,21 +85,44 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
             trainer._save(folder)
 
 
-def _full_state_dict(trainer: Trainer) -> dict[str, Any]:
-    """Return the full state dict, perhaps only on ranks that save it; every rank calls this."""
-    accelerator, writes = trainer.accelerator, trainer._checkpoint_writer.writes
-    if not (trainer._lightning_runtime.strategy.clones_weights and writes.is_deferring):
+def _calls_save_on_every_rank(trainer: Trainer) -> bool:
+    """Return whether ``_save`` is called on ranks, too, that write no files."""
+    return trainer.lightning_backend.strategy.saves_on_every_rank or trainer.semantics.calls_save_on_every_rank
+
+
+def _save_without_weights(trainer: Trainer, folder: str, *, calls_save: bool) -> None:
+    """Save what lies beside weights that nothing gathers, through ``_save`` as if there were none."""
+    if calls_save:
+        trainer._save(folder, state_dict={})
+    if trainer.args.should_save:
+        trainer.checkpoint_writer.file_writer(weights.remove_weights, folder)
+
+
+def _state_dict_to_save(trainer: Trainer) -> dict[str, Any]:
+    """Return the state dict to save, perhaps only on ranks that save it; every rank calls this."""
+    accelerator, file_writer = trainer.accelerator, trainer.checkpoint_writer.file_writer
+    strategy = trainer.lightning_backend.strategy
+    adapters = strategy.state_dict_of_adapters()
+    if adapters is not None:
+        return adapters
+    if not (strategy.clones_weights and file_writer.is_deferring):
         return accelerator.get_state_dict(trainer.model)
     # Into the memory of the snapshot before.
-    return writes.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if trainer.args.should_save else {}
+    return (
+        file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if trainer.args.should_save else {}
+    )
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
+    if state_dict is None and trainer.lightning_backend.strategy.saves_on_every_rank:
+        state_dict = _state_dict_to_save(trainer)
+    if not trainer.args.should_save and _calls_save_on_every_rank(trainer):
+        return
     folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
-    model, writes = trainer.accelerator.unwrap_model(trainer.model), trainer._checkpoint_writer.writes
+    model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
     args = for_run(trainer.args)
     options: dict[str, Any] = {"safe_serialization": args.save_safetensors}
     if installed_release() >= SINCE["names_main_process"]:
@@ -104,13 +131,13 @@ def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str,
         weights.save_weights(model, folder, state_dict=state_dict, **options)
     else:
         # Together with the optimizer's state, unless memory was taken for the weights: more would be for the state.
-        write = writes.concurrently if state_dict is None else writes
+        write = file_writer.concurrently if state_dict is None else file_writer
         write(
             weights.save_weights,
             # While it is written, training may change the modules and the configuration of a transformers model.
-            writes.shell_of(model) if is_pretrained_model(model) else model,
+            file_writer.shell_of(model) if is_pretrained_model(model) else model,
             folder,
-            state_dict=writes.state_of(model) if state_dict is None else writes.snapshot(state_dict),
+            state_dict=file_writer.state_of(model) if state_dict is None else file_writer.snapshot(state_dict),
             **options,
         )
     _save_beside_weights(trainer, folder)
@@ -138,7 +165,7 @@ def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, 
         logger.info("Loading model from %s.", folder)
         warn_of_other_release(folder)
     target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
-    missing, unexpected = trainer._lightning_runtime.strategy.load_weights(target, folder, trains_on=trains_on)
+    missing, unexpected = trainer.lightning_backend.strategy.load_weights(target, folder, trains_on=trains_on)
     trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
 
 
@@ -173,20 +200,23 @@ def warn_of_missing_weights(load_result: LoadResult) -> None:
 
 def save_optimizer_and_scheduler(trainer: Trainer, output_dir: str) -> None:
     """Save ``optimizer.pt`` and ``scheduler.pt``, or the strategy's files instead."""
-    strategy, should_save = trainer._lightning_runtime.strategy, trainer.args.should_save
-    writes = trainer._checkpoint_writer.writes
+    strategy, should_save = trainer.lightning_backend.strategy, trainer.args.should_save
+    file_writer = trainer.checkpoint_writer.file_writer
     if strategy.engine is None:
         optimizer_of(trainer)
-    strategy.save_optimizer(trainer.optimizer, output_dir, writes=writes, saves_common=should_save)
+    optimizer: Any = trainer.optimizer  # None if the engine has it
+    strategy.save_optimizer(optimizer, output_dir, file_writer=file_writer, saves_common=should_save)
     if should_save and not strategy.saves_scheduler:
-        state_dict_files.save_state_file(scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, writes=writes)
+        state_dict_files.save_state_file(
+            scheduler_of(trainer), output_dir, names.SCHEDULER_NAME, file_writer=file_writer
+        )
 
 
 def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> None:
     """Load the states of optimizer and schedule if ``checkpoint`` has both; an engine has loaded its own already."""
     if checkpoint is None:
         return
-    strategy = trainer._lightning_runtime.strategy
+    strategy = trainer.lightning_backend.strategy
     if strategy.has_optimizer(checkpoint):
         strategy.load_optimizer(optimizer_of(trainer), checkpoint)
         if not strategy.saves_scheduler:
@@ -195,14 +225,14 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
     """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
-    args, writer, best = trainer.args, trainer._checkpoint_writer, trainer.state.best_model_checkpoint
+    args, writer, best = trainer.args, trainer.checkpoint_writer, trainer.state.best_model_checkpoint
     if args.should_save and args.save_total_limit is not None and args.save_total_limit > 0:
         rotation.rotate(
             args.output_dir if output_dir is None else output_dir,
             limit=args.save_total_limit,
             best=None if best is None else writer.begun_in / best,
             protects_newest=trainer.semantics.rotation_protects_newest,
-            ledger=writer.ledger,
+            owned=writer.owned,
             remover=writer.remover if trainer.is_in_train else None,
         )
 
@@ -212,7 +242,7 @@ def save_scaler(trainer: Trainer, output_dir: str) -> None:
     scaler = trainer.accelerator.scaler
     if scaler is not None and trainer.args.should_save:
         state_dict_files.save_state_file(
-            scaler, output_dir, names.SCALER_NAME, writes=trainer._checkpoint_writer.writes
+            scaler, output_dir, names.SCALER_NAME, file_writer=trainer.checkpoint_writer.file_writer
         )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.engine.callbacks import FirstCallback
 from hf_compat.engine.data_module import HFDataModule
-from hf_compat.engine.internals.loops import ignore_misleading_warnings, is_fitting
+from hf_compat.engine.first_and_last_callbacks import FirstCallback
+from hf_compat.engine.internals.interrupts import raise_keyboard_interrupt
+from hf_compat.engine.internals.loops import ignoring_misleading_warnings, is_fitting
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.errors import NotSupportedError, TrainerSetupError
@@ -20,8 +21,8 @@ from hf_compat.run.assembly import UserPieces
 from hf_compat.run.hooks import RunHooks
 from hf_compat.trainer.assembled import Assembly
 from hf_compat.trainer.current_run import current_run, new_run
-from hf_compat.trainer.given_data import Evaluated, data_of, stand_ins, standing_in
-from hf_compat.trainer.given_evaluation import evaluating, given_to
+from hf_compat.trainer.user_data import Evaluated, data_of, method_overrides, standing_in
+from hf_compat.trainer.user_evaluation import evaluating, user_evaluation_data
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -63,6 +64,7 @@ class RunGroup(RunHooks):
         self._resume_from = resume_from_checkpoint
         self._ignore_keys = ignore_keys_for_eval
         self._begun = ExitStack()
+        self._interrupts = ExitStack()
         self._evaluated: dict[str, float] | PredictionOutput | None = None
         self._made_of: tuple[HFModule | None, HFDataModule | None] = None, None
 
@@ -76,7 +78,7 @@ class RunGroup(RunHooks):
         """The best checkpoint of the fit, for ``ckpt_path="best"``; empty without one."""
         return "" if self.hf_trainer is None else self.hf_trainer.state.best_model_checkpoint or ""
 
-    def begin(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def begin(self, pl_trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin what a person has called, before any callback is set up.
 
         Raises:
@@ -89,39 +91,40 @@ class RunGroup(RunHooks):
                 f"`model`: {type(module).__name__} is not an HFModule, which these callbacks train. Pass "
                 "`hf_compat.lightning.HFModule(model)`; single callbacks of `hf_compat.lightning` work with any module."
             )
-        ignore_misleading_warnings()
-        if is_fitting(trainer):
-            self._begin_fit(trainer, module)
+        self._begun.enter_context(ignoring_misleading_warnings())
+        self._interrupts.callback(raise_keyboard_interrupt(pl_trainer))
+        if is_fitting(pl_trainer):
+            self._begin_fit(pl_trainer, module)
         else:
-            self._begin_evaluation(trainer, module)
+            self._begin_evaluation(pl_trainer, module)
 
-    def _begin_fit(self, trainer: pl.Trainer, module: HFModule) -> None:
+    def _begin_fit(self, pl_trainer: pl.Trainer, module: HFModule) -> None:
         if self.run is not None:
             raise TrainerSetupError(
                 "These callbacks have trained already. Each `fit` needs its own: call `hf_compat.lightning.callbacks` "
                 "or `hf_compat.to_lightning` again."
             )
         self._evaluated = None
-        host = self.hf_trainer = self._make(trainer, None)
-        run = self.run = new_run(host, ignore_keys=self._ignore_keys)
-        data = data_of(trainer)
+        trainer = self.hf_trainer = self._make(pl_trainer, None)
+        run = self.run = new_run(trainer, ignore_keys=self._ignore_keys)
+        data = data_of(pl_trainer)
         self._made_of = module, data
         if data is not None:
             data.connect(run)
         module.connect(run, self)
-        methods = stand_ins(trainer, module, host)
-        self._begun.enter_context(standing_in(host, run, methods))
+        methods = method_overrides(pl_trainer, module, trainer)
+        self._begun.enter_context(standing_in(trainer, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
-        run.fit_given(UserPieces(trainer, module, self))
+        run.fit_user_pieces(UserPieces(pl_trainer, module, self))
 
-    def _begin_evaluation(self, trainer: pl.Trainer, module: HFModule) -> None:
+    def _begin_evaluation(self, pl_trainer: pl.Trainer, module: HFModule) -> None:
         """Begin an evaluation by the Trainer of the last call, or by a new one if the pieces are others."""
-        given = given_to(trainer)
-        pieces = module, data_of(trainer)
+        evaluated = user_evaluation_data(pl_trainer)
+        pieces = module, data_of(pl_trainer)
         if self.hf_trainer is None or any(one is not other for one, other in zip(pieces, self._made_of, strict=True)):
-            self.hf_trainer, self._made_of = self._make(trainer, given), pieces
+            self.hf_trainer, self._made_of = self._make(pl_trainer, evaluated), pieces
         settings: dict[str, Any] = {"ignore_keys": self._ignore_keys, "done": self._take_evaluated}
-        self._begun.enter_context(evaluating(trainer, module, self.hf_trainer, self, given, **settings))
+        self._begun.enter_context(evaluating(pl_trainer, module, self.hf_trainer, self, evaluated, **settings))
 
     def _take_evaluated(self, output: dict[str, float] | PredictionOutput) -> None:
         self._evaluated = output
@@ -129,10 +132,12 @@ class RunGroup(RunHooks):
     def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take optimizer and schedule from a module that configures its own; then go on as in every run."""
         if self.run is not None and type(pl_module).configure_optimizers is not HFModule.configure_optimizers:
+            with self.run.optimization.wrapping() as wrap:
+                wrap()
             self.run.take_optimizers(*_configured(pl_trainer, self.run))
         super().on_fit_start(pl_trainer, pl_module)
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training if no epoch was left."""
         if self.run is not None:
             self.run.finish_without_epoch()
@@ -144,16 +149,17 @@ class RunGroup(RunHooks):
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End the run."""
         self._begun.close()
+        self._interrupts.close()
 
 
-def _configured(trainer: pl.Trainer, run: TrainingRun) -> tuple[Any, Any]:
+def _configured(pl_trainer: pl.Trainer, run: TrainingRun) -> tuple[Any, Any]:
     """Return optimizer and schedule that the module has configured; without a schedule, one that changes nothing.
 
     Raises:
         TrainerSetupError: If a run cannot step them.
     """
-    optimizers, schedules = trainer.optimizers, trainer.lr_scheduler_configs
-    if run.runtime.facts.has_engine or len(optimizers) != 1 or len(schedules) > 1:
+    optimizers, schedules = pl_trainer.optimizers, pl_trainer.lr_scheduler_configs
+    if run.backend.traits.has_engine or len(optimizers) != 1 or len(schedules) > 1:
         raise TrainerSetupError(
             f"`configure_optimizers` returns {len(optimizers)} optimizers and {len(schedules)} schedules; a run steps "
             "one optimizer and at most one schedule, and under DeepSpeed its own. Return one of each."
@@ -195,12 +201,12 @@ def to_lightning(
         NotSupportedError: If the run cannot be one ``fit``.
     """
     _refuse_several_fits(trainer)
-    runtime, args = trainer._lightning_runtime, trainer.args
+    backend, args = trainer.lightning_backend, trainer.args
 
     group = RunGroup(functools.partial(_with_pieces_of, trainer), resume_from_checkpoint, ignore_keys_for_eval)
     loggers = open_loggers(trainer.callback_handler.callbacks, args, trainer.state)
     model = unwrap_model(trainer.model)
-    lightning_trainer = runtime.build(args, model, limits=_REPLACED, hooks=group, loggers=loggers, first=_first(group))
+    lightning_trainer = backend.build(args, model, limits=_REPLACED, hooks=group, loggers=loggers, first=_first(group))
     data = HFDataModule(
         args,
         trainer.train_dataset,
@@ -231,7 +237,7 @@ def _refuse_several_fits(trainer: Trainer) -> None:
     problems = []
     if current_run(trainer).may_fit_again:
         problems.append("`auto_find_batch_size=True` would start further fits. Set it to False.")
-    if trainer._lightning_runtime.placement.start is not None:
+    if trainer.lightning_backend.process_layout.start is not None:
         problems.append("`lightning={'strategy': ...}` starts processes. Start the script with `torchrun` instead.")
     problems += [
         f"`{name}` is overridden in {type(trainer).__name__}, but would not be called. Call `train`, or move the code "

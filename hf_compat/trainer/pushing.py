@@ -169,7 +169,7 @@ class Pusher:
 
     def _start_push(self, trainer: Trainer, checkpoint: Path, repo_id: str) -> list[Future[Any]]:
         """Update the output folder with ``checkpoint``; start and return its upload, and the checkpoint's."""
-        args, output = trainer.args, trainer._checkpoint_writer.begun_in / trainer.args.output_dir
+        args, output = trainer.args, trainer.checkpoint_writer.begun_in / trainer.args.output_dir
         weights = model_files(checkpoint)
         copy_model_files(weights, output)
         if trainer.processing_class is not None:

@@ -1,4 +1,7 @@
-"""Hyperparameter search: trainings of the same model with different arguments."""
+"""Hyperparameter search: trainings of the same model with different arguments.
+
+Every run comes through here, and few search: ``tuning`` is imported by those alone.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import publish
 from hf_compat.errors import SearchError
-from hf_compat.tuning.backends import BACKENDS, choose_backend, run_id
-from hf_compat.tuning.spaces import BestRun, default_compute_objective
-from hf_compat.tuning.values import apply_values
+from hf_compat.run.best_model import output_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hf_compat.arguments.enums import HPSearchBackend
     from hf_compat.trainer.trainer import Trainer
-    from hf_compat.tuning.spaces import Trial
+    from hf_compat.tuning.spaces import BestRun, Trial
 
 __all__ = ["output_dir", "release_model", "report", "search", "set_up_trial"]
 
@@ -46,6 +47,9 @@ def search(
         hp_name: A trial to the name of its folder.
         settings: Keywords of the library.
     """
+    from hf_compat.tuning.backends import BACKENDS, choose_backend
+    from hf_compat.tuning.spaces import default_compute_objective
+
     chosen = choose_backend(backend)
     if trainer.model_init is None:
         raise SearchError(
@@ -57,7 +61,7 @@ def search(
             f"`hyperparameter_search` is not supported with world size {trainer.args.world_size}. Start a single "
             "process, or use `backend='ray'`, which distributes the trials."
         )
-    start = trainer._lightning_runtime.placement.start
+    start = trainer.lightning_backend.process_layout.start
     if start is not None:
         raise SearchError(
             f"`hyperparameter_search` is not supported with `lightning`'s `strategy`, which starts {start.processes} "
@@ -78,19 +82,24 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     trainer._trial = trial
     if trainer.hp_search_backend is None or trial is None:
         return
+    from hf_compat.tuning.backends import BACKENDS
+    from hf_compat.tuning.values import apply_values
+
     values = BACKENDS[trainer.hp_search_backend].values(trial, trainer.hp_space)
     apply_values(trainer.args, values, trainer.semantics)
     logger.info("Trial: %s", values)
     trainer._train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if trainer.args.should_save:
-        publish.clean_orphans(trainer._get_output_dir(trial))
+        publish.clean_orphans(output_folder(trainer, trial))
 
 
 def output_dir(trainer: Trainer, trial: Trial | None) -> str:
     """Return the folder of the run's checkpoints; each trial has its own in ``args.output_dir``."""
     if trainer.hp_search_backend is None or trial is None:
         return trainer.args.output_dir
+    from hf_compat.tuning.backends import run_id
+
     name = f"run-{run_id(trainer.hp_search_backend, trial)}" if trainer.hp_name is None else trainer.hp_name(trial)
     return os.path.join(trainer.args.output_dir, name)
 
@@ -99,6 +108,8 @@ def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, 
     """Report the metrics at update step ``step`` to the search library, which may stop the trial."""
     if trainer.hp_search_backend is None or trial is None:
         return
+    from hf_compat.tuning.backends import BACKENDS
+
     trainer.objective = trainer.compute_objective(dict(metrics))
     BACKENDS[trainer.hp_search_backend].report(trainer, trial, step, metrics)
 
@@ -106,8 +117,8 @@ def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, 
 def release_model(trainer: Trainer) -> None:
     """Drop the model and its run, to free the memory for the next trial."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
-    trainer._training_run = trainer.deepspeed = None
-    trainer._lightning_runtime.release()
+    trainer.training_run = trainer.deepspeed = None
+    trainer.lightning_backend.release()
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = None
     trainer.accelerator.free_memory()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_compat.arguments import TrainingArguments
 from hf_compat.errors import ArgumentsError, ModelError
 from hf_compat.evaluation.results import PredictionOutput
+from hf_compat.trainer.loss import computing_loss
 from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["Seq2SeqTrainer"]
@@ -73,6 +74,9 @@ class Seq2SeqTrainer(Trainer):
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
         """Return a ``GenerationConfig``: a copy, or loaded from a file, a folder or a model's name on the Hub.
+
+        Args:
+            gen_config_arg: One, or the place to load it from.
 
         Raises:
             ArgumentsError: If its values contradict each other.
@@ -179,9 +183,9 @@ class Seq2SeqTrainer(Trainer):
         if labels is not None and decoder is not None and labels.shape == decoder.shape:
             # Decoder inputs that were made from the labels: the model would continue the answer.
             given = {key: given[key] for key in given if key not in ("decoder_input_ids", "decoder_attention_mask")}
-        with self._lightning_runtime.strategy.gathered(self.model):
+        with self.lightning_backend.strategy.gathered(self.model):
             tokens: Tensor = self.model.generate(
-                **given, **{"synced_gpus": self._lightning_runtime.facts.shards_model} | chosen
+                **given, **{"synced_gpus": self.lightning_backend.traits.shards_model} | chosen
             )
         return tokens
 
@@ -203,7 +207,7 @@ class Seq2SeqTrainer(Trainer):
 
     def _generation_loss(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         with torch.no_grad():
-            with self.compute_loss_context_manager():
+            with computing_loss(self):
                 outputs = model(**inputs)
             if self.label_smoother is not None:
                 loss = self.label_smoother(outputs, inputs["labels"])

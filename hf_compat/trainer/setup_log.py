@@ -1,4 +1,4 @@
-"""Log records of a Trainer that is made or evaluates: the facts that transformers logs, at level info."""
+"""Log records and warnings of a Trainer that is made or evaluates: the facts that transformers logs, at level info."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from torch.utils.data import IterableDataset
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.parallelism import unused_handler_texts
+from hf_compat.arguments.run_precision import amp_backend
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
-    """Log which arguments have no effect, and what replaces them; warn of an asynchronous copy that cannot be one.
+    """Log which arguments have no effect, and what replaces them; warn of what the user would not expect.
 
     Args:
         trainer: The Trainer.
@@ -32,6 +34,15 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
         logger.warning(
             "`non_blocking` is enabled but `dataloader_pin_memory` is not: batches are copied synchronously. Set both."
         )
+    given = trainer.optimizer is not None or trainer.lr_scheduler is not None
+    if given and trainer.lightning_backend.traits.has_engine:
+        trainer.warn_once(
+            "`optimizers`: with `deepspeed` transformers trains without the optimizer and the schedule that are passed "
+            "to the Trainer, and so does this run, by the config or the training arguments. Override "
+            "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
+        )
+    for text in unused_handler_texts(trainer.args):
+        trainer.warn_once(text)
     for line in _setup(trainer):
         logger.info(line)
 
@@ -45,8 +56,7 @@ def _setup(trainer: Trainer) -> Iterator[str]:
         )
     is_old = trainer.semantics.release.major < 5
     if is_old and (args.fp16 or args.bf16):
-        on_cpu = args.device.type == "cpu" and not args.fp16 and args.half_precision_backend == "auto"
-        yield f"Using {'cpu_amp' if on_cpu else args.half_precision_backend} half precision backend"
+        yield f"Using {amp_backend(args)} half precision backend"
     if not is_old and isinstance(trainer.train_dataset, IterableDataset):
         yield (
             f"`train_sampling_strategy={args.train_sampling_strategy!r}` is ignored when using an `IterableDataset`: "

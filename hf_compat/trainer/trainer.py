@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from hf_compat import metrics as metric_files
+from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
 from hf_compat.callbacks.firing import fire
@@ -27,9 +28,9 @@ from hf_compat.checkpoint.writer import CheckpointWriter
 from hf_compat.counterparts import CountsCounterparts
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
+from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
-from hf_compat.engine.runtime import Runtime
 from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
@@ -40,7 +41,7 @@ from hf_compat.optim import groups, liger, neftune
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.overriding import WarnOnce, call_as_defined, explain_missing, refuse_overrides_never_called
 from hf_compat.plan import RunPlan, build_plan
-from hf_compat.plan.upstream import to_values
+from hf_compat.plan.upstream import samples_per_update_step, to_values
 from hf_compat.run import best_model, progress, tokens
 from hf_compat.run.callback_states import load_callback_state
 from hf_compat.run.finishing import finalize_training
@@ -55,8 +56,9 @@ from hf_compat.trainer import (
     loss,
     mixed_callbacks,
     model_saving,
-    optimizers,
+    optimizer_and_schedule,
     searching,
+    shared_inputs,
     transformers_4,
     validation,
 )
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
     from hf_compat.arguments.enums import HPSearchBackend
     from hf_compat.engine.module import HFModule
     from hf_compat.hub import PushInProgress
-    from hf_compat.run.progress import Counts
+    from hf_compat.run.progress import RunCounters
     from hf_compat.run.run import TrainingRun
     from hf_compat.tuning.spaces import BestRun, Trial
 
@@ -132,8 +134,8 @@ class Trainer(metaclass=CountsCounterparts):
     compute_loss_func: Callable[..., Tensor] | None
     compute_metrics: Callable[..., dict[str, Any]] | None
     preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
-    optimizer: Any
-    lr_scheduler: Any
+    optimizer: Optimizer | None
+    lr_scheduler: LRScheduler | None
     optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
     callback_handler: CallbackHandler
     control: TrainerControl
@@ -191,12 +193,12 @@ class Trainer(metaclass=CountsCounterparts):
     _initial_num_input_tokens_seen = View("initial_tokens")
     current_flos = View("flos")
 
-    _lightning_runtime: Runtime
-    _training_run: TrainingRun | None = None
-    _run_counts: Counts
-    _checkpoint_writer: CheckpointWriter
-    _hub_pusher: Pusher
-    _warn_once: WarnOnce
+    lightning_backend: LightningBackend
+    training_run: TrainingRun | None = None
+    run_counters: RunCounters
+    checkpoint_writer: CheckpointWriter
+    hub_pusher: Pusher
+    warn_once: WarnOnce
 
     def __init__(
         self,
@@ -221,9 +223,11 @@ class Trainer(metaclass=CountsCounterparts):
         self.processing_class = construction.processing_class_of(processing_class, tokenizer)
         settings = effective_settings(args, lightning, has_eval_data=eval_dataset is not None)
         self.args, self.semantics = settings.args, resolve_semantics(settings.args.semantics)
-        self._warn_once, self._checkpoint_writer, self._hub_pusher = WarnOnce(), CheckpointWriter(), Pusher()
-        self._training_run = None
-        self._lightning_runtime = Runtime(settings, callbacks)
+        self.warn_once, self.checkpoint_writer, self.hub_pusher = WarnOnce(), CheckpointWriter(), Pusher()
+        self.training_run = None
+        self.lightning_backend = LightningBackend(settings, callbacks, model)
+        if model is not None:
+            construction.use_presharded(self, model)
         construction.set_log_level(self.args)
         (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -231,7 +235,7 @@ class Trainer(metaclass=CountsCounterparts):
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
-        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer, self.lr_scheduler = construction.optimizer_and_schedule(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.model, self.model_init = model, model_init
         self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
@@ -265,19 +269,19 @@ class Trainer(metaclass=CountsCounterparts):
         __getattr__ = explain_missing
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_training_run": None}
+        return {**vars(self), "training_run": None}
 
     # ---- facts ----
 
     @property
     def lightning_trainer(self) -> pl.Trainer | None:
         """The ``lightning.Trainer`` of the current or last run."""
-        return self._lightning_runtime.trainer
+        return self.lightning_backend.pl_trainer
 
     @property
     def lightning_module(self) -> HFModule | None:
         """Its module, with the model as ``model``."""
-        return self._lightning_runtime.module
+        return self.lightning_backend.module
 
     @property
     def tokenizer(self) -> Any:
@@ -298,19 +302,21 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_tp_size(self) -> int:
         """Return the tensor-parallel size."""
-        return self._lightning_runtime.placement.tensor_parallel
+        return self.lightning_backend.process_layout.sizes.tp
 
     def get_cp_size(self) -> int:
-        """Return the context-parallel size: 1."""
-        return 1
+        """Return the context-parallel size: the number of ranks that share each sequence, and its attention."""
+        return self.lightning_backend.process_layout.sizes.cp
 
     def get_sp_size(self) -> int:
-        """Return the sequence-parallel size: 1."""
-        return 1
+        """Return the sequence-parallel size: the number of ranks that share each sequence."""
+        sequences = read_sequence_parallelism(self.args)
+        return 1 if sequences is None else sequences.size
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Return the samples per update step, over all ranks and the window."""
-        return int(self._train_batch_size * args.gradient_accumulation_steps * self.accelerator.data_parallel_size)
+        batches = self.accelerator.data_parallel_size // self.get_sp_size()  # at a time
+        return int(self._train_batch_size * args.gradient_accumulation_steps * batches)
 
     def get_num_trainable_parameters(self) -> int:
         """Return the number of trainable parameters."""
@@ -320,11 +326,11 @@ class Trainer(metaclass=CountsCounterparts):
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create ``accelerator``, which has the members of accelerate's that subclasses use."""
-        args, placement = self.args, self._lightning_runtime.placement
-        self.accelerator = construction.build_accelerator(args, self._lightning_runtime, self.semantics)
+        args, process_layout = self.args, self.lightning_backend.process_layout
+        self.accelerator = construction.build_accelerator(args, self.lightning_backend, self.semantics)
         self.is_deepspeed_enabled = args.deepspeed_plugin is not None
-        self.is_fsdp_enabled = placement.fsdp is not None
-        self.is_tp_enabled = placement.tensor_parallel > 1
+        self.is_fsdp_enabled = process_layout.fsdp is not None
+        self.is_tp_enabled = process_layout.sizes.tp > 1
         self.gather_function = functools.partial(
             self.accelerator.gather_for_metrics, use_gather_object=args.eval_use_gather_object
         )
@@ -379,7 +385,7 @@ class Trainer(metaclass=CountsCounterparts):
         mixed_callbacks.remove_callback(self, callback)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Append ``logs``, with epoch and input tokens, to ``state.log_history`` and pass them to all callbacks."""
+        """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
         logs.update(tokens.token_logs(self, counts_of(self), start_time))
@@ -405,7 +411,7 @@ class Trainer(metaclass=CountsCounterparts):
     # ---- data ----
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the train loader, shuffled by seed and epoch."""
+        """Return the train loader, shuffled by seed and epoch; a DataError if there is no dataset."""
         if self.train_dataset is None:
             raise DataError("`train_dataset=None`: training requires a train_dataset. Pass it to the Trainer.")
         return self._get_dataloader(
@@ -421,7 +427,7 @@ class Trainer(metaclass=CountsCounterparts):
         return loaders.eval_loader(self, eval_dataset)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the loader of :meth:`predict`."""
+        """Return the loader of ``test_dataset``, for :meth:`predict`."""
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
@@ -487,13 +493,13 @@ class Trainer(metaclass=CountsCounterparts):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Set and return ``optimizer``: the one passed in, or ``args.optim`` with and without weight decay."""
-        optimizers.create_optimizer(self, model)
-        return self.optimizer  # type: ignore[no-any-return]
+        optimizer_and_schedule.create_optimizer(self, model)
+        return self.optimizer  # type: ignore[return-value]  # which is set now
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Set and return ``lr_scheduler``: the one passed in, or the one that ``args.lr_scheduler_type`` names."""
-        optimizers.create_scheduler(self, num_training_steps, optimizer)
-        return self.lr_scheduler  # type: ignore[no-any-return]
+        """Set and return ``lr_scheduler``, the ``optimizer``'s for ``num_training_steps``, unless one was passed in."""
+        optimizer_and_schedule.create_scheduler(self, num_training_steps, optimizer)
+        return self.lr_scheduler  # type: ignore[return-value]  # which is set now
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(
@@ -508,15 +514,15 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_learning_rates(self) -> list[float]:
         """Return the learning rate of each parameter group."""
-        return [group["lr"] for group in optimizers.optimizer_of(self).param_groups]
+        return [group["lr"] for group in optimizer_and_schedule.optimizer_of(self).param_groups]
 
     def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> dict[str, Any] | list[Any] | None:
         """Return the parameter group of ``param``, or the parameters of all groups."""
-        return optimizers.optimizer_group(self, param)
+        return optimizer_and_schedule.optimizer_group(self, param)
 
     def _get_learning_rate(self) -> float:
         """Return the current learning rate of the first parameter group."""
-        return optimizers.learning_rate(self)
+        return optimizer_and_schedule.learning_rate(self)
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Clip the total gradient norm to ``max_grad_norm``; return it before clipping."""
@@ -552,7 +558,7 @@ class Trainer(metaclass=CountsCounterparts):
             ModelError: If the model returns no loss.
         """
         resume_from_checkpoint = transformers_4.resume_argument(kwargs, resume_from_checkpoint)
-        start = self._lightning_runtime.placement.start
+        start = self.lightning_backend.process_layout.start
         if start is not None:
             arguments = {"trial": trial, "ignore_keys_for_eval": ignore_keys_for_eval}
             run = functools.partial(Trainer.train, resume_from_checkpoint=resume_from_checkpoint, **arguments)  # type: ignore[arg-type]
@@ -573,9 +579,9 @@ class Trainer(metaclass=CountsCounterparts):
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: DataLoader[Any], total_train_batch_size: int | None = None
     ) -> tuple[Any, ...]:
-        """Return the numbers of a run over ``dataloader`` as the emulated release does; see :func:`to_values`."""
-        batches = len(dataloader) if metric_files.has_length(dataloader) else None
-        samples = self.get_total_train_batch_size(args) if total_train_batch_size is None else total_train_batch_size
+        """Return a run's numbers for ``dataloader`` and ``total_train_batch_size`` samples; see :func:`to_values`."""
+        batches = len(dataloader) * self.get_sp_size() if metric_files.has_length(dataloader) else None
+        samples = samples_per_update_step(self, args) if total_train_batch_size is None else total_train_batch_size
         examples = self.num_examples(dataloader) if batches else None
         plan = build_plan(args, batches=batches, examples=examples, samples_per_update_step=samples)
         return to_values(plan, batches=batches, epochs_decide=args.max_steps < 0, semantics=self.semantics)
@@ -595,13 +601,13 @@ class Trainer(metaclass=CountsCounterparts):
     def compare_trainer_and_checkpoint_args(
         self, training_args: TrainingArguments, trainer_state: TrainerState
     ) -> None:
-        """Warn if the checkpoint's batch size, or its logging, evaluation and save steps, which are used, differ."""
+        """Warn if ``trainer_state``, of the checkpoint, has another batch size or cadence than ``training_args``."""
         compare_with_checkpoint(training_args, trainer_state)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """Return the next ``num_batches`` batches, fewer at the end, and their number of items on ``device``."""
+        """Return the next ``num_batches`` of ``epoch_iterator``, or fewer, and their number of items on ``device``."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
         return batches, self._get_num_items_in_batch(batches, device)
 
@@ -619,15 +625,13 @@ class Trainer(metaclass=CountsCounterparts):
             inputs: One batch, keyword arguments of the model's forward.
             num_items_in_batch: Scored items in the window.
         """
-        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        context, inputs = shared_inputs.prepared(self, model, inputs)
         with context():
             return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
 
-    def _prepare_context_parallel_inputs(
-        self, model: nn.Module, inputs: dict[str, Any]
-    ) -> tuple[Callable[[], contextlib.AbstractContextManager[Any]], dict[str, Any]]:
-        """Return a context for one batch, and the batch; without context parallelism an empty one."""
-        return contextlib.nullcontext, inputs
+    def _prepare_context_parallel_inputs(self, model: nn.Module, inputs: dict[str, Any]) -> shared_inputs.Shared:
+        """Return a context for one batch, and the batch; inside, with context parallelism, a rank has its part."""
+        return shared_inputs.share(self, inputs)
 
     def _prepare_input(self, data: object) -> Any:
         """Return ``data`` with its tensors on the training device; a mapping is copied."""
@@ -666,17 +670,17 @@ class Trainer(metaclass=CountsCounterparts):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[Any]:
-        """Return the autocast of ``compute_loss``, besides that of the model's forward."""
+        """Return the autocast of ``compute_loss``, besides that of the forward pass; ``cache_enabled`` is torch's."""
         return loss.autocast_around_loss(self, cache_enabled)
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Return the floating-point operations of forward and backward pass of one batch; 0 without an estimate."""
-        recounts = self._lightning_runtime.facts.recounts_parameters
+        """Return the floating-point operations of a step with the batch ``inputs``; 0 without an estimate."""
+        recounts = self.lightning_backend.traits.recounts_parameters
         return progress.floating_point_ops(self, counts_of(self), inputs, recounts=recounts)
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""
-        tokens.track_input_tokens(self, inputs, self._warn_once)
+        tokens.track_input_tokens(self, inputs, self.warn_once)
 
     def store_flos(self) -> None:
         """Add the floating-point operations since the last call to ``state.total_flos``."""
@@ -753,7 +757,7 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Return predictions, labels, metrics and number of samples of one pass, in a Lightning evaluation loop."""
+        """Return a pass over ``dataloader``, ``description``; see :meth:`predict` and :meth:`prediction_step`."""
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         return evaluation.run_loop(self, EvaluationSession, *given)
 
@@ -765,7 +769,7 @@ class Trainer(metaclass=CountsCounterparts):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Do the same as :meth:`evaluation_loop`, as transformers before 4.5; for ``use_legacy_prediction_loop``."""
+        """Return what :meth:`evaluation_loop` does, as transformers before 4.5; for ``use_legacy_prediction_loop``."""
         given = (dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         return evaluation.run_loop(self, LegacySession, *given)
 
@@ -897,7 +901,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """Create the repository on the Hub if it does not exist, and set ``hub_model_id``; see :meth:`push_to_hub`."""
-        self._hub_pusher.init_repo(self, token, private)
+        self.hub_pusher.init_repo(self, token, private)
 
     def push_to_hub(
         self,
@@ -925,15 +929,15 @@ class Trainer(metaclass=CountsCounterparts):
         Raises:
             HubError: If the push fails outside training.
         """
-        return self._hub_pusher.push(self, commit_message, blocking, token, revision, private, kwargs)
+        return self.hub_pusher.push(self, commit_message, blocking, token, revision, private, kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Start pushing a complete checkpoint, by ``hub_strategy``; a failure is logged, not raised."""
-        self._hub_pusher.push_checkpoint(self, Path(checkpoint_folder))
+        self.hub_pusher.push_checkpoint(self, Path(checkpoint_folder))
 
     def _finish_current_push(self) -> None:
         """Wait for pushes that are running."""
-        self._hub_pusher.finish(self)
+        self.hub_pusher.finish(self)
 
     # ---- hyperparameter search ----
 
@@ -994,7 +998,7 @@ class Trainer(metaclass=CountsCounterparts):
     _save_tpu = transformers_4.save_on_tpu
 
     def propagate_args_to_deepspeed(self, auto_find_batch_size: bool = False) -> None:
-        """Set the values of the DeepSpeed config that are ``"auto"``, and compare the others with ``args``."""
+        """Fill ``"auto"`` in the DeepSpeed config, compare the rest; ``auto_find_batch_size`` sets the size anew."""
         transformers_4.propagate_args_to_deepspeed(
             self.accelerator.state.deepspeed_plugin, self.args, auto_find_batch_size
         )

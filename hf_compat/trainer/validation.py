@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hf_compat.arguments.checking.with_data import accelerator_config_problems, data_problems
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.engine.lightning_callbacks import callback_problems
 from hf_compat.engine.precision import precision_problems
+from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.metrics import has_length
 from hf_compat.optim.optim_args import parse_optim_args
 from hf_compat.optim.schedulers import unknown_scheduler_kwargs
-from hf_compat.optim.settings import plain_name
 from hf_compat.overriding import is_ours
 from hf_compat.run.batch_size import batch_size_problems
 
@@ -37,7 +37,11 @@ def validate(trainer: Trainer) -> None:
         DataCollatorError: If the collator cannot be called.
     """
     setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
-    problems = [*_data_problems(trainer), *_accelerator_config_problems(trainer), *_optimization_problems(trainer)]
+    problems = [
+        *_data_problems(trainer),
+        *accelerator_config_problems(trainer.args, trainer.accelerator.data_parallel_size),
+        *_optimization_problems(trainer),
+    ]
     if setup:
         raise TrainerSetupError("\n  ".join([*setup, *problems, *collator, *empty]))
     if problems:
@@ -49,30 +53,38 @@ def validate(trainer: Trainer) -> None:
 
 
 def _setup_problems(trainer: Trainer) -> list[str]:
-    args, runtime = trainer.args, trainer._lightning_runtime
-    placement, facts = runtime.placement, runtime.facts
-    problems = [*runtime.problems]
-    problems += facts.limits(
-        args,
-        model=trainer.model,
-        has_optimizers=_has_optimizers(trainer),
-        precision=runtime.precision,
-        settings=placement.fsdp,
+    args, backend = trainer.args, trainer.lightning_backend
+    process_layout, traits = backend.process_layout, backend.traits
+    problems = [*backend.problems]
+    problems += traits.limits(
+        StrategyRequest(
+            args,
+            trainer.model,
+            _has_optimizers(trainer),
+            backend.precision,
+            process_layout.fsdp,
+            process_layout.sizes,
+        )
     )
-    problems += precision_problems(args.mixed_precision, runtime.plugins)
+    problems += precision_problems(args.mixed_precision, backend.plugins)
     problems += callback_problems(
-        runtime.callbacks, for_run(args), shards_model=facts.shards_model, keywords=runtime.keywords
+        backend.callbacks, for_run(args), shards_model=traits.shards_model, keywords=backend.keywords
     )
-    if args.auto_find_batch_size and (args.world_size > 1 or placement.start is not None):
+    if args.auto_find_batch_size and (args.world_size > 1 or process_layout.start is not None):
         problems += batch_size_problems(
-            placement, trainer.model, syncs_norms=bool(runtime.keywords.get("sync_batchnorm"))
+            process_layout, trainer.model, syncs_norms=bool(backend.keywords.get("sync_batchnorm"))
         )
     for name in ("dispatch_batches", "split_batches"):
-        if not runtime.loop.shards_batches and getattr(args.accelerator_config, name):
+        if not backend.loop.shards_batches and getattr(args.accelerator_config, name):
             problems.append(
                 f"`lightning={{'use_distributed_sampler': False}}` contradicts `accelerator_config={{{name!r}: True}}` "
                 "of the training arguments. Set one of them only."
             )
+    if trainer.compute_loss_func is not None and trainer.get_sp_size() > 1:
+        problems.append(
+            f"`compute_loss_func` is not supported with `sp_size={trainer.get_sp_size()}`, where each rank has a chunk "
+            "of every sequence; transformers never calls it in training. Remove it, or override `compute_loss`."
+        )
     if trainer.model is None and trainer.model_init is None:
         problems.append("`model=None`: `Trainer` requires either a `model` or `model_init` argument. Pass one of them.")
     return problems + _given_optimizer_problems(trainer)
@@ -101,60 +113,16 @@ def _collator_problems(trainer: Trainer) -> list[str]:
 
 
 def _data_problems(trainer: Trainer) -> list[str]:
-    args, problems = for_run(trainer.args), []
-    if args.eval_strategy != "no" and trainer.eval_dataset is None:
-        problems.append(
-            f"`eval_strategy={plain_name(args.eval_strategy)!r}`: an evaluation is set, but you didn't pass an "
-            "`eval_dataset` to `Trainer`. Pass one, or set `eval_strategy='no'`."
-        )
-    wants_best = args.save_strategy == "best" or args.load_best_model_at_end
-    if wants_best and args.metric_for_best_model is None:
-        phrase = "`args.metric_for_best_model` must be provided when using 'best' save_strategy"
-        problems.append(f"`metric_for_best_model=None`: {phrase}. Set it, for instance to 'loss'.")
-    unsized = trainer.train_dataset is not None and not has_length(trainer.train_dataset)
-    if unsized and args.max_steps <= 0:
-        problems.append(
-            f"`max_steps={args.max_steps}`: max_steps has to be specified, as `train_dataset` has no length. Set it to "
-            "the number of update steps."
-        )
-    is_stream = isinstance(trainer.train_dataset, torch.utils.data.IterableDataset)
-    groups = args.train_sampling_strategy == "group_by_length"
-    if groups and is_stream and trainer.semantics.release < SINCE["renames_group_by_length"]:
-        problems.append(
-            "`group_by_length=True`: the `--group_by_length` option is only available for `Dataset`, not for an "
-            "`IterableDataset`. Remove it, or pass a dataset with a length."
-        )
-    if is_metric(trainer.compute_metrics):
-        if args.include_for_metrics:
-            problems.append(
-                f"`include_for_metrics={args.include_for_metrics!r}`: `compute_metrics` is a torchmetrics metric, "
-                "which takes only predictions and labels. Do not set it, or pass a function."
-            )
-    elif args.batch_eval_metrics and trainer.compute_metrics is not None and not _takes_result(trainer.compute_metrics):
-        problems.append(
-            "`batch_eval_metrics=True`: your `compute_metrics` function must take a `compute_result` boolean argument. "
-            "Add it; it is True for the last batch."
-        )
-    return problems
-
-
-def _accelerator_config_problems(trainer: Trainer) -> list[str]:
-    args, problems = for_run(trainer.args), []
-    config, size = args.accelerator_config, trainer.accelerator.data_parallel_size
-    num_steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
-    if num_steps != args.gradient_accumulation_steps:
-        phrase = "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1"
-        problems.append(
-            f"`gradient_accumulation_steps={args.gradient_accumulation_steps}`: {phrase}: num_steps={num_steps}. Set "
-            "one of them only."
-        )
-    for name in ("dispatch_batches", "split_batches"):
-        if args.train_sampling_strategy == "batch_rebalance" and size > 1 and getattr(config, name):
-            problems.append(
-                f"`accelerator_config={{{name!r}: True}}` cannot be combined with "
-                "`train_sampling_strategy='batch_rebalance'`, which builds the batches of each rank itself. Remove it."
-            )
-    return problems
+    train, metrics = trainer.train_dataset, trainer.compute_metrics
+    return data_problems(
+        trainer.args,
+        trainer.semantics,
+        has_eval_data=trainer.eval_dataset is not None,
+        lacks_length=train is not None and not has_length(train),
+        is_stream=isinstance(train, torch.utils.data.IterableDataset),
+        has_metric=is_metric(metrics),
+        takes_result=metrics is None or is_metric(metrics) or _takes_result(metrics),
+    )
 
 
 def _takes_result(compute_metrics: Callable[..., object]) -> bool:
@@ -186,6 +154,9 @@ def _given_optimizer_problems(trainer: Trainer) -> list[str]:
             "creates a new model, whose parameters are not in the optimizer. Override `create_optimizer`, or pass "
             "`optimizer_cls_and_kwargs`."
         )
+    named = trainer.optimizer_cls_and_kwargs
+    if named is not None and not (isinstance(named, tuple | list) and len(named) == 2 and callable(named[0])):
+        problems.append(f"`optimizer_cls_and_kwargs={named!r}`: pass a pair of a class and a dict of its arguments.")
     if trainer.optimizer is not None and trainer.optimizer_cls_and_kwargs is not None:
         problems.append(
             "Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible: choose one."

@@ -1,10 +1,10 @@
-"""``View``: attributes of the Trainer, with transformers' names, whose values are in the run's ``Counts``."""
+"""``View``: attributes of the Trainer, with transformers' names, whose values are in the run's ``RunCounters``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.run.progress import Counts
+from hf_compat.run.progress import RunCounters
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -18,8 +18,8 @@ class View:
     """An attribute of the Trainer that reads and writes a field of its counts.
 
     Args:
-        field: The field's name in :class:`~hf_compat.run.progress.Counts`.
-        initial: Its first value. Default: that of ``Counts``.
+        field: The field's name in :class:`~hf_compat.run.progress.RunCounters`.
+        initial: Its first value. Default: that of ``RunCounters``.
     """
 
     def __init__(self, field: str, initial: object = _UNSET) -> None:
@@ -33,16 +33,16 @@ class View:
         setattr(counts_of(trainer), self.field, value)
 
 
-def counts_of(trainer: Trainer) -> Counts:
+def counts_of(trainer: Trainer) -> RunCounters:
     """Return the counts of ``trainer``, created on first use, which may be before ``super().__init__()``."""
-    counts: Counts | None = vars(trainer).get("_run_counts")
-    if counts is None:
-        counts = vars(trainer)["_run_counts"] = Counts()
+    counters: RunCounters | None = vars(trainer).get("run_counters")
+    if counters is None:
+        counters = vars(trainer)["run_counters"] = RunCounters()
         kind = type(trainer)
         for view in (getattr(kind, name) for name in _views(kind)):
             if view.initial is not _UNSET:
-                setattr(counts, view.field, view.initial)
-    return counts
+                setattr(counters, view.field, view.initial)
+    return counters
 
 
 def keep_views(kind: type) -> None:

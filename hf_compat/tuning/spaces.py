@@ -22,8 +22,8 @@ __all__ = [
     "default_hp_space_ray",
 ]
 
-Trial: TypeAlias = "optuna.Trial | dict[str, Any]"
-"""A trial: optuna's object, or Ray Tune's configuration."""
+Trial: TypeAlias = Any | dict[str, Any]  # no type that is unknown where optuna is not installed
+"""A trial: an ``optuna.Trial``, or Ray Tune's configuration."""
 
 _BATCH_SIZES = (4, 8, 16, 32, 64)
 _TIMING_SUFFIXES = ("_runtime", "_per_second", "_compilation_time")

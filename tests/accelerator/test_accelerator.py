@@ -68,7 +68,7 @@ def test_training_gathers_whole_batches_after_an_evaluation(tmp_path):
 def test_only_the_last_batch_is_trimmed(tmp_path, at_end):
     """A batch is cut to the samples that the data set has left, on the last batch alone."""
     trainer = trainer_of(tmp_path)
-    accelerator, loaders = trainer.accelerator, trainer._lightning_runtime.loaders
+    accelerator, loaders = trainer.accelerator, trainer.lightning_backend.loaders
 
     class Followed:
         end_of_dataloader = at_end
@@ -111,7 +111,7 @@ def test_kinds_of_processes_have_accelerates_names(tmp_path, case):
     launch = Launch(world_size=size, local_world_size=size)
     fsdp = FsdpVersion(asked["fsdp"]) if "fsdp" in asked else None
     state = RunState(torch.device(device), launch, deepspeed_plugin=plugin, fsdp_plugin=fsdp)
-    accelerator = Accelerator(launch, state, AcceleratorConfig(), trainer_of(tmp_path)._lightning_runtime)
+    accelerator = Accelerator(launch, state, AcceleratorConfig(), trainer_of(tmp_path).lightning_backend)
     theirs = pytest.importorskip("accelerate").DistributedType[name]
     assert accelerator.distributed_type == accelerator.state.distributed_type == theirs
     assert f"{accelerator.distributed_type} {accelerator.distributed_type!s}" == f"{theirs} {theirs!s}"

@@ -14,6 +14,7 @@ from tests.support.accelerator_members import CALLS, OF_GRADIENTS, VALUES, answe
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
+from tests.support.trainers import new_trainer
 
 accelerate = pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -27,13 +28,6 @@ OTHERWISE = {
     "lomo_backward": "needs an optimizer that updates in the backward pass: test_lomo_backward",
 }
 """Members that are not compared one by one, and why."""
-
-
-def trainer_of(library, folder, **fields):
-    """Return a Trainer of ``library`` on the CPU."""
-    settings = {"use_cpu": True, "report_to": "none", "disable_tqdm": True} | fields
-    args = library.TrainingArguments(output_dir=str(folder), **settings)
-    return library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
 
 
 @pytest.fixture
@@ -59,8 +53,8 @@ def test_every_member_is_accounted_for():
 def test_members_of_one_process(tmp_path, ours, precision):
     """Each member has the value, or does, what it has and does in upstream's Trainer, to the last bit."""
     fields = {"bf16": precision == "bf16"}
-    theirs = answers(trainer_of(transformers, tmp_path, **fields).accelerator, tmp_path / "upstream")
-    found = answers(trainer_of(ours, tmp_path, **fields).accelerator, tmp_path / "ours")
+    theirs = answers(new_trainer(tmp_path, library=transformers, **fields).accelerator, tmp_path / "upstream")
+    found = answers(new_trainer(tmp_path, library=ours, **fields).accelerator, tmp_path / "ours")
     assert found == theirs
 
 
@@ -79,7 +73,7 @@ def test_members_of_two_processes(tmp_path, precision):
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_refused_member_says_what_to_use(tmp_path, ours, name):
     """Reading it is an error with its name and a remedy; ``hasattr`` and a default of ``getattr`` answer no."""
-    accelerator = trainer_of(ours, tmp_path).accelerator
+    accelerator = new_trainer(tmp_path, library=ours).accelerator
     with pytest.raises(NotSupportedError, match=f"`accelerator.{name}` is not supported: .+"):
         getattr(accelerator, name)
     assert not hasattr(accelerator, name)
@@ -89,7 +83,7 @@ def test_a_refused_member_says_what_to_use(tmp_path, ours, name):
 @pytest.mark.parametrize("path", FIXED)
 def test_a_setting_is_not_ignored(tmp_path, ours, path):
     """A setting that would have no effect keeps its value: no other can be assigned, and a list is not changed."""
-    holder = trainer_of(ours, tmp_path).accelerator
+    holder = new_trainer(tmp_path, library=ours).accelerator
     *within, name = path.split(".")
     for part in within:
         holder = getattr(holder, part)
@@ -103,7 +97,7 @@ def test_a_setting_is_not_ignored(tmp_path, ours, path):
 
 def test_settings_of_accelerate_are_taken_over(tmp_path, ours):
     """Accelerate's own objects may be assigned, if all that they set has its effect."""
-    accelerator = trainer_of(ours, tmp_path).accelerator
+    accelerator = new_trainer(tmp_path, library=ours).accelerator
     accelerator.project_configuration = accelerate.utils.ProjectConfiguration("there")
     assert (accelerator.project_dir, accelerator.logging_dir) == ("there", "there")
     accelerator.dataloader_config = accelerate.DataLoaderConfiguration(split_batches=True)
@@ -118,12 +112,12 @@ def test_arguments_of_prepare_are_accelerates(tmp_path, ours):
     """What accelerate's ``prepare`` does not take is an error, as there."""
     for library in (transformers, ours):
         with pytest.raises(TypeError, match="device_placements"):
-            trainer_of(library, tmp_path).accelerator.prepare(linear(), device_placements=[False])
+            new_trainer(tmp_path, library=library).accelerator.prepare(linear(), device_placements=[False])
 
 
 def test_an_error_of_a_property_is_its_own(tmp_path, ours):
     """An ``AttributeError`` inside a member names what is missing, not the member."""
-    accelerator = trainer_of(ours, tmp_path).accelerator
+    accelerator = new_trainer(tmp_path, library=ours).accelerator
     del accelerator.state
     with pytest.raises(AttributeError, match="'state'"):
         _ = accelerator.mixed_precision
@@ -133,7 +127,7 @@ def test_handlers_that_work(tmp_path, ours):
     """Autocast is turned off for a block by accelerate's own settings, as a script does around a loss in float32."""
     off = accelerate.utils.AutocastKwargs(enabled=False)
     for library in (transformers, ours):
-        accelerator = trainer_of(library, tmp_path, bf16=True).accelerator
+        accelerator = new_trainer(tmp_path, library=library, bf16=True).accelerator
         with accelerator.autocast(), accelerator.autocast(off):
             assert linear()(torch.ones(1, 3)).dtype == torch.float32
         accelerator.autocast_handler = off
@@ -144,7 +138,7 @@ def test_handlers_that_work(tmp_path, ours):
 def test_a_profile_is_written(tmp_path, ours):
     """A handler's folder gets the trace of the block."""
     handler = accelerate.utils.ProfileKwargs(output_trace_dir=str(tmp_path / "traces"))
-    with trainer_of(ours, tmp_path).accelerator.profile(handler):
+    with new_trainer(tmp_path, library=ours).accelerator.profile(handler):
         linear()(torch.ones(1, 3))
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["profile_0.json"]
 
@@ -157,7 +151,7 @@ def test_end_of_training(tmp_path, ours):
         def finish(self):
             finished.append(True)
 
-    accelerator = trainer_of(ours, tmp_path).accelerator
+    accelerator = new_trainer(tmp_path, library=ours).accelerator
     accelerator.trackers = [Kept()]
     accelerator.end_training()
     assert finished == [True]
@@ -166,7 +160,7 @@ def test_end_of_training(tmp_path, ours):
 def test_lomo_backward(tmp_path, ours):
     """Without an optimizer that updates in the backward pass, it is a plain backward pass."""
     model = linear()
-    trainer_of(ours, tmp_path).accelerator.lomo_backward(model(torch.ones(1, 3)).sum(), learning_rate=0.1)
+    new_trainer(tmp_path, library=ours).accelerator.lomo_backward(model(torch.ones(1, 3)).sum(), learning_rate=0.1)
     assert model.weight.grad.tolist() == [[1.0] * 3] * 2
 
 
@@ -248,7 +242,8 @@ def scaled_steps(prepared, unscale, backward):
     return seen, calls
 
 
-def test_steps_by_the_scaler(tmp_path):
+@pytest.mark.parametrize("is_in_fit", [True, False], ids=["in a fit", "outside"])
+def test_steps_by_the_scaler(is_in_fit, tmp_path):
     """With fp16 gradients are unscaled, a step with an infinite one is skipped, and so is the schedule's, as theirs."""
     from accelerate.optimizer import AcceleratedOptimizer
     from accelerate.scheduler import AcceleratedScheduler
@@ -269,7 +264,9 @@ def test_steps_by_the_scaler(tmp_path):
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     trainer = Scaled(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)), lightning={"plugins": [plugin]})
     trainer.in_fit = in_fit
-    trainer.train()
+    if is_in_fit:
+        trainer.train()
+    seen = trainer.seen if is_in_fit else in_fit(trainer.accelerator)
     accelerate.Accelerator(cpu=True)
     scaler = torch.amp.GradScaler("cpu")
     model, optimizer, schedule = own()
@@ -280,12 +277,12 @@ def test_steps_by_the_scaler(tmp_path):
         lambda loss: scaler.scale(loss).backward(),
     )
     assert [skipped for _, skipped, *_ in theirs[0]] == [False, True, False, False]
-    assert trainer.seen == (theirs, scaler.get_scale(), False)
+    assert seen == (theirs, scaler.get_scale(), False)
 
 
 def test_safetensors_hold_a_state_dict(tmp_path, ours):
     """Tied weights are saved once; what a file cannot hold is an error, and no file."""
-    accelerator = trainer_of(ours, tmp_path).accelerator
+    accelerator = new_trainer(tmp_path, library=ours).accelerator
     weight = torch.ones(2, 2)
     accelerator.save({"a": weight, "b": weight, "c": weight.T}, tmp_path / "tied", safe_serialization=True)
     loaded = load_file(tmp_path / "tied")
@@ -298,7 +295,7 @@ def test_safetensors_hold_a_state_dict(tmp_path, ours):
 
 def test_a_device_map_of_one_device(tmp_path, ours):
     """A model with a map of several entries, all on one device, is prepared on several ranks, as it is not spread."""
-    accelerator, model = trainer_of(ours, tmp_path).accelerator, linear()
+    accelerator, model = new_trainer(tmp_path, library=ours).accelerator, linear()
     accelerator.state.num_processes = 2
     model.hf_device_map = {"first": "cpu", "second": "cpu"}
     assert accelerator.verify_device_map(model)
@@ -316,7 +313,7 @@ def compiled(model):
 @pytest.mark.parametrize("wrap", [nn.DataParallel, compiled])
 def test_unwrap_model_undoes_every_wrapper(tmp_path, ours, wrap):
     """A model in ``DataParallel`` or compiled, or both, is returned as it was; compiled if that is asked for."""
-    accelerator, model = trainer_of(ours, tmp_path).accelerator, linear()
+    accelerator, model = new_trainer(tmp_path, library=ours).accelerator, linear()
     assert accelerator.unwrap_model(wrap(model)) is model
     assert accelerator.unwrap_model(compiled(nn.DataParallel(model))) is model
     kept = compiled(model)
@@ -343,7 +340,7 @@ def test_a_reference_model_runs_under_autocast(tmp_path, ours, compiles):
     features, outputs = torch.tensor([row["features"] for row in vector_rows(8)]), []
     fields = {"bf16": True, "torch_compile": compiles} | ({"torch_compile_backend": "eager"} if compiles else {})
     for library in (transformers, ours):
-        accelerator = trainer_of(library, tmp_path, **fields).accelerator
+        accelerator = new_trainer(tmp_path, library=library, **fields).accelerator
         model = accelerator.prepare_model(ReferenceModel(), evaluation_mode=True)
         with torch.no_grad():
             outputs.append(model(features))

@@ -196,7 +196,7 @@ def _surroundings(monkeypatch):
 
 def test_every_alias_has_rows():
     """Each old name has its rows."""
-    aliases = {alias.old for alias in ALIASES} | {rule.field for rule in FIELD_RULES if rule.fate == "alias"}
+    aliases = {alias.old for alias in ALIASES} | {rule.field for rule in FIELD_RULES if rule.handling == "alias"}
     assert aliases == TABLE.keys() | BY_RELEASE
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_compat import TrainingArguments, memory
-from hf_compat.arguments import FIELD_RULES, precision
-from hf_compat.arguments.checking import checks
+from hf_compat import memory
+from hf_compat.arguments import FIELD_RULES
 from tests.support import field_effects as see
 from tests.support.paths import ROOT
 
@@ -185,22 +184,22 @@ EFFECTS: dict[str, Effect] = {
 }  # fmt: skip
 
 SHOWN_ELSEWHERE: dict[str, str] = {
-    "run_name": "tests/engine/test_trackers.py::test_writes_what_transformers_writes",
-    "optim_target_modules": "tests/optim/test_optimizers.py::test_target_modules_of_a_run",
+    "run_name": "tests/engine/test_loggers.py::test_writes_what_transformers_writes",
+    "optim_target_modules": "tests/optim/test_low_rank.py::test_target_modules_of_a_run",
     "use_liger_kernel": "tests/optim/test_liger.py::test_when",
     "liger_kernel_config": "tests/optim/test_liger.py::test_switches",
-    "fp16": "tests/arguments/test_arguments.py::test_what_a_gpu_allows",
+    "fp16": "tests/arguments/test_run_precision.py::test_what_a_gpu_allows",
     "half_precision_backend": "tests/support/scenarios/models.py::backends_of_mixed_precision",
-    "use_cpu": "tests/arguments/test_arguments.py::test_what_a_gpu_allows",
-    "_n_gpu": "tests/arguments/test_arguments.py::test_what_a_gpu_allows",
-    "tf32": "tests/arguments/test_field_effects.py::test_tf32",
+    "use_cpu": "tests/arguments/test_run_precision.py::test_what_a_gpu_allows",
+    "_n_gpu": "tests/arguments/test_run_precision.py::test_what_a_gpu_allows",
+    "tf32": "tests/arguments/test_run_precision.py::test_tf32",
     "activation_checkpointing_kwargs": "tests/trainer/test_trainer.py::test_settings_of_checkpointing_reach_the_model",
     "torch_empty_cache_steps": "tests/arguments/test_field_effects.py::test_the_cache_is_emptied",
     "save_async": "tests/checkpoint/test_background.py::test_training_goes_on_meanwhile",
     "on_save_error": "tests/checkpoint/test_background.py::test_errors_are_survived_if_asked",
     "enable_jit_checkpoint": "tests/run/test_preemption.py::test_runs_without_checkpoints",
     "auto_find_batch_size": "tests/support/scenarios/searching.py::find_batch_size",
-    "ray_scope": "tests/tuning/test_search.py::test_ray",
+    "ray_scope": "tests/tuning/test_tuning.py::test_ray",
     "push_to_hub": "tests/trainer/test_pushing.py::test_commits_are_upstreams",
     "hub_strategy": "tests/trainer/test_pushing.py::test_commits_are_upstreams",
     "hub_model_id": "tests/trainer/test_pushing.py::test_commits_are_upstreams",
@@ -210,27 +209,27 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "hub_revision": "tests/trainer/test_pushing.py::test_commits_are_upstreams",
     "skip_memory_metrics": "tests/support/scenarios/aids.py::memory_metrics",
     "debug": "tests/support/scenarios/aids.py::overflow_is_reported",
-    "past_index": "tests/evaluation/test_older_evaluation.py::test_memory_survives_an_evaluation",
-    "jit_mode_eval": "tests/evaluation/test_older_evaluation.py::test_traced_models_give_the_same_loss",
-    "use_legacy_prediction_loop": "tests/evaluation/test_older_evaluation.py::test_the_older_loop_needs_a_length",
+    "past_index": "tests/run/test_past.py::test_memory_survives_an_evaluation",
+    "jit_mode_eval": "tests/evaluation/test_legacy.py::test_traced_models_give_the_same_loss",
+    "use_legacy_prediction_loop": "tests/evaluation/test_legacy.py::test_the_older_loop_needs_a_length",
     "average_tokens_across_devices": "tests/scripts/distributed_scenarios.py::tokens_of_each_process",
-    "fsdp": "tests/arguments/test_fsdp_settings.py::test_settings",
-    "fsdp_config": "tests/arguments/test_fsdp_settings.py::test_settings",
+    "fsdp": "tests/arguments/test_fsdp.py::test_settings",
+    "fsdp_config": "tests/arguments/test_fsdp.py::test_settings",
     "parallelism_config": "tests/distributed/test_tensor_parallel.py::test_numbers_of_one_process",
-    "ddp_find_unused_parameters": "tests/engine/test_placement.py::test_settings_of_ddp",
-    "ddp_bucket_cap_mb": "tests/engine/test_placement.py::test_settings_of_ddp",
-    "ddp_broadcast_buffers": "tests/engine/test_placement.py::test_settings_of_ddp",
-    "ddp_static_graph": "tests/engine/test_placement.py::test_settings_of_ddp",
-    "ddp_backend": "tests/engine/test_placement.py::test_processes_that_never_come",
-    "ddp_timeout": "tests/engine/test_placement.py::test_processes_that_never_come",
-    "deepspeed": "tests/arguments/test_deepspeed_config.py::test_the_finished_config_is_upstreams",
+    "ddp_find_unused_parameters": "tests/engine/test_process_layout.py::test_settings_of_ddp",
+    "ddp_bucket_cap_mb": "tests/engine/test_process_layout.py::test_settings_of_ddp",
+    "ddp_broadcast_buffers": "tests/engine/test_process_layout.py::test_settings_of_ddp",
+    "ddp_static_graph": "tests/engine/test_process_layout.py::test_settings_of_ddp",
+    "ddp_backend": "tests/engine/test_process_layout.py::test_processes_that_never_come",
+    "ddp_timeout": "tests/engine/test_process_layout.py::test_processes_that_never_come",
+    "deepspeed": "tests/arguments/test_deepspeed.py::test_the_finished_config_is_upstreams",
     "semantics": "tests/arguments/test_semantics.py::test_environment_overrides_and_the_argument_wins",
 }
 """Field to the test that shows its effect, where a row cannot: a GPU stands in, or more is shown there."""
 
 
 def carried_out():
-    return [rule.field for rule in FIELD_RULES if rule.fate in ("trainer", "plan")]
+    return [rule.field for rule in FIELD_RULES if rule.handling in ("trainer", "plan")]
 
 
 def test_every_field_carried_out_has_a_row():
@@ -269,24 +268,6 @@ def test_the_field_changes_what_it_should(name, tmp_path, monkeypatch):
         before, after = before - after, after - before
     assert before == effect.before
     assert after == effect.after
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_tf32(wanted, monkeypatch):
-    """On a GPU that has it, TF32 is switched on or off for the process."""
-    for module in (precision, checks):
-        monkeypatch.setattr(module, "gpu_lacks_tf32", lambda: False)  # stands in for such a GPU
-    name, products = "tf32" if wanted else "ieee", torch.backends.cuda.matmul
-    try:
-        TrainingArguments("out", tf32=wanted)
-        assert (torch.backends.fp32_precision, products.fp32_precision) == (name, name)
-        # torch's older switches raise if they disagree with the newer ones.
-        assert torch.get_float32_matmul_precision() == ("high" if wanted else "highest")
-        assert (products.allow_tf32, torch.backends.cudnn.allow_tf32) == (wanted, wanted)
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = True
-        products.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = torch.backends.fp32_precision = "none"
 
 
 @pytest.mark.parametrize(("every", "times"), [(None, 0), (1, 4), (2, 2)])

@@ -16,8 +16,8 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.checkpoint.background import (
     ENVIRONMENT_VARIABLE,
     BackgroundTasks,
+    CheckpointFileWriter,
     Deferred,
-    Writes,
 )
 from hf_compat.checkpoint.finding import list_checkpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -121,10 +121,10 @@ def test_training_goes_on_meanwhile(tmp_path):
     """Update steps are made while a checkpoint is written; the next save waits for it, and so does the end."""
     looks = Looks()
     trainer = run(tmp_path, callbacks=[looks], save_async=True)
-    trainer._checkpoint_writer = HeldWriter()
+    trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     assert looks.seen == {0: [], 1: [], 2: [], 3: [], 4: [2], 5: [2], "end": [2, 4, 6]}
-    assert trainer._checkpoint_writer.most == 1
+    assert trainer.checkpoint_writer.most == 1
 
 
 class Stops(TrainerCallback):
@@ -138,7 +138,7 @@ class Stops(TrainerCallback):
 def test_an_interrupted_run_leaves_the_checkpoint_under_way(tmp_path):
     """What ends a run does not lose the checkpoint that is being written."""
     trainer = run(tmp_path, callbacks=[Stops()], save_async=True)
-    trainer._checkpoint_writer = HeldWriter()
+    trainer.checkpoint_writer = HeldWriter()
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert [item.step for item in list_checkpoints(tmp_path)] == [2, 4]
@@ -164,7 +164,7 @@ class Broken(Trainer):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._checkpoint_writer = BrokenWriter()
+        self.checkpoint_writer = BrokenWriter()
 
 
 @pytest.mark.parametrize("save_steps", [pytest.param(2, id="next save"), pytest.param(6, id="end")])
@@ -230,9 +230,9 @@ def kept_memory(folder, kind=Trainer, **fields):
     class Looks(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 5:
-                writer = trainer._checkpoint_writer
+                writer = trainer.checkpoint_writer
                 writer.wait()
-                kept.extend(size for (size, _), free in writer.writes.buffers._free.items() for _ in free)
+                kept.extend(size for (size, _), free in writer.file_writer.buffers._free.items() for _ in free)
 
     trainer = run(folder, kind, callbacks=[Looks()], save_async=True, **fields)
     trainer.train()
@@ -243,7 +243,7 @@ def test_memory_of_snapshots_is_freed_at_the_end(tmp_path):
     """A run keeps it from save to save, and no longer."""
     trainer, kept = kept_memory(tmp_path)
     assert sum(kept) >= 3 * sum(parameter.nbytes for parameter in trainer.model.parameters())
-    assert trainer._checkpoint_writer.writes.buffers._free == {}
+    assert trainer.checkpoint_writer.file_writer.buffers._free == {}
 
 
 def test_memory_of_a_failed_snapshot_is_used_again(tmp_path):
@@ -297,7 +297,7 @@ def test_a_run_trains_on_while_files_are_removed(tmp_path, monkeypatch):
 
 def test_private_tensors_are_not_copied():
     """What nobody else uses is written as it is, under any name; what is made of it is copied, outside all is."""
-    writes, state = Writes(), {"one": torch.arange(4.0), "text": "kept"}
+    writes, state = CheckpointFileWriter(), {"one": torch.arange(4.0), "text": "kept"}
     given = {"other name": state["one"], "part": state["one"][2:], "made": state["one"].double()}
     with writes.already_copied(state):
         assert writes.snapshot(given) is given
@@ -316,7 +316,7 @@ def test_private_tensors_are_not_copied():
 
 def test_writes_and_saver():
     """Calls are made at once, or put off, then those of all ranks first; the saver hands an error on once."""
-    writes, made, later = Writes(), [], Deferred()
+    writes, made, later = CheckpointFileWriter(), [], Deferred()
 
     def together(value, group):
         made.append((value, group))
@@ -340,7 +340,7 @@ def test_writes_and_saver():
 
 def test_what_parts_of_a_checkpoint_share_is_written_once():
     """The first of them is told to, for each checkpoint anew; outside one everybody is."""
-    writes = Writes()
+    writes = CheckpointFileWriter()
     assert [writes.is_first("a"), writes.is_first("a")] == [True, True]
     for _ in range(2):
         with writes.checkpoint():
@@ -352,7 +352,7 @@ def test_shell_of_a_model():
     """What is written with keeps the parameters it had, in modules of the same classes, when the model's change."""
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Sequential())
     model.tied = model[0]
-    writes = Writes()
+    writes = CheckpointFileWriter()
     assert writes.shell_of(model) is model
     with writes.deferred(Deferred()):
         shell = writes.shell_of(model)

@@ -234,7 +234,7 @@ def train(
     else:
         trainer.change = change_from_the_second  # type: ignore[method-assign]
     if save_async:
-        trainer._checkpoint_writer = HeldWriter()
+        trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     return trainer
 

@@ -18,6 +18,7 @@ from hf_compat.checkpoint.completeness import read_marker, write_marker
 from hf_compat.checkpoint.early_flush import flushing_early
 from hf_compat.tools.checkpoints import as_table, describe_checkpoints
 from tests.support.checkpoints import small_checkpoint
+from tests.support.processes import PATIENCE
 
 LARGE = 2**20
 OLD = (1, 1)
@@ -163,7 +164,7 @@ def test_large_files_are_read_while_others_are_written(monkeypatch, tmp_path):
     with flushing_early(tmp_path, sums):
         (tmp_path / "large").write_bytes(bytes(LARGE))
         os.utime(tmp_path / "large", OLD)
-        assert made.wait(60)
+        assert made.wait(PATIENCE)
     assert sums.of_folder(tmp_path) == {"large": checksum(tmp_path / "large")}
 
 

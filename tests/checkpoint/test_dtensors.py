@@ -6,7 +6,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from hf_compat.checkpoint.dtensors import full_tensors
+from hf_compat.checkpoint.dtensors import full_tensors, untied
 
 
 @pytest.fixture
@@ -37,3 +37,13 @@ def test_full_tensors_share_nothing_with_the_model(mesh):
 def test_other_ranks_keep_nothing():
     """They get the dict without its tensors."""
     assert full_tensors({"a": torch.ones(1), "b": {"c": 1}}, keeps=False) == {"b": {"c": 1}}
+
+
+def test_untied():
+    """A tensor under two names is copied for the second; everything else stays what it is."""
+    weight = torch.ones(2)
+    state = untied({"first": weight, "second": weight, "other": None})
+    assert state["first"] is weight
+    assert torch.equal(state["second"], weight)
+    assert state["second"].data_ptr() != weight.data_ptr()
+    assert state["other"] is None

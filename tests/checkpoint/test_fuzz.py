@@ -3,22 +3,31 @@
 import copy
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-import hf_compat
 from hf_compat.checkpoint.completeness import incomplete_reason, write_marker
 from hf_compat.checkpoint.finding import get_last_checkpoint
-from hf_compat.checkpoint.rotation import Ledger
+from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.weights import load_weights
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
 from hf_compat.tools.checkpoints import as_json, as_table, describe_checkpoints
+from tests.support import trainers
 from tests.support.checkpoints import small_checkpoint
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.helpers import PlainModel
+
+new_trainer = partial(
+    trainers.new_trainer,
+    rows=4,
+    max_steps=2,
+    save_strategy="no",
+    per_device_train_batch_size=2,
+    restore_callback_states_from_checkpoint=True,
+)
 
 FILES = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -56,7 +65,7 @@ def look_at(folder: Path):
     reason = incomplete_reason(folder)
     assert reason is None or reason
     assert (get_last_checkpoint(folder.parent) is None) == (reason is not None)
-    attempt(lambda: Ledger.resume(folder))
+    attempt(lambda: OwnedCheckpoints.resume(folder))
     summaries = describe_checkpoints(folder.parent, verify=True)
     assert len(as_table(summaries).splitlines()) > 1
     json.loads(as_json(summaries))
@@ -110,21 +119,6 @@ def test_cut_and_scrambled_weights(length, position, byte, tmp_path):
     look_at(checkpoint)
     outcome = attempt(lambda: load_weights(PlainModel(), checkpoint))
     assert not isinstance(outcome, CheckpointError) or path.name in str(outcome)
-
-
-def new_trainer(folder):
-    args = hf_compat.TrainingArguments(
-        str(folder),
-        max_steps=2,
-        save_steps=1,
-        per_device_train_batch_size=2,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        save_strategy="no",
-        restore_callback_states_from_checkpoint=True,
-    )
-    return hf_compat.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)))
 
 
 @pytest.fixture(scope="module")

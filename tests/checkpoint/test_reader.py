@@ -3,6 +3,7 @@
 import builtins
 import collections
 import io
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,14 @@ import torch
 from torch import nn
 
 import hf_compat.checkpoint.finding
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer
 from hf_compat.checkpoint.completeness import incomplete_reason
-from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support import trainers
 
-
-def new_trainer(folder, kind=Trainer, **fields):
-    settings = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 2, "report_to": "none"}
-    args = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings | fields)
-    return kind(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
+new_trainer = partial(trainers.new_trainer, max_steps=4, save_steps=2, per_device_train_batch_size=2)
 
 
 class Opens:
@@ -99,7 +96,7 @@ def test_a_resume_opens_each_file_once(step, fields, tmp_path, opens):
 def test_a_state_is_a_new_object_each_time(tmp_path):
     """What a run changes of its state is not seen by the next reader, and the file is not needed again."""
     TrainerState(global_step=3, log_history=[{"loss": 1.0}]).save_to_json(tmp_path / "trainer_state.json")
-    point = ResumePoint(tmp_path)
+    point = CheckpointReader(tmp_path)
     point.trainer_state().log_history[0]["loss"] = 2.0
     (tmp_path / "trainer_state.json").unlink()
     assert point.trainer_state().log_history == [{"loss": 1.0}]
@@ -110,9 +107,9 @@ def test_a_state_is_a_new_object_each_time(tmp_path):
 
 def test_what_lightning_pt_holds(tmp_path):
     """An entry is read by the function given; without the file, or the entry, there is nothing to read."""
-    assert ResumePoint(tmp_path).lightning("position", int) is None
+    assert CheckpointReader(tmp_path).lightning("position", int) is None
     torch.save({"position": "7"}, tmp_path / "lightning.pt")
-    point = ResumePoint(tmp_path)
+    point = CheckpointReader(tmp_path)
     assert point.lightning("position", int) == 7
     assert point.lightning("stream", int) is None
     assert point.lightning_state() == {"position": "7"}
@@ -130,14 +127,14 @@ def test_what_does_not_fit_is_refused(content, name, message, tmp_path):
     """The error names the file and says what is wrong with it."""
     torch.save(content, tmp_path / "lightning.pt")
     with pytest.raises(CheckpointError, match=rf"lightning\.pt`.* {message}"):
-        ResumePoint(tmp_path).lightning(name, int)
+        CheckpointReader(tmp_path).lightning(name, int)
 
 
 def test_states_of_objects(tmp_path):
     """`load` says whether there was a state, `read` returns it, and random states are those of a rank."""
     layer, other = nn.Linear(2, 2), nn.Linear(2, 2)
     torch.save(layer.state_dict(), tmp_path / "scaler.pt")
-    point = ResumePoint(tmp_path)
+    point = CheckpointReader(tmp_path)
     assert point.load(other, "scaler.pt")
     assert torch.equal(other.weight, layer.weight)
     assert not point.load(other, "scheduler.pt")

@@ -13,14 +13,13 @@ from types import SimpleNamespace
 import pytest
 import transformers
 from packaging.version import Version
-from transformers import Trainer
-from transformers import trainer_utils as upstream
+from transformers import Trainer, trainer_utils as upstream
 
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.checkpoint.finding import list_checkpoints
-from hf_compat.checkpoint.rotation import Ledger, beyond_limit, by_age, delete_all_but_best, rotate
+from hf_compat.checkpoint.rotation import OwnedCheckpoints, beyond_limit, by_age, delete_all_but_best, rotate
 from tests.support.checkpoints import small_checkpoint
 from tests.support.processes import PATIENCE
 
@@ -147,11 +146,11 @@ class TestFinishedRun:
 
     def test_other_runs_checkpoints_stay(self, tmp_path):
         """Only what the run wrote goes; the best one may be in another folder."""
-        ledger = Ledger.start()
+        owned = OwnedCheckpoints.start()
         make(tmp_path / "now", (1, 2), run_id="another")
-        make(tmp_path / "now", (3, 4), run_id=ledger.run_id)
-        make(tmp_path / "before", (2,), run_id=ledger.run_id)
-        delete_all_but_best(tmp_path / "now", best=tmp_path / "before" / "checkpoint-2", ledger=ledger)
+        make(tmp_path / "now", (3, 4), run_id=owned.run_id)
+        make(tmp_path / "before", (2,), run_id=owned.run_id)
+        delete_all_but_best(tmp_path / "now", best=tmp_path / "before" / "checkpoint-2", owned=owned)
         assert steps_in(tmp_path / "now") == [1, 2]
         assert steps_in(tmp_path / "before") == [2]
 
@@ -196,51 +195,51 @@ class TestLedger:
 
     def test_other_runs_checkpoints_stay(self, tmp_path):
         """Another run's folders, marked or not, neither count nor go."""
-        ledger = Ledger.start()
+        owned = OwnedCheckpoints.start()
         make(tmp_path, (1, 2), run_id="another")
         make(tmp_path, (3,))
-        make(tmp_path, (10, 11, 12), run_id=ledger.run_id)
-        rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
+        make(tmp_path, (10, 11, 12), run_id=owned.run_id)
+        rotate(tmp_path, limit=1, best=None, protects_newest=True, owned=owned)
         assert steps_in(tmp_path) == [1, 2, 3, 12]
 
     def test_incomplete_checkpoints_of_the_run_go(self, tmp_path):
         """What somebody deleted files of counts and goes as any other; another run's neither counts nor goes."""
-        ledger = Ledger.start()
+        owned = OwnedCheckpoints.start()
         make(tmp_path, (1,), run_id="another")
-        make(tmp_path, (10, 11, 12), run_id=ledger.run_id)
+        make(tmp_path, (10, 11, 12), run_id=owned.run_id)
         for step in (1, 10, 11):
             (tmp_path / f"checkpoint-{step}" / "optimizer.pt").unlink()
             os.utime(tmp_path / f"checkpoint-{step}", (step, step))
-        rotate(tmp_path, limit=2, best=None, protects_newest=True, ledger=ledger)
+        rotate(tmp_path, limit=2, best=None, protects_newest=True, owned=owned)
         assert steps_in(tmp_path) == [1, 11, 12]
 
     def test_no_two_runs_are_one(self):
         """Each start is a run of its own."""
-        assert Ledger.start().run_id != Ledger.start().run_id
+        assert OwnedCheckpoints.start().run_id != OwnedCheckpoints.start().run_id
 
     def test_resumed_run_goes_on_with_its_checkpoints(self, tmp_path):
         """A run that goes on from one of ours is the same run."""
         make(tmp_path, (1, 2), run_id="first")
         make(tmp_path, (3,), run_id="another")
-        ledger = Ledger.resume(tmp_path / "checkpoint-2")
-        assert ledger.run_id == "first"
-        make(tmp_path, (4,), run_id=ledger.run_id, start=1.1e9)
-        rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
+        owned = OwnedCheckpoints.resume(tmp_path / "checkpoint-2")
+        assert owned.run_id == "first"
+        make(tmp_path, (4,), run_id=owned.run_id, start=1.1e9)
+        rotate(tmp_path, limit=1, best=None, protects_newest=True, owned=owned)
         assert steps_in(tmp_path) == [3, 4]
 
     def test_resumed_from_transformers(self, tmp_path):
         """A run that goes on from a folder of transformers' takes over those beside it, and none written later."""
         make(tmp_path, (1, 2))
-        ledger = Ledger.resume(tmp_path / "checkpoint-2")
+        owned = OwnedCheckpoints.resume(tmp_path / "checkpoint-2")
         make(tmp_path, (3,))
-        make(tmp_path, (4,), run_id=ledger.run_id, start=1.1e9)
-        rotate(tmp_path, limit=1, best=None, protects_newest=True, ledger=ledger)
+        make(tmp_path, (4,), run_id=owned.run_id, start=1.1e9)
+        rotate(tmp_path, limit=1, best=None, protects_newest=True, owned=owned)
         assert steps_in(tmp_path) == [3, 4]
 
     def test_damaged_marker_is_nobodys(self, tmp_path):
         """A checkpoint whose marker cannot be read is not taken over."""
         make(tmp_path, (1, 2))
         shutil.copy(tmp_path / "checkpoint-1" / "optimizer.pt", tmp_path / "checkpoint-1" / "lightning.json")
-        ledger = Ledger.resume(tmp_path / "checkpoint-2")
-        assert not ledger.owns(tmp_path / "checkpoint-1")
-        assert ledger.owns(tmp_path / "checkpoint-2")
+        owned = OwnedCheckpoints.resume(tmp_path / "checkpoint-2")
+        assert not owned.owns(tmp_path / "checkpoint-1")
+        assert owned.owns(tmp_path / "checkpoint-2")

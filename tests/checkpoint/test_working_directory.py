@@ -13,6 +13,7 @@ from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from tests.scripts.crash_script import Model, Rows
 from tests.support.checkpoints import contents_of
 from tests.support.held_writer import HeldWriter
+from tests.support.processes import PATIENCE
 
 
 class Moves(TrainerCallback):
@@ -55,7 +56,7 @@ def train(folder, monkeypatch, kind=BestFirst, **fields):
     )
     callbacks = [Moves(folder / "elsewhere")]
     trainer = kind(Model(8), args, train_dataset=Rows(12, 1), eval_dataset=Rows(4, 2), callbacks=callbacks)
-    trainer._checkpoint_writer = HeldWriter()
+    trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     found = {path.relative_to(folder).as_posix(): contents_of(path) for path in folder.glob("*/*/checkpoint-*")}
     assert {path.name for path in folder.glob("*/*/*")} == {Path(name).name for name in found}  # nothing hidden
@@ -79,7 +80,7 @@ def test_files_of_a_deleted_checkpoint_are_found(tmp_path, monkeypatch):
     moved, rmtree = threading.Event(), shutil.rmtree
 
     def held_rmtree(path):
-        assert moved.wait(60)
+        assert moved.wait(PATIENCE)
         rmtree(path)
 
     class Tells(Moves):

@@ -13,7 +13,7 @@ from hf_compat import HFCompatWarning
 from hf_compat.checkpoint import publish
 from hf_compat.checkpoint.background import BackgroundTasks
 from hf_compat.checkpoint.completeness import read_marker
-from hf_compat.checkpoint.rotation import Ledger
+from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointWriteError
@@ -29,7 +29,7 @@ def text_part(writer, name, *, deferrable):
     """Return a part that writes the name of the thread that writes it."""
 
     def write(folder):
-        writer.writes(lambda: (folder / name).write_text(threading.current_thread().name))
+        writer.file_writer(lambda: (folder / name).write_text(threading.current_thread().name))
 
     return Part(write, deferrable=deferrable)
 
@@ -38,7 +38,7 @@ def text_part(writer, name, *, deferrable):
 def test_what_a_checkpoint_consists_of(background, tmp_path):
     """Parts are written in order; those that may wait, and what follows, in the background's thread if there is one."""
     writer, followed = CheckpointWriter(), []
-    writer.ledger = Ledger("mine")
+    writer.owned = OwnedCheckpoints("mine")
     writer.write(
         tmp_path / "checkpoint-3",
         [text_part(writer, "a.txt", deferrable=True), text_part(writer, "b.txt", deferrable=False)],
@@ -63,7 +63,7 @@ class Beside:
 
     def __init__(self, writer, *, deferrable=True, error=None):
         self.go, self._writer, self._error = threading.Event(), writer, error
-        self.part = Part(lambda folder: writer.writes.concurrently(self._write, folder), deferrable=deferrable)
+        self.part = Part(lambda folder: writer.file_writer.concurrently(self._write, folder), deferrable=deferrable)
 
     def _write(self, folder):
         assert self.go.wait(PATIENCE)
@@ -93,9 +93,9 @@ def test_what_an_override_writes_is_there_when_it_returns(alone, tmp_path):
     beside = Beside(writer, deferrable=False)
     beside.go.set()
     if alone:
-        writer.writes.concurrently(beside._write, tmp_path)
+        writer.file_writer.concurrently(beside._write, tmp_path)
     else:
-        with writer.writes.checkpoint():
+        with writer.file_writer.checkpoint():
             writer.write_alone(tmp_path / "checkpoint-1", [beside.part], step=1)
     (path,) = tmp_path.rglob("beside.txt")
     assert path.read_text() == HERE
@@ -150,7 +150,7 @@ def test_what_fails_in_the_background_is_no_last_step(tmp_path):
     def fail():
         raise OSError("the disk failed")
 
-    parts = [Part(lambda folder: writer.writes(fail), deferrable=True)]
+    parts = [Part(lambda folder: writer.file_writer(fail), deferrable=True)]
     settings = {"step": 1, "launch": ONE, "writes_files": True, "background": True, "must_finish": lambda: True}
     with pytest.raises(CheckpointWriteError, match="the disk failed"):
         writer.write(tmp_path / "checkpoint-1", parts, **settings)
@@ -183,10 +183,10 @@ def test_writing_alone(tmp_path):
 def test_a_writer_can_be_pickled(tmp_path):
     """What it knows goes along; a thread under way, or its error, does not."""
     writer, go = CheckpointWriter(), threading.Event()
-    writer.ledger, writer.last_step = Ledger("mine"), 4
+    writer.owned, writer.last_step = OwnedCheckpoints("mine"), 4
     writer.saver.start(go.wait)
     twin = pickle.loads(pickle.dumps(writer))
-    assert (twin.ledger, twin.last_step) == (Ledger("mine"), 4)
+    assert (twin.owned, twin.last_step) == (OwnedCheckpoints("mine"), 4)
     twin.wait()
     go.set()
     writer.wait_here()

@@ -11,8 +11,7 @@ import pytest
 import transformers
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers.utils.generic import can_return_loss as upstream_can_return_loss
-from transformers.utils.generic import find_labels as upstream_find_labels
+from transformers.utils.generic import can_return_loss as upstream_can_return_loss, find_labels as upstream_find_labels
 
 from hf_compat.data.columns import (
     RemoveColumnsCollator,

@@ -1,16 +1,11 @@
 """The prepared loader: same batches and same random draws as accelerate's, one batch ahead."""
 
-import gc
-
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import DataLoader
 
-from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.prepare_loader import prepare_dataloader
-from hf_compat.data.skipping import skip_batches
-from tests.support.helpers import ListDataset, vector_rows
+from tests.support.helpers import shuffled
 
 
 def upstream_loader(loader, data_seed=None):
@@ -19,11 +14,6 @@ def upstream_loader(loader, data_seed=None):
     config = accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=True)
     config.data_seed = data_seed
     return accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(loader)
-
-
-def shuffled(workers=0, drop_last=False):
-    data = list(range(10))
-    return DataLoader(data, batch_size=3, sampler=RandomSampler(data), num_workers=workers, drop_last=drop_last)
 
 
 def noisy_collate(samples):
@@ -63,17 +53,6 @@ def test_loads_one_batch_ahead():
     assert found == expected
 
 
-def test_skipping_starts_in_the_middle_of_the_same_epoch():
-    """Skipping two batches of epoch 1 gives the rest of epoch 1's order, without loading the ones before."""
-    torch.manual_seed(0)
-    loader = prepare_dataloader(shuffled())
-    loader.set_epoch(1)
-    whole = [batch.tolist() for batch in loader]
-    rest = skip_batches(loader, 2)
-    rest.set_epoch(1)
-    assert [batch.tolist() for batch in rest] == whole[2:]
-
-
 def test_last_batch_and_remainder_are_known():
     """The loader knows which batch is the last while it is being used, and how many samples it holds."""
     loader = prepare_dataloader(DataLoader(list(range(5)), batch_size=2))
@@ -86,26 +65,3 @@ def test_sizes_equal_accelerates(drop_last):
     expected, found = upstream_loader(shuffled(drop_last=drop_last)), prepare_dataloader(shuffled(drop_last=drop_last))
     assert found.total_batch_size == expected.total_batch_size == 3
     assert found.total_dataset_length == expected.total_dataset_length == 10
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_are_told_to_end_when_a_loader_is_garbage(persistent, monkeypatch):
-    """A loader in a circle of references is freed as a whole: its workers' queues are still open when they are told."""
-    told = []
-    shut_down = _MultiProcessingDataLoaderIter._shutdown_workers
-
-    def watched(self):
-        if not self._shutdown:
-            told.append([queue._close.still_active() for queue in self._index_queues])
-        shut_down(self)
-
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_shutdown_workers", watched)
-    loader = PreparedDataLoader(ListDataset(vector_rows(8)), batch_size=2, num_workers=2, persistent_workers=persistent)
-    batches = iter(loader)
-    next(batches)
-    loader.circle = [loader, batches]
-    gc.collect()
-    assert told == []
-    del loader, batches
-    gc.collect()
-    assert told == [[True, True]]

@@ -98,3 +98,18 @@ def test_a_batch_that_cannot_be_split():
 def test_shards_know_whether_they_are_even(count, settings, even):
     """A training whose processes would make different numbers of update steps can be told beforehand."""
     assert BatchShard(batches_of(count, 2, False), num_processes=2, process_index=0, **settings).is_even is even
+
+
+@pytest.mark.parametrize("even", [True, False])
+@pytest.mark.parametrize("split", [False, True])
+def test_shards_know_whether_they_are_gatherable(split, even):
+    """An evaluation whose processes would get different numbers of samples can be told beforehand."""
+    for count, size, drop_last, processes in CASES:
+        if split and size % processes:
+            continue
+        settings = {"num_processes": processes, "split_batches": split, "even_batches": even}
+        batches = batches_of(count, size, drop_last)
+        shards = [BatchShard(batches, process_index=process, **settings) for process in range(processes)]
+        sizes = {tuple(map(len, shard)) for shard in shards}
+        case = (count, size, drop_last, processes)
+        assert all(shard.is_gatherable == (len(sizes) == 1) for shard in shards), case

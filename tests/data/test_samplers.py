@@ -9,8 +9,7 @@ import pytest
 import torch
 from accelerate.data_loader import SeedableRandomSampler as AccelerateSampler
 from torch.utils.data import DataLoader, RandomSampler
-from transformers.trainer_pt_utils import LengthGroupedSampler as UpstreamSampler
-from transformers.trainer_pt_utils import get_length_grouped_indices
+from transformers.trainer_pt_utils import LengthGroupedSampler as UpstreamSampler, get_length_grouped_indices
 
 from hf_compat.data.samplers import LengthGroupedSampler, SeedableRandomSampler, column_lengths, length_grouped_indices
 from hf_compat.errors import DataError

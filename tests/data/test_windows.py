@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hf_compat.data.prepare_loader import prepare_dataloader
 from hf_compat.data.skipping import skip_batches
-from hf_compat.data.windows import EpochStart, WindowLoader
+from hf_compat.data.windows import ResumePosition, WindowLoader
 from hf_compat.plan import build_plan
 
 
@@ -84,7 +84,7 @@ def test_resume_goes_on_after_the_windows_done():
     source = Source()
     loader = prepare_dataloader(DataLoader(range(6), batch_size=1))
     assert windows(
-        loader, batches=6, accumulate=2, start=EpochStart(0, 1, 2, skip_batches(loader, 2)), source=source
+        loader, batches=6, accumulate=2, start=ResumePosition(0, 1, 2, skip_batches(loader, 2)), source=source
     ) == [
         ([2, 3], True),
         ([4, 5], True),
@@ -96,7 +96,7 @@ def test_resume_at_an_epoch_boundary_restores_before_drawing():
     """With nothing to leave out the generators are restored before the epoch's first draw."""
     source = Source()
     loader = DataLoader(range(2), batch_size=1)
-    windows(loader, batches=2, accumulate=1, epoch=1, start=EpochStart(1, 0, 0, loader), source=source)
+    windows(loader, batches=2, accumulate=1, epoch=1, start=ResumePosition(1, 0, 0, loader), source=source)
     assert source.restored == [0]
 
 

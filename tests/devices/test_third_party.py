@@ -20,7 +20,7 @@ from hf_compat.checkpoint.rng import rng_state, set_rng_state
 from hf_compat.distributed import accelerators
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import join_processes
-from hf_compat.engine.accelerators import lightning_accelerator
+from hf_compat.engine.lightning_accelerator import lightning_accelerator
 from hf_compat.errors import TrainerSetupError, UnsupportedArgumentsError
 from hf_compat.memory import TrainerMemoryTracker
 from tests.gpu.comparing import differing
@@ -46,7 +46,7 @@ def trained(folder: Path, *, use_cpu: bool) -> dict[str, Any]:
     generators = torch.load(folder / "checkpoint-3" / "rng_state.pth", weights_only=False)
     return {
         "device": str(next(trainer.model.parameters()).device),
-        "accelerator": type(trainer._lightning_runtime.trainer.accelerator).__name__,
+        "accelerator": type(trainer.lightning_backend.pl_trainer.accelerator).__name__,
         "generators": sorted(generators),
         "memory": sorted(name for name in metrics if name.startswith("train_mem")),
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],

@@ -1,5 +1,7 @@
 """``auto_find_batch_size`` on two processes: they agree on the sizes, wherever one of them runs out of memory."""
 
+import itertools
+
 import pytest
 
 from tests.scripts.memory_scenarios import FURTHER_PLACES, PLACES
@@ -62,6 +64,25 @@ def test_ranks_agree_that_nothing_fits(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "steps"), [("fsdp", 4), ("zero_1", 4), ("zero_2", 4), ("tensor_parallelism", 8)])
+def test_ranks_that_communicate_in_every_layer(tmp_path, strategy, steps):
+    """So do the ranks of a sharded model, with the numbers of ranks that fail together, and before a pass."""
+    if strategy.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    scenario = f"ranks_of_{strategy}_run_out_of_memory"
+    run_scenarios(tmp_path, [f"ours:{scenario}"])
+    for place, failing in itertools.product(("backward", "loader", "save"), ("(0,)", "(1,)", "(0, 1)")):
+        ranks = kept_by_both(tmp_path, f"{place} {failing}", scenario)
+        both = kept_by_both(tmp_path, f"{'save' if place == 'save' else 'loader'} (0, 1)", scenario)
+        for rank, kept in enumerate(ranks):
+            assert (kept["tried"], kept["found"], kept["steps"]) == ([5, 4, 3], 3, steps)
+            assert not list(compare(both[rank], kept, f"{place} {failing}"))
+        assert ranks[0]["losses"] == ranks[1]["losses"]
+    if strategy == "fsdp":
+        assert kept_by_both(tmp_path, "nothing fits", scenario) == [[5, 4, 3, 2, 1]] * 2
+
+
+@pytest.mark.slow
 def test_refusals(folder):
     """What a rank could not be told of in time is refused, by name, before training."""
     for rank in (0, 1):
@@ -70,4 +91,4 @@ def test_refusals(folder):
         assert "`auto_find_batch_size=True` is not supported with `SyncBatchNorm`" in kept["a layer"]
         assert "`auto_find_batch_size=True` is not supported with `sync_batchnorm=True`" in kept["a keyword"]
         assert "`auto_find_batch_size=True` is not supported with a communication hook" in kept["a hook"]
-        assert "`auto_find_batch_size=True` is not supported with FSDP or tensor parallelism" in kept["fsdp"]
+        assert "`auto_find_batch_size=True` is not supported with FSDP version 1" in kept["fsdp"]

@@ -1,6 +1,7 @@
 """Two processes with the variables of a cluster: each side knows the same, and they train what torchrun's do."""
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import SCRIPTS
+from tests.support.paths import ROOT, SCRIPTS
 from tests.support.processes import TORCHRUN, finish, free_port, start
 
 SCRIPT = SCRIPTS / "cluster_script.py"
@@ -152,8 +153,10 @@ def fabric_run(folder, *options, script=("detected", "TorchElasticEnvironment"))
 
 @pytest.mark.slow
 def test_fabric_run(tmp_path, reference):
-    """``fabric run`` trains what torchrun does; its ``--precision`` is that of the arguments."""
-    seen = train(tmp_path, [fabric_run(tmp_path, "--accelerator=cpu", "--strategy=ddp", "--devices=2")])
+    """The page's ``fabric run`` trains what torchrun does; its ``--precision`` is that of the arguments."""
+    page = (ROOT / "docs" / "lightning_strategies.md").read_text(encoding="utf-8")
+    options = re.search(r"^`fabric run (.*?) script\.py`", page, re.MULTILINE)[1].split()
+    seen = train(tmp_path, [fabric_run(tmp_path, "--accelerator=cpu", *options)])
     check(seen, reference)
     both = {name: tmp_path / name for name in ("variable", "field")}
     for place in both.values():
@@ -169,7 +172,7 @@ def test_fabric_run(tmp_path, reference):
 @pytest.mark.slow
 def test_fabric_run_with_what_is_refused(tmp_path):
     """The error names the variable and its value, and what to use instead."""
-    (ended,) = finish([fabric_run(tmp_path, "--strategy=deepspeed_stage_3")])
+    (ended,) = finish([fabric_run(tmp_path, "--strategy=dp")])
     assert ended.code != 0
-    assert "`LT_STRATEGY=deepspeed_stage_3`" in ended.output
-    assert "TrainingArguments(deepspeed={'zero_optimization': {'stage': 3}})" in ended.output
+    assert "`LT_STRATEGY=dp`" in ended.output
+    assert "`lightning={'strategy': 'dp'}` is not supported. Pass one of 'auto', 'ddp'" in ended.output

@@ -11,7 +11,11 @@ from packaging.version import Version
 from safetensors.torch import load_file
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.errors import TrainerSetupError
+from hf_compat.arguments.parallelism import ParallelSizes
+from hf_compat.engine.precision import FullPrecision
+from hf_compat.engine.strategies.deepspeed.limits import deepspeed_limits
+from hf_compat.engine.strategies.traits import StrategyRequest
+from hf_compat.errors import HFCompatWarning, TrainerSetupError
 from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.helpers import PlainModel, vector_rows
 from tests.support.parity import compare, differences, run
@@ -21,7 +25,10 @@ from tests.support.processes import finish, free_port, outcome, run_scenarios, s
 pytest.importorskip("deepspeed")
 from tests.scripts.deepspeed_scenarios import config, global_batch
 
-QUICK = ("zero_1", "optimizer_and_schedule_of_the_config", "weights_stay_in_parts", "resume_zero_3")
+QUICK = (
+    *("zero_1", "optimizer_and_schedule_of_the_config", "weights_stay_in_parts", "resume_zero_3"),
+    *("lightnings_name_of_zero_2", "lightnings_strategy_of_zero_3", "given_optimizer_of_zero_2"),
+)
 """Run under both libraries."""
 
 THOROUGH = (
@@ -32,6 +39,7 @@ THOROUGH = (
     "schedule_of_the_config",
     "deepspeed_in_bf16",
     "deepspeed_in_fp16_without_a_gpu",
+    "sizes_beside_zero_2",
     "weights_alone_of_deepspeed",
     "best_model_of_deepspeed",
     "evaluates_without_training",
@@ -41,24 +49,23 @@ THOROUGH = (
 IN_BACKGROUND = ("zero_2_in_the_background", "zero_3_in_the_background", "parts_in_the_background")
 """Run under ours, the first with the quick ones."""
 
+LORA = ("lora_under_zero_3", "lora_stays_in_parts")
 UPSTREAM_TRAINS_LORA = Version(transformers.__version__) >= Version("5")
 """Before, its schedule has a learning rate for the group that DeepSpeed drops."""
 
 REFUSALS = {
-    "processes": "was written by DeepSpeed with world size 3, but this run has world size 2. Start 3 processes",
+    "processes": "contains the optimizer states of 2 ranks, and this run has world size 2. Copy the files of all nodes",
     "code": "_optim_states.pt` is refused: it contains more than tensors and plain values",
     "outside": "latest` contains `../elsewhere`, which is not a folder next to it",
     "none": "Can't find a valid checkpoint at",
 }
 
 SETUPS = {
-    "optimizers": ({}, {"optimizers": True}, "`optimizers` is not supported with `deepspeed`"),
     "best of weights alone": (
         {"save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
         {},
         "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`",
     ),
-    "batch size": ({"auto_find_batch_size": True}, {}, "`auto_find_batch_size` isn't supported yet with DeepSpeed"),
     "two optimizers": (
         {"optim": "sgd", "deepspeed": config(1, optimizer={"type": "Adam", "params": {}})},
         {},
@@ -74,6 +81,11 @@ SETUPS = {
         {},
         "`datastates_ckpt` in the DeepSpeed config is not supported: DeepSpeed would still be writing",
     ),
+    "tensor parallelism of its own": (
+        {"deepspeed": config(2, tensor_parallel={"autotp_size": 2})},
+        {},
+        "`tensor_parallel.autotp_size=2` in the DeepSpeed config is not supported: its ranks would have to get",
+    ),
     "saving in the background by a writer": (
         {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON"}}), "save_async": True},
         {},
@@ -82,13 +94,13 @@ SETUPS = {
     "Lightning's own": (
         {},
         {"lightning": {"strategy": "deepspeed_stage_3"}},
-        r"TrainingArguments\(deepspeed={'zero_optimization': {'stage': 3}}\)",
+        "'strategy': 'deepspeed_stage_3'.* contradicts `deepspeed=",
     ),
     "another strategy": ({}, {"lightning": {"strategy": "ddp"}}, "'ddp'.* contradicts `deepspeed`"),
     "two things at once": (
-        {"auto_find_batch_size": True},
+        {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON", "decoupled": True}})},
         {"lightning": {"max_epochs": 4}},
-        r"(?s)'max_epochs': 4.*`auto_find_batch_size` isn't supported yet with DeepSpeed",
+        r"(?s)'max_epochs': 4.*`checkpoint.writer.decoupled` in the DeepSpeed config is not supported",
     ),
     "another strategy and more": (
         {},
@@ -115,8 +127,8 @@ def finished(tmp_path_factory):
             "ours:refused_checkpoints",
             "ours:parts_are_written_once",
             "ours:second_model_beside_deepspeed",
-            "ours:lora_under_zero_3",
-            *(["upstream:lora_under_zero_3"] if UPSTREAM_TRAINS_LORA else []),
+            *(f"ours:{name}" for name in LORA),
+            *(f"upstream:{name}" for name in LORA if UPSTREAM_TRAINS_LORA),
         ],
     )
     return folder
@@ -192,11 +204,17 @@ def test_a_second_model(finished):
         assert refused == [[True, True]] * 2
 
 
-def test_lora(finished):
-    """Under ZeRO-3 LoRA trains with the numbers of upstream, whose 4.57 cannot."""
+@pytest.mark.parametrize("name", LORA)
+def test_lora(finished, name):
+    """Under ZeRO-3 LoRA trains with the numbers of upstream, whose 4.57 cannot, and adapters are saved."""
     if UPSTREAM_TRAINS_LORA:
-        check(finished, "lora_under_zero_3")
-    assert len(losses(outcome(finished, "lora_under_zero_3", "ours", 0))) > 4
+        check(finished, name)
+    ours = outcome(finished, name, "ours", 0)
+    assert len(losses(ours)) > 4
+    for place in ("checkpoint-3/", ""):
+        saved = ours.files[f"{place}adapter_model.safetensors"]["tensors"]
+        assert len(saved) == 4
+        assert all(value.numel() > 0 for value in saved.values())
 
 
 def test_one_process_with_the_same_global_batch(finished, tmp_path):
@@ -220,12 +238,30 @@ def test_checkpoint_is_refused(finished, name):
 def test_setup_is_refused(tmp_path, fields, given, message):
     """What cannot be carried out is an error before anything is built."""
     model = PlainModel()
-    if "optimizers" in given:
-        given = {"optimizers": (torch.optim.SGD(model.parameters()), None)}
     chosen = {"deepspeed": config(2), "use_cpu": True, "report_to": "none", "metric_for_best_model": "loss", **fields}
     rows = vector_rows(4)
     with pytest.raises(TrainerSetupError, match=message):
         Trainer(model, TrainingArguments(str(tmp_path), **chosen), train_dataset=rows, eval_dataset=rows, **given)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_batch_size_of_zero_3(tmp_path, stage):
+    """As by transformers, it is not searched under ZeRO-3; under ZeRO-1 and 2 it is."""
+    args = TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True, auto_find_batch_size=True)
+    args.hf_deepspeed_config.config["zero_optimization"]["stage"] = stage  # no model is partitioned in this process
+    args.hf_deepspeed_config.set_stage_and_offload()
+    told = deepspeed_limits(StrategyRequest(args, None, False, FullPrecision(), None, ParallelSizes()))
+    assert ["`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3" in text for text in told] == [True] * (
+        stage == 3
+    )
+
+
+def test_given_optimizer(tmp_path):
+    """An optimizer that is passed is dropped as by transformers, which a warning says; see the scenario."""
+    model, rows = PlainModel(), vector_rows(4)
+    args = TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True, report_to="none")
+    with pytest.warns(HFCompatWarning, match="`optimizers`: with `deepspeed` transformers trains without"):
+        Trainer(model, args, train_dataset=rows, optimizers=(torch.optim.SGD(model.parameters()), None))
 
 
 @pytest.fixture(scope="module")

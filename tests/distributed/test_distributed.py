@@ -37,6 +37,7 @@ QUICK = (
     "outputs_have_the_loss",
     "reductions_are_counted",
     "members_of_the_accelerator",
+    "save_is_called_on_each_rank",
     "label_smoothing_with_adafactor",
     "grouping_by_length",
     "find_batch_size",
@@ -72,6 +73,9 @@ THOROUGH = (
 
 if UPSTREAM_RESUMES:
     THOROUGH += ("resume_with_the_batch_size_found",)
+if Version("5.24") <= HERE_RELEASE:
+    QUICK += ("loaded_in_shards",)
+    THOROUGH += ("loaded_with_experts",)
 if Version("5.17") <= HERE_RELEASE:
     QUICK += ("batches_of_equal_cost", "resume_batches_of_equal_cost")
     THOROUGH += ("batches_of_equal_cost_by_a_column", "too_few_samples_for_batches_of_equal_cost")
@@ -95,7 +99,8 @@ def finished(tmp_path_factory):
     words = [f"{library}:{name}" for name in QUICK for library in ("upstream", "ours")]
     resuming = ["upstream:resume_two_processes"] if UPSTREAM_RESUMES else []
     run(lambda kit: numbered(kit, 4), "ours", folder / "another_number_of_processes" / "one")
-    own = ["ours:resume_two_processes", "ours:uneven_training_is_refused", "mixed:settings_of_the_wrapper"]
+    own = ["ours:resume_two_processes", "ours:uneven_training_is_refused"]
+    own += ["ours:uneven_evaluation_is_refused", "mixed:settings_of_the_wrapper"]
     own += ["ours:another_number_of_processes", "ours:steady_steps_are_watched"]
     own.append("ours:a_save_in_the_background_is_watched")
     own += ["ours:resume_what_was_saved_in_the_background", "ours:disk_fails_in_the_background"]
@@ -130,6 +135,14 @@ def test_uneven_training_is_refused(finished):
     for rank in (0, 1):
         (kept,) = outcome(finished, "uneven_training_is_refused", "ours", rank).results
         assert "with even_batches=False, 3 batches leave some of the 2 processes with one batch fewer" in kept["value"]
+
+
+def test_uneven_evaluation_is_refused(finished):
+    """So is an evaluation whose processes would have different numbers of samples to gather."""
+    for rank in (0, 1):
+        kept = outcome(finished, "uneven_evaluation_is_refused", "ours", rank).results
+        assert [one["name"] for one in kept] == ["evaluate", "predict"]
+        assert all("has more samples on some of the 2 processes than on others" in one["value"] for one in kept)
 
 
 def test_steady_steps(finished):
@@ -436,7 +449,7 @@ def test_one_process_fails_after_a_save_in_the_background(tmp_path):
 
 @pytest.mark.slow
 def test_one_process_hangs(tmp_path):
-    """The others wait no longer than ``ddp_timeout``, here three seconds, and end it all."""
+    """The others wait no longer than ``ddp_timeout``, here half a minute, and end it all."""
     script = SCRIPTS / "fault_script.py"
     ended = finish([start([*TORCHRUN, "--nproc-per-node=2", script, tmp_path, "hang"])])[0]
     assert ended.code != 0

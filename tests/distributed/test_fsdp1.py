@@ -6,6 +6,7 @@ from importlib import metadata
 import pytest
 import torch
 from packaging.version import Version
+from safetensors.torch import load_file
 
 from tests.scripts import fsdp1_script
 from tests.support import helpers
@@ -105,7 +106,7 @@ def test_other_members_of_accelerator(together):
 
 
 def test_saved_models_are_read_by_from_pretrained(together):
-    """``save_model`` and checkpoints write whole models, tied weights once."""
+    """``save_model`` and checkpoints write whole models, tied weights under each of their names."""
     from transformers import AutoModelForCausalLM
 
     folder = together / "everything" / "model"
@@ -116,6 +117,8 @@ def test_saved_models_are_read_by_from_pretrained(together):
     checkpoint = together / "resume_whole" / "output" / "checkpoint-3"
     assert {path.name for path in checkpoint.iterdir()} >= {"model.safetensors", "optimizer.bin", "scheduler.pt"}
     AutoModelForCausalLM.from_pretrained(checkpoint)
+    for path in (folder, checkpoint):
+        assert load_file(path / "model.safetensors").keys() >= {"lm_head.weight", "model.embed_tokens.weight"}
 
 
 def test_best_model_and_a_second_run(together, alone):
@@ -147,11 +150,16 @@ def test_saved_in_the_background(together, kind):
 
 
 def test_sharded_checkpoints_have_the_names_of_accelerate(together):
-    """Weights and optimizer are folders of torch.distributed.checkpoint under accelerate's names, no whole files."""
+    """Weights and optimizer are folders of torch.distributed.checkpoint under accelerate's names, no whole files.
+
+    The model's configuration and the arguments are there too.
+    """
     checkpoint = together / "resume_sharded" / "output" / "checkpoint-3"
     for name in ("pytorch_model_fsdp_0", "optimizer_0"):
         assert {path.name for path in (checkpoint / name).iterdir()} == {".metadata", "__0_0.distcp", "__1_0.distcp"}
-    assert not {path.name for path in checkpoint.iterdir()} & {"model.safetensors", "optimizer.bin", "optimizer.pt"}
+    files = {path.name for path in checkpoint.iterdir()}
+    assert not files & {"model.safetensors", "optimizer.bin", "optimizer.pt"}
+    assert files >= {"config.json", "training_args.bin"}
 
 
 def test_resumed_run_with_flat_parameters(thorough):

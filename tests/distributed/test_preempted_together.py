@@ -89,3 +89,17 @@ def test_kill_during_a_save(tmp_path, rank):
     assert ended.code == 1
     assert get_last_checkpoint(tmp_path / "part") == str(tmp_path / "part" / "checkpoint-4")
     assert_next_start_ends_as_undisturbed(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loader", "saved"), [("started before", "4"), ("evaluated before", "5"), ("spawn", "5"), ("forkserver", "5")]
+)
+def test_sigterm_to_workers_of_a_loader_that_a_script_made(tmp_path, loader, saved):
+    """One rank's worker gets SIGTERM while it reads: both ranks save the step under way or the one before."""
+    ended = torchrun(SCRIPT, tmp_path, "wait", "reading", 3, LOADER=loader)
+    assert_ranks_saved_and_left("SIGTERM", [ended.output], tmp_path, saved)
+    assert "(exitcode: 143)" in ended.output
+    ended = torchrun(SCRIPT, tmp_path, "rest", LOADER=loader)
+    assert ended.code == 0, ended.output
+    assert_same_states(tmp_path)

@@ -1,17 +1,21 @@
 """Tensor parallelism on two processes: the numbers of one process, from matrices of which each holds a part."""
 
+import re
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
-from hf_compat.engine.placement import place_run
+from hf_compat.engine.process_layout import place_run
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
-from hf_compat.errors import ArgumentsError, ModelError, TrainerSetupError, UnsupportedArgumentsError
+from hf_compat.errors import ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script
 from tests.scripts.sharded_common import run_scenario
 from tests.support import helpers, sharded
+from tests.support.paths import SCRIPTS
+from tests.support.processes import finish, start
 from tests.support.sharded import TOLERANCE, assert_other_members, check_in_background, launch, seen
 
 SCRIPT = "tensor_parallel_script.py"
@@ -161,46 +165,20 @@ def test_a_model_split_by_others_is_refused(tmp_path):
         Trainer(model, TrainingArguments(str(tmp_path), use_cpu=True))
 
 
-CONFIGS = [
-    pytest.param({"tp_size": 2}, ParallelSizes(1, 2), id="a dict"),
-    pytest.param({"tp_size": 4, "dp_shard_size": 2, "cp_size": 1}, ParallelSizes(2, 4), id="two dimensions"),
-    pytest.param({"tp_size": 1}, None, id="nothing"),
-]
-
-
-@pytest.mark.parametrize(("given", "sizes"), CONFIGS)
-def test_sizes(given, sizes, tmp_path):
-    """A dict of keywords says the same as accelerate's object, and the arguments can be written down with it."""
-    args = TrainingArguments(str(tmp_path), parallelism_config=given)
-    assert read_parallelism(args) == sizes
-    assert args.to_dict()["parallelism_config"] == given
-
-
-def test_sizes_of_the_launcher(tmp_path, monkeypatch):
-    """Where the field says nothing, the variables of ``accelerate launch --use_parallelism_config`` count."""
-    monkeypatch.setenv("PARALLELISM_CONFIG_TP_SIZE", "2")
-    assert read_parallelism(TrainingArguments(str(tmp_path))) is None
-    monkeypatch.setenv("ACCELERATE_USE_PARALLELISM_CONFIG", "true")
-    assert read_parallelism(TrainingArguments(str(tmp_path))) == ParallelSizes(1, 2)
+FSDP1 = {"fsdp": True, "fsdp_config": {"version": 1}}
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "text"),
+    ("sizes", "text"),
     [
-        pytest.param({"cp_size": 2}, UnsupportedArgumentsError, "cp_size.*context", id="sequences by context"),
-        pytest.param({"tp_size": 2, "sp_size": 2}, UnsupportedArgumentsError, "sp_size", id="sequences"),
-        pytest.param({"ep_size": 2}, UnsupportedArgumentsError, "ep_size", id="experts"),
-        pytest.param({"dp_replicate_size": 2}, UnsupportedArgumentsError, "dp_replicate_size", id="replicas"),
-        pytest.param({"dp_shard_size": 2}, UnsupportedArgumentsError, "fsdp=True", id="only sharded"),
-        pytest.param({"tp_size": 0}, ArgumentsError, "1 or more", id="no process"),
-        pytest.param({"tensor": 2}, ArgumentsError, "is not a keyword", id="another keyword"),
-        pytest.param(2, ArgumentsError, "ParallelismConfig", id="no config"),
+        pytest.param({"dp_replicate_size": 2}, "replicas of FSDP need a `dp_shard_size` above 1", id="FSDP"),
+        pytest.param({"dp_replicate_size": 2, "tp_size": 2}, "need a `dp_shard_size` above 1", id="tensor parallelism"),
     ],
 )
-def test_configs_that_cannot_be_carried_out(given, kind, text, tmp_path):
-    """Each is refused by its name, before there is a Trainer."""
-    with pytest.raises(kind, match=text):
-        TrainingArguments(str(tmp_path), parallelism_config=given)
+def test_replicas_of_nothing_sharded(sizes, text, tmp_path):
+    """Neither FSDP nor tensor parallelism has replicas unless there are shards of each, as in accelerate."""
+    with pytest.raises(UnsupportedArgumentsError, match=text):
+        TrainingArguments(str(tmp_path), fsdp=True, parallelism_config=sizes)
 
 
 def strategy(data, tensor, **others):
@@ -214,9 +192,39 @@ def strategy(data, tensor, **others):
     ("fields", "keywords", "text"),
     [
         pytest.param(
-            {"parallelism_config": {"tp_size": 2}}, {}, "is 2, but the world size is 1", id="too few processes"
+            {"parallelism_config": {"tp_size": 2}}, {}, "to 2, but the world size is 1", id="too few processes"
         ),
-        pytest.param({}, strategy(2, 2), "is 4, but the world size is 1", id="Lightning's strategy"),
+        pytest.param({}, strategy(2, 2), "to 4, but the world size is 1", id="Lightning's strategy"),
+        pytest.param(
+            {"parallelism_config": {"tp_size": 3, "dp_shard_size": 2, "dp_replicate_size": 5}, "fsdp": True},
+            {"devices": 4},
+            "`dp_replicate_size=5` x `dp_shard_size=2` x `tp_size=3` .* to 30, but the world size is 4",
+            id="no product of the sizes",
+        ),
+        pytest.param(
+            {"parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 2}, **FSDP1},
+            {"devices": 4},
+            r"needs `version` 2 in `fsdp_config` \(now 1\)",
+            id="FSDP 1",
+        ),
+        pytest.param(
+            {"parallelism_config": {"cp_size": 2, "dp_shard_size": 2}, "fsdp": True, "fsdp_config": {"version": 2}},
+            {"devices": 8},
+            "`dp_shard_size=2` x `cp_size=2` multiply to 4, but the world size is 8",
+            id="shared sequences",
+        ),
+        pytest.param(
+            {"parallelism_config": {"cp_size": 2}, **FSDP1},
+            {"devices": 2},
+            r"`fsdp` with `cp_size=2` needs `version` 2 in `fsdp_config` \(now 1\)",
+            id="shared sequences with FSDP 1",
+        ),
+        pytest.param(
+            {"parallelism_config": {"cp_size": 2}, "fsdp": True, "fsdp_config": {"version": 2}},
+            {"devices": 2},
+            "`cp_size=2` needs GPUs, but the run is on cpu",
+            id="shared sequences on the CPU",
+        ),
         pytest.param({}, strategy("auto", "auto"), "it is FSDP", id="one process"),
         pytest.param({}, strategy(1, 2, process_group_backend="gloo"), "ddp_backend", id="backend"),
         pytest.param({"parallelism_config": {"tp_size": 4}}, strategy(1, 2), "contradicts it", id="contradiction"),
@@ -237,6 +245,23 @@ def planned(plan, **modules):
 
 
 PAIR = {"up": "colwise", "down": "rowwise"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        pytest.param("matrices", "`config.num_attention_heads=4` is not a multiple of 3", id="matrices"),
+        pytest.param("chunks", r"`num_attention_heads=4`.*over `sp_size=3` ranks", id="sequences"),
+    ],
+)
+def test_no_process_is_started_for_a_model_that_cannot_be_shared(case, text, tmp_path):
+    """Where the Trainer is to start the processes, more ranks than can share the heads are one error ahead of that."""
+    if case == "chunks":
+        pytest.importorskip("deepspeed")
+    output = finish([start([sys.executable, SCRIPTS / "shares_script.py", tmp_path, case])])[0].output
+    (line,) = [line for line in output.splitlines() if line.startswith("PROCESS")]
+    assert re.search(rf"^PROCESS None: ModelError: .*{text}", line), line
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,11 @@ def test_what_the_command_says_is_done(tmp_path, command):
     [
         pytest.param({"strategy": "dp"}, {}, {}, "'dp'.*not supported.*`LT_STRATEGY=dp`", id="strategy"),
         pytest.param(
-            {"strategy": "deepspeed"}, {}, {}, r"deepspeed=.*'stage': 2.*`LT_STRATEGY=deepspeed`", id="deepspeed"
+            {"strategy": "deepspeed"},
+            {},
+            {"deepspeed": {"zero_optimization": {"stage": 1}}},
+            "contradicts `deepspeed=.*'stage': 1.*`LT_STRATEGY=deepspeed`",
+            id="deepspeed",
         ),
         pytest.param({"strategy": "fsdp"}, {}, {}, "world size is only 1.*`LT_STRATEGY=fsdp`", id="shards for one"),
         pytest.param(

@@ -15,16 +15,16 @@ from lightning.pytorch.strategies import (
     DDPStrategy,
     FSDPStrategy,
     ModelParallelStrategy,
+    ParallelStrategy,
     SingleDeviceStrategy,
     Strategy,
-    model_parallel,
 )
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
-from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
@@ -51,7 +51,7 @@ def test_a_fit_that_has_begun_takes_limits_windows_and_strategy():
 
     class Changing(pl.Callback):
         def setup(self, trainer, pl_module, stage):
-            loaders.extend(loops.given_loader(trainer, evaluates=evaluates) for evaluates in (False, True))
+            loaders.extend(loops.user_loader(trainer, evaluates=evaluates) for evaluates in (False, True))
             strategies.replace_strategy(trainer, made, trainer.precision_plugin)
             loops.train_on(trainer, DataLoader(torch.ones(3, 32)), max_steps=-1, max_epochs=2)
 
@@ -80,7 +80,7 @@ def test_an_evaluation_that_has_begun_runs_something_else():
         def setup(self, trainer, pl_module, stage):
             strategies.replace_strategy(trainer, made, trainer.precision_plugin)
             evaluating.renew_loops(trainer)
-            seen.append((evaluating.is_evaluating(trainer), evaluating.given_data(trainer)))
+            seen.append((evaluating.is_evaluating(trainer), evaluating.user_data(trainer)))
             assert evaluating.evaluation_loader(trainer)() is given
             self.instead = evaluating.run_instead(trainer, lambda: self.run(trainer, pl_module))
             self.instead.__enter__()
@@ -287,8 +287,6 @@ def test_choices_for_fsdp_are_read(chosen, expected):
 @pytest.mark.parametrize(
     ("chosen", "named"),
     [
-        pytest.param({"process_group_backend": "gloo"}, "`process_group_backend`", id="a backend"),
-        pytest.param({"mixed_precision": MixedPrecision()}, "`mixed_precision`", id="a precision"),
         pytest.param({"ignored_states": []}, "`ignored_states`", id="another keyword of torch's"),
         pytest.param({"auto_wrap_policy": lambda **_: True}, "`auto_wrap_policy`", id="a policy of one's own"),
         pytest.param(
@@ -303,16 +301,20 @@ def test_choices_for_fsdp_that_cannot_be_kept(chosen, named):
 
 
 def test_model_parallel_strategy_is_set_up_through_what_we_override():
-    """Lightning's strategy of DTensor models makes its mesh with the environment; one method starts processes."""
+    """Lightning's strategy of DTensor models sets its mesh with the environment; one method starts processes."""
     source = inspect.getsource(ModelParallelStrategy.setup_environment)
-    assert "self._setup_distributed()" in source
-    assert "_device_mesh" in source
+    for statement in (
+        "super().setup_environment()",
+        "self._setup_distributed()",
+        "self._device_mesh = ",
+        "self.lightning_module._device_mesh = self._device_mesh",
+    ):
+        assert statement in source
+    assert ModelParallelStrategy.__base__ is ParallelStrategy
     assert "self._launcher" in inspect.getsource(ModelParallelStrategy._configure_launcher)
     setup = inspect.getsource(ModelParallelStrategy.setup)
     for call_made in ("accelerator.setup(trainer)", "setup_optimizers(trainer)", "setup_precision_plugin()"):
         assert f"self.{call_made}" in setup
-    mesh = inspect.getsource(model_parallel._setup_device_mesh)
-    assert '"data_parallel", "tensor_parallel"' in mesh
 
 
 def test_steps_call_the_module_where_it_is_the_model():
@@ -325,14 +327,25 @@ def test_steps_call_the_module_where_it_is_the_model():
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec")  # of Lightning, with newer releases of torch
 def test_ctrl_c_leaves_lightnings_trainer():
-    """Lightning makes it a SystemExit and ignores SIGINT from then on; inside the context both are undone."""
+    """Lightning makes it a SystemExit and ignores SIGINT from then on; here both are undone, and no trace is left."""
 
     class Pressed(BoringModel):
         def validation_step(self, *_):
             raise KeyboardInterrupt
 
     handler = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), interrupts.raising_keyboard_interrupt():
-        pl.Trainer(enable_progress_bar=False, **PLAIN).validate(Pressed(), verbose=False)
-    assert signal.getsignal(signal.SIGINT) is handler
+    trainer = pl.Trainer(enable_progress_bar=False, **PLAIN)
+    for _ in range(2):
+        interrupts.raise_keyboard_interrupt(trainer)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.validate(Pressed(), verbose=False)
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert "_teardown" not in vars(trainer)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:  # an earlier one, which is handled while a call without errors ends
+        undo = interrupts.raise_keyboard_interrupt(trainer)
+        trainer.validate(BoringModel(), verbose=False)
+    undo()
+    assert "_teardown" not in vars(trainer)
     assert "signal.signal(signal.SIGINT, signal.SIG_IGN)" in inspect.getsource(call._call_and_handle_interrupt)

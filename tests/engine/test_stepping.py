@@ -8,8 +8,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 from torch.utils.data import DataLoader
 
 import hf_compat
-from hf_compat.engine import runtime
-from hf_compat.engine.internals.stepping import _LeanEpochLoop, _LeanEvaluationLoop, step_lean
+from hf_compat.engine import backend
+from hf_compat.engine.internals.stepping import _LeanEpochLoop, _LeanEvaluationLoop, use_fast_loops
 from hf_compat.lightning import HFDataModule, HFModule
 from tests.support.helpers import ListDataset, PadCollator, bert_classifier, labelled_rows
 
@@ -122,7 +122,7 @@ def test_hooks_are_called_as_by_lightning(tmp_path, monkeypatch):
     seen, weights = [], []
     for lean in (True, False):
         if not lean:
-            monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
+            monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
         SEEN.clear()
         trainer, module = fit(tmp_path / str(lean), Seeing(SEEN))
         assert is_lean(trainer) == lean
@@ -196,9 +196,9 @@ def test_a_trainers_run_is_lean(tmp_path, monkeypatch, more):
     data = ListDataset(labelled_rows(7))
     trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data)
     trainer.train()
-    assert is_lean(trainer._lightning_runtime.trainer)
+    assert is_lean(trainer.lightning_backend.pl_trainer)
     assert called == []
-    monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
+    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
     hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data).train()
     assert {*called} == {*HOOKS[1:5]}
 
@@ -280,7 +280,7 @@ def test_hooks_of_evaluations_are_called_as_by_lightning(tmp_path, monkeypatch):
     """In a fit and outside: order, arguments, the hook's name, progress, logged metrics and results are Lightning's."""
     lean, *ours = evaluate(tmp_path / "lean")
     assert lean == {True}
-    monkeypatch.setattr(runtime, "step_lean", lambda trainer, leaves_batch: None)
+    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
     lean, *theirs = evaluate(tmp_path / "own")
     assert lean == {False}
     assert ours == theirs
@@ -316,7 +316,7 @@ def test_evaluations_of_another_module():
     for kind in (LeavesBatches, OwnStep):
         module = kind()
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
-        step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
+        use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
         logged = trainer.validate(module, DataLoader(torch.arange(6.0), batch_size=4), verbose=False)
         assert (trainer.validate_loop.hooks is not None) == (kind is LeavesBatches)
         seen.append((logged, module.steps))
@@ -342,7 +342,7 @@ def test_batches_of_a_loader_with_a_length(limit, expected, monkeypatch):
         trainer = pl.Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, limit_val_batches=limit)
         monkeypatch.setattr(trainer.strategy, "reduce", lambda tensor, **_: sums.append(tensor) or tensor)
         if lean:
-            step_lean(trainer, leaves_batch=HFModule.transfer_batch_to_device)
+            use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
         trainer.validate(LeavesBatches(), Counted(), verbose=False)
         assert trainer.num_val_batches == expected
         assert trainer.validate_loop.batch_progress.total.completed == sum(expected)

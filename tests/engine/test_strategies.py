@@ -1,6 +1,7 @@
 """What is known of strategies by their names, and what each strategy answers where it does nothing of its own."""
 
 import ast
+import pkgutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,38 +13,40 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine import strategies
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.engine import EngineScheduler
-from hf_compat.engine.strategies.facts import STRATEGY_FACTS
 from hf_compat.engine.strategies.kinds import STRATEGIES
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy
+from hf_compat.engine.strategies.traits import STRATEGY_TRAITS
 from tests.support.helpers import PlainModel, vector_rows
 
 FOLDER = Path(strategies.__path__[0])
-SHARED = ("base", "device_mesh", "facts", "fsdp.sharding")
+SHARED = ("base", "device_mesh", "traits", "fsdp.sharding")
 """What every strategy may import of the others."""
-OVERVIEWS = ("base", "choice", "facts", "kinds")
+OVERVIEWS = ("base", "choice", "traits", "kinds")
 """Modules about all strategies."""
 
 
 def test_each_strategy_has_facts_and_a_builder():
-    """Both tables have the same names."""
-    assert STRATEGY_FACTS.keys() == STRATEGIES.keys()
+    """Both tables have the same names, and each name of a builder is that of a function."""
+    assert STRATEGY_TRAITS.keys() == STRATEGIES.keys()
+    assert all(callable(pkgutil.resolve_name(f"{strategies.__name__}.{name}")) for name in STRATEGIES.values())
 
 
 @pytest.mark.parametrize(
     ("fact", "names"),
     [
-        ("shards_model", {"fsdp1", "fsdp2", "tensor parallel", "deepspeed"}),
+        ("shards_model", {"fsdp1", "fsdp2", "tensor parallel", "presharded", "deepspeed"}),
         ("places_model", {"one device", "data parallel", "ddp"}),
         ("flat_shards", {"fsdp1"}),
         ("has_engine", {"deepspeed"}),
         ("own_precision", {"deepspeed"}),
         ("own_casts", {"fsdp2"}),
         ("recounts_parameters", {"deepspeed"}),
+        ("groups_by_mesh", {"presharded"}),
     ],
 )
 def test_facts(fact, names):
     """Each fact holds of these strategies and no others."""
-    assert {name for name, facts in STRATEGY_FACTS.items() if getattr(facts, fact)} == names
+    assert {name for name, facts in STRATEGY_TRAITS.items() if getattr(facts, fact)} == names
 
 
 @pytest.mark.parametrize("module", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.relative_to(FOLDER).as_posix())

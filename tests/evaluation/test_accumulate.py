@@ -13,7 +13,6 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from hf_compat.errors import DataError
 from hf_compat.evaluation import accumulate as ours
-from hf_compat.evaluation import results
 from hf_compat.nested import find_batch_size
 
 Point = collections.namedtuple("Point", "x y")
@@ -204,28 +203,3 @@ def test_copies_grow_with_the_data():
     data = sum(batch.nbytes for batch in batches)
     assert _copied_bytes(ours.EvalAccumulator(), batches) < 1.5 * data
     assert _copied_bytes(upstream.EvalLoopContainer(), batches) > 40 * data
-
-
-# Results
-
-
-@pytest.mark.parametrize("extras", [{}, {"inputs": 3}, {"losses": 4}, {"inputs": 3, "losses": 4}], ids=str)
-def test_an_eval_prediction_unpacks_as_upstreams(extras):
-    """Elements, their order and the attributes are equal; indices outside of them raise IndexError."""
-    from transformers import EvalPrediction
-
-    mine, theirs = results.EvalPrediction(1, 2, **extras), EvalPrediction(1, 2, **extras)
-    assert list(mine) == list(theirs)
-    assert vars(mine) == vars(theirs)
-    assert [mine[at] for at in range(len(theirs.elements))] == list(theirs)
-    for at in (-1, len(theirs.elements)):
-        with pytest.raises(IndexError):
-            mine[at]
-
-
-@pytest.mark.parametrize("name", ["EvalLoopOutput", "PredictionOutput", "TrainOutput"])
-def test_outputs_have_upstreams_fields(name):
-    """Field names and their order are equal."""
-    from transformers import trainer_utils
-
-    assert getattr(results, name)._fields == getattr(trainer_utils, name)._fields

@@ -103,6 +103,14 @@ EXAMPLES = [
         needs=("transformers", "deepspeed"),
     ),
     Example(
+        "two_processes",
+        TWO_PROCESSES,
+        lambda bits, share: bits < 4.2 and share == 50,
+        before=TORCHRUN_OF_TWO,
+        word="sequences",
+        needs=("transformers", "deepspeed"),
+    ),
+    Example(
         "hyperparameter_search",
         r"accuracy ([\d.]+)% with the defaults, ([\d.]+)% with the best of 12 trials",
         lambda default, found: default < 60 and found > 75,

@@ -1,4 +1,4 @@
-"""What may differ between both trainers in a case: each difference is one that `docs/differences.md` names."""
+"""What may differ between both trainers in a case: each difference is one that the pages of differences name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Allowed:
 
     Attributes:
         reason: Why it is, in words.
-        sentence: What `docs/differences.md` says of it, word for word.
+        sentence: What `docs/differences.md` or `docs/differences_reference.md` says of it, word for word.
         applies: Whether a case may show it.
         until: The first release of transformers that no longer shows it; None: every release does.
         upstream_raises: Whether transformers may end with an error where our run has none.

@@ -1,13 +1,22 @@
-"""Functions and scripts on fake GPUs, each in processes of its own, since the device changes torch for all of one."""
+"""Functions and scripts on fake GPUs, each in processes of its own, since the device changes torch for all of one.
+
+Imports take longer than most calls: a process for each number of GPUs has made them, and is forked for each call.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
 import pickle
+import selectors
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +24,7 @@ import pytest
 
 from tests.gpu.build import reason_to_skip
 from tests.support.paths import ROOT
-from tests.support.processes import TORCHRUN, Ended, finish, start
+from tests.support.processes import PATIENCE, TORCHRUN, Ended, clean_environment, finish, free_port, start
 
 SKIPPED = reason_to_skip()
 needs_fake_gpu = pytest.mark.skipif(SKIPPED is not None, reason=SKIPPED or "")
@@ -44,7 +53,12 @@ def run_on_gpu(
     Raises:
         AssertionError: If the process failed; its output is in the message.
     """
-    return _call([sys.executable], function, given, named, devices, variables)[0]
+    variables = variables or {}
+    if any(name.startswith("FAKE_") for name in variables):  # of other devices than the server's
+        return _call([sys.executable], function, given, named, devices, variables)[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = _folder_of_call(name, function, given, named)
+        return _values(folder, _server(devices).call(folder, variables))[0]
 
 
 def run_on_gpus(
@@ -53,14 +67,24 @@ def run_on_gpus(
     processes: int = 2,
     devices: int = 2,
     variables: dict[str, str] | None = None,
+    by_torchrun: bool = False,
     **named: Any,
 ) -> list[Any]:
-    """Return what ``function`` returned on each rank of a launch by torchrun, in the order of ranks.
+    """Return what ``function`` returned on each of several ranks, in the order of ranks.
 
-    Each process sees all ``devices``; ``backend="nccl"`` works between them. The rest is as in :func:`run_on_gpu`.
+    Each process sees all ``devices``; ``backend="nccl"`` works between them. The processes are forked, with the
+    variables that say which rank each is; with ``by_torchrun`` a real launch starts them, which takes as long as their
+    imports. The rest is as in :func:`run_on_gpu`.
     """
-    launcher = [*TORCHRUN, f"--nproc-per-node={processes}"]
-    return _call(launcher, function, given, named, devices, variables)
+    variables = variables or {}
+    if by_torchrun or any(name.startswith("FAKE_") for name in variables):
+        launcher = [*TORCHRUN, f"--nproc-per-node={processes}"]
+        return _call(launcher, function, given, named, devices, variables)
+    world = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with tempfile.TemporaryDirectory() as name:
+        folder = _folder_of_call(name, function, given, named)
+        return _values(folder, _server(devices).call(folder, {**world, **place, **variables}, ranks=processes))
 
 
 def run_script_on_gpus(
@@ -73,8 +97,12 @@ def run_script_on_gpus(
 
 def start_on_gpus(command: Sequence[Any], *, devices: int = 1, **variables: str) -> subprocess.Popen[str]:
     """Start a command that sees ``devices`` GPUs, as does every Python process that it starts."""
+    return start(command, **{**_environment(devices), **variables})
+
+
+def _environment(devices: int) -> dict[str, str]:
     path = os.pathsep.join([str(STARTUP), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return start(command, **{"FAKE_GPUS": str(devices), "PYTHONPATH": path, **variables})
+    return {"FAKE_GPUS": str(devices), "PYTHONPATH": path}
 
 
 def _call(
@@ -86,10 +114,70 @@ def _call(
     variables: dict[str, str] | None,
 ) -> list[Any]:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "call.pickle").write_bytes(pickle.dumps((function, given, named)))
+        folder = _folder_of_call(name, function, given, named)
         process = start_on_gpus([*launcher, CALL, folder], devices=devices, **(variables or {}))
-        ended = finish([process])[0]
-        assert ended.code == 0, ended.output
-        values = sorted(folder.glob("value.*"), key=lambda path: int(path.suffix[1:]))
-        return [pickle.loads(path.read_bytes()) for path in values]
+        return _values(folder, finish([process])[0])
+
+
+def _folder_of_call(name: str, function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> Path:
+    folder = Path(name)
+    (folder / "call.pickle").write_bytes(pickle.dumps((function, given, named)))
+    return folder
+
+
+def _values(folder: Path, ended: Ended) -> list[Any]:
+    assert ended.code == 0, ended.output
+    values = sorted(folder.glob("value.*"), key=lambda path: int(path.suffix[1:]))
+    return [pickle.loads(path.read_bytes()) for path in values]
+
+
+@cache
+def _server(devices: int) -> _Server:
+    return _Server(devices)
+
+
+class _Server:
+    """A process with ``devices`` GPUs, none of which it has used, that is forked for each call; see ``call.py``."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        # Without buffers: what has been read is what has been waited for.
+        self._process = subprocess.Popen(
+            [sys.executable, str(CALL)],
+            bufsize=0,
+            env=self._environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        atexit.register(self._close)
+
+    def call(self, folder: Path, variables: dict[str, str], *, ranks: int | None = None) -> Ended:
+        """Make the call in ``folder`` in a forked process, or one a rank, and end all that it started if it hangs."""
+        assert self._process.stdin is not None, "it is a pipe"
+        environment = self._environment() | variables
+        request = {"folder": str(folder), "directory": os.getcwd(), "environment": environment, "ranks": ranks}
+        self._process.stdin.write((json.dumps(request) + "\n").encode())
+        self._process.stdin.flush()
+        process = self._answer()
+        try:
+            code = self._answer()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process, signal.SIGKILL)
+        return Ended(code, (folder / "output").read_text())
+
+    def _environment(self) -> dict[str, str]:
+        return clean_environment(**_environment(self._devices))
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None, "it is a pipe"
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            if not selector.select(PATIENCE):
+                raise TimeoutError(f"still running after {PATIENCE} s")
+        line = self._process.stdout.readline()
+        assert line, f"the process that is forked has ended: {self._process.wait(PATIENCE)}"
+        return int(line)
+
+    def _close(self) -> None:
+        self._process.communicate(timeout=PATIENCE)

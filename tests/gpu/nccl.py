@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import device_mesh
-from torch.distributed import distributed_c10d as c10d
+from torch.distributed import device_mesh, distributed_c10d as c10d
 
 
 def install(extension: ModuleType) -> None:

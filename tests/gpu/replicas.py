@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.gpu.overrides import overrides
 from tests.support import helpers, scenarios
 from tests.support.parity import SCENARIOS, Kit
 from tests.support.scenarios.common import classifier, language_model, plain
@@ -90,44 +91,6 @@ class Watched(nn.Module):
 def outputs(kind: str) -> Body:
     """Return a scenario of a module that is not transformers'; the last batch has one sample, for one GPU."""
     return lambda kit: train(kit, plain(kit, rows=17, model=kit.model(Watched, outputs=kind), fields=CADENCE))
-
-
-def wrappers(kit: Kit) -> None:
-    """Which model is where, at each moment at which a subclass or a callback sees it."""
-    seen: list[tuple[str, ...]] = []
-
-    def look(moment: str, trainer: Any, model: Any = None) -> None:
-        models = (trainer.model, trainer.model_wrapped, model)
-        seen.append((moment, *(type(each).__name__ for each in models)))
-
-    class Looking(kit.Trainer):  # type: ignore[misc,name-defined]
-        def compute_loss(self, model: Any, *given: Any, **named: Any) -> Any:
-            look("compute_loss", self, model)
-            return super().compute_loss(model, *given, **named)
-
-        def prediction_step(self, model: Any, *given: Any, **named: Any) -> Any:
-            look("prediction_step", self, model)
-            return super().prediction_step(model, *given, **named)
-
-        def _save(self, *given: Any, **named: Any) -> None:
-            look("_save", self)
-            super()._save(*given, **named)
-
-    class Callback(kit.TrainerCallback):  # type: ignore[misc,name-defined]
-        def on_train_begin(self, *given: Any, model: Any = None, **named: Any) -> None:
-            look("on_train_begin", trainer, model)
-
-        def on_train_end(self, *given: Any, model: Any = None, **named: Any) -> None:
-            look("on_train_end", trainer, model)
-
-    trainer = plain(kit, subclass=Looking, callbacks=[Callback()], fields=CADENCE)
-    look("before", trainer)
-    trainer.evaluate()
-    look("evaluated", trainer)
-    kit.train(trainer)
-    kit.train(trainer)
-    look("after", trainer)
-    kit.keep("seen", seen)
 
 
 def without_wrapper(kit: Kit) -> None:
@@ -253,7 +216,8 @@ REPLICA_SCENARIOS: dict[str, Body] = {
         "replicated_tuple": outputs("tuple"),
         "replicated_model_output": outputs("output"),
         "replicated_a_loss_for_each_sample": outputs("losses"),
-        "replicated_wrappers": wrappers,
+        "replicated_overrides": overrides(),
+        "replicated_overrides_in_fp16": overrides(fp16=True),
         "replicated_without_wrapper": without_wrapper,
         "replicated_chosen_number": chosen_number,
         "replicated_wrapped_by_the_script": wrapped_by_the_script,

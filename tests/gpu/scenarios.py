@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+import transformers
+from accelerate import ParallelismConfig
+from packaging.version import Version
 
+from tests.gpu.overrides import overrides
 from tests.scripts.sharded_common import llama
 from tests.support import helpers
 from tests.support.parity import Kit
+from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import language_model, plain
 from tests.support.scenarios.resuming import resume
+from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
 
+IS_5 = Version(transformers.__version__) >= Version("5")
 Body = Callable[[Kit], None]
 Fields = dict[str, Any]
 
@@ -84,6 +92,17 @@ def compiled(backend: str, **fields: Any) -> Body:
     return body
 
 
+def evaluated_before(**fields: Any) -> Body:
+    """Return a scenario that evaluates, trains and evaluates; see :func:`compiled`."""
+
+    def body(kit: Kit) -> None:
+        trainer = plain(kit, fields={**CADENCE, **fields}, model=helpers.PlainModel(dropout=0.0))
+        kit.evaluate(trainer)
+        train(kit, trainer)
+
+    return body
+
+
 def tf32(enabled: bool) -> Body:
     """Return a scenario that trains with ``tf32``, and keeps torch's switches."""
 
@@ -112,7 +131,14 @@ def exhausted(kit: Kit) -> None:
 
 
 def memory_of_the_gpu(kit: Kit) -> None:
-    """The names of the metrics, and the bytes of the GPU that each stage has found in use, and left."""
+    """The names of the metrics, and the bytes of the GPU that each stage has found in use, and left.
+
+    A run before takes what is allocated once in a process, such as the workspaces of matrix products.
+    """
+    first = plain(kit)
+    first.train()
+    del first
+    gc.collect()
     trainer = plain(kit, fields={"skip_memory_metrics": False, "eval_strategy": "epoch"})
     kit.keep("train", trainer.train().metrics)
     kit.keep("evaluate", trainer.evaluate())
@@ -147,24 +173,48 @@ def quantized(*, is_placed: bool = False, **facts: Any) -> Body:
     return body
 
 
-def sharded(version: int, state: str, *, resumes: bool = False, model: Any = llama, **fields: Any) -> Body:
-    """Return a scenario of FSDP.
+def sharded(
+    version: int, state: str, *, resumes: bool = False, model: Any = llama, sizes: Fields | None = None, **fields: Any
+) -> Body:
+    """Return a scenario of FSDP, which keeps the calls of ``_save`` on each rank.
 
     Args:
         version: FSDP's version.
         state: Kind of its checkpoints, ``"full"`` or ``"sharded"``.
         resumes: Whether it also goes on within an epoch.
         model: Builds the model.
+        sizes: Sizes of a ``ParallelismConfig``; None without one.
         **fields: Training arguments.
     """
-    config = {"version": version, "state_dict_type": f"{state.upper()}_STATE_DICT"}
+    config: Fields = {"version": version, "state_dict_type": f"{state.upper()}_STATE_DICT"}
     every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, "fsdp": "full_shard", **fields}
 
-    def build(kit: Kit) -> Any:
+    def build(kit: Kit, seen: list[int]) -> Any:
+        if not IS_5:  # it reads these alone, which `accelerate launch` sets
+            os.environ.update(FSDP_VERSION=str(version), FSDP_STATE_DICT_TYPE=config["state_dict_type"])
         chosen = {**every, "fsdp_config": dict(config)}
-        return language_model(kit, rows=28, fields=chosen, model=kit.model(model))
+        if sizes is not None:
+            chosen["parallelism_config"] = ParallelismConfig(**sizes)
+        return language_model(kit, rows=28, fields=chosen, model=kit.model(model), subclass=seen_by_save(kit, seen))
 
-    return (lambda kit: resume(kit, build, 3)) if resumes else (lambda kit: train(kit, build(kit)))
+    def body(kit: Kit) -> None:
+        seen: list[int] = []
+        if resumes:
+            resume(kit, partial(build, seen=seen), 3)
+        else:
+            train(kit, build(kit, seen))
+        kit.keep("seen by `_save`", seen)
+
+    return body
+
+
+tied_llama = partial(llama, tie_word_embeddings=True)
+
+
+def replicated_by_sizes(kit: Kit) -> None:
+    """Replicas alone, of which a device mesh says how many there are."""
+    fields = {**ACCUMULATION, **CADENCE, "parallelism_config": ParallelismConfig(dp_replicate_size=2)}
+    train(kit, language_model(kit, fields=fields))
 
 
 GPU_SCENARIOS: dict[str, Body] = {
@@ -190,6 +240,46 @@ GPU_SCENARIOS: dict[str, Body] = {
     "checkpointed_activations": trained(gradient_checkpointing=True, bf16=True),
     "best_checkpoint": trained(load_best_model_at_end=True, save_total_limit=1, bf16=True),
     "memory_runs_out": exhausted,
+    "overrides_in_fp16": overrides(fp16=True),
+    "overrides_compiled": overrides(torch_compile=True, torch_compile_backend="eager"),
+    "evaluated_before_compiled": evaluated_before(torch_compile=True, torch_compile_backend="eager"),
+    "combined_bf16": trained(
+        bf16=True,
+        bf16_full_eval=True,
+        optim="rmsprop",
+        max_grad_norm=0.3,
+        eval_on_start=True,
+        gradient_checkpointing=True,
+        average_tokens_across_devices=False,
+        logging_steps=2,
+    ),
+    "combined_fp16": trained(
+        fp16=True,
+        optim="adafactor",
+        group_by_length=True,
+        dataloader_num_workers=1,
+        dataloader_persistent_workers=True,
+        dataloader_prefetch_factor=1,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=2,
+        eval_use_gather_object=True,
+    ),
+    "combined_fp32": trained(
+        optim="adagrad",
+        label_smoothing_factor=0.1,
+        load_best_model_at_end=True,
+        eval_accumulation_steps=1,
+        include_num_input_tokens_seen="all",
+        torch_empty_cache_steps=1,
+        dataloader_drop_last=True,
+    ),
+    "combined_resumed": resumed(
+        bf16=True,
+        optim="sgd",
+        neftune_noise_alpha=4.0,
+        logging_strategy="epoch",
+        accelerator_config={"non_blocking": True},
+    ),
     "resume_fp32": resumed(),
     "resume_bf16": resumed(bf16=True),
     "resume_fp16": resumed(fp16=True),
@@ -201,6 +291,9 @@ BITSANDBYTES: Fields = {"is_loaded_in_8bit": True, "quantization_method": "bitsa
 
 RANKS_SCENARIOS: dict[str, Body] = {
     **{f"ddp_{precision}": resumed(**fields) for precision, fields in PRECISIONS.items()},
+    "ddp_overrides": overrides(),
+    "ddp_overrides_in_fp16": overrides(fp16=True),
+    "ddp_by_sizes": replicated_by_sizes,
     "ddp_in_8_bits": quantized(**BITSANDBYTES),
     "ddp_in_8_bits_on_its_gpu": quantized(is_placed=True, **BITSANDBYTES),
     "ddp_quantized": quantized(quantization_method="torchao"),
@@ -213,3 +306,35 @@ for version in (1, 2):
         for state in ("full", "sharded"):
             RANKS_SCENARIOS[f"fsdp{version}_{precision}_{state}"] = sharded(version, state, **every)
         RANKS_SCENARIOS[f"resume_fsdp{version}_{precision}"] = sharded(version, "full", resumes=True, **every)
+    RANKS_SCENARIOS[f"resume_fsdp{version}_tied_full"] = sharded(version, "full", resumes=True, model=tied_llama)
+    RANKS_SCENARIOS[f"fsdp{version}_tied_sharded"] = sharded(version, "sharded", model=tied_llama)
+
+LOADED_SCENARIOS: dict[str, Body] = {
+    "loaded_fsdp": presharded(sizes={"fsdp_size": 2}),
+    "loaded_fsdp_fp16": presharded(sizes={"fsdp_size": 2}, fp16=True),
+    "loaded_fsdp_bf16": presharded(sizes={"fsdp_size": 2}, bf16=True),
+    "loaded_tp": presharded(sizes={"tp_size": 2}),
+    "loaded_tp_by_plan": presharded(sizes={"tp_plan": "auto"}),
+    "loaded_tp_memory_runs_out": presharded(
+        sizes={"tp_size": 2}, most=3, auto_find_batch_size=True, per_device_train_batch_size=5
+    ),
+    "loaded_tp_bf16": presharded(sizes={"tp_size": 2}, bf16=True),
+    "loaded_experts": presharded(mixtral, sizes={"fsdp_size": 2, "ep_size": 2}),
+    "loaded_tp_experts": presharded(mixtral, sizes={"tp_size": 2, "ep_size": 2}),
+}
+"""Each scenario of a model that two ranks load in shards, by its name."""
+
+REPLICAS: Fields = {"dp_replicate_size": 2, "dp_shard_size": 2}
+MESH_SCENARIOS: dict[str, Body] = {
+    "hsdp_fp32_full": sharded(2, "full", sizes=REPLICAS),
+    "hsdp_bf16_sharded": sharded(2, "sharded", sizes=REPLICAS, bf16=True),
+    "hsdp_fp16_full": sharded(2, "full", sizes=REPLICAS, fp16=True),
+    "resume_hsdp_fp32": sharded(2, "full", resumes=True, sizes=REPLICAS),
+    "resume_hsdp_bf16": sharded(2, "full", resumes=True, sizes=REPLICAS, bf16=True),
+    "loaded_hsdp": presharded(sizes={"dp_replicate_size": 2, "fsdp_size": 2}),
+    "loaded_hsdp_experts": presharded(mixtral, sizes={"dp_replicate_size": 2, "fsdp_size": 2, "ep_size": 2}),
+    "loaded_tp_replicas": presharded(sizes={"tp_size": 2, "dp_replicate_size": 2}),
+    "loaded_tp_fsdp": presharded(sizes={"tp_size": 2, "fsdp_size": 2}),
+    "loaded_tp_fsdp_experts": presharded(mixtral, sizes={"tp_size": 2, "fsdp_size": 2, "ep_size": 4}),
+}
+"""Each scenario of four GPUs by its name."""

@@ -83,6 +83,13 @@ def test_the_deadline(tmp_path):
     assert statuses(path) == {"hanging": "too late", "later": "skipped"}
 
 
+def test_what_a_lent_machine_may_lack():
+    """The commands need no pytest and no packages of data sets and adapters."""
+    blocked = "import sys; sys.modules.update(dict.fromkeys(['pytest', 'datasets', 'peft']))"
+    ended = finish([start([sys.executable, "-c", f"{blocked}; import tests.gpu.acceptance.__main__"])])[0]
+    assert ended.code == 0, ended.output
+
+
 def test_every_case_can_be_run():
     """A case is a function that its process can import, and the two suites have names of their own."""
     for case in (*CORRECTNESS.values(), *SPEED.values()):

@@ -74,10 +74,10 @@ def trained(folder: Path, save_async: bool) -> dict[str, Any]:
         save_async=save_async,
     )
     trainer = Trainer(Model(8), args, train_dataset=Rows(12, 1), callbacks=[Changes()])
-    trainer._checkpoint_writer = HeldWriter()
+    trainer.checkpoint_writer = HeldWriter()
     with watching() as events:
         trainer.train()
-    buffers = trainer._checkpoint_writer.writes.buffers
+    buffers = trainer.checkpoint_writer.file_writer.buffers
     copies = [event for event in events if any("host_copy" in frame for frame in event.frames)]
     return {
         "device": str(trainer.args.device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,13 @@ def exchange(values: list[float]) -> tuple[str, list[float], float]:
     return str(summed.device), summed.tolist(), mean.item()
 
 
+def one_fails() -> None:
+    """Raise on one rank; the other waits for ever."""
+    if os.environ["RANK"] == "1":
+        raise ZeroDivisionError
+    signal.pause()
+
+
 def test_one_gpu():
     """Operands on two devices raise, new memory is NaN, pinned copies are late, and what waits is recorded."""
     assert run_on_gpu(one_gpu) == {
@@ -124,6 +132,12 @@ def test_an_error_of_the_function_is_told():
     """What fails in the process fails the test, with the traceback."""
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
         run_on_gpu(divmod, 1, 0)
+
+
+def test_an_error_of_one_rank_ends_the_others():
+    """The test fails with its traceback, though the other rank would never have returned."""
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        run_on_gpus(one_fails)
 
 
 def test_other_processes_have_no_gpu():

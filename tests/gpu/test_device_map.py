@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.gpu.comparing import assert_same_states, differing
-from tests.gpu.device_maps import HALVES as GPT2_HALVES
-from tests.gpu.device_maps import SPREAD_SCENARIOS
+from tests.gpu.device_maps import HALVES as GPT2_HALVES, SPREAD_SCENARIOS
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
 

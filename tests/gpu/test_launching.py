@@ -12,7 +12,7 @@ import torch
 
 from hf_compat import Trainer, TrainingArguments
 from tests.gpu.comparing import ON_GPUS
-from tests.gpu.harness import needs_fake_gpu, run_on_gpus, start_on_gpus
+from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus, start_on_gpus
 from tests.support import helpers, parity
 from tests.support.parity import Kit, Which
 from tests.support.processes import finish, free_port
@@ -67,8 +67,8 @@ def random_states(which: Which, folder: Path) -> dict[str, Any]:
 
 def test_a_single_process_of_a_launcher(tmp_path: Path):
     """``torchrun --nproc-per-node 1`` uses one of the GPUs that it sees; the states of all are saved, as upstream."""
-    (upstream,) = run_on_gpus(random_states, "upstream", tmp_path, processes=1, devices=2)
-    (ours,) = run_on_gpus(random_states, "ours", tmp_path, processes=1, devices=2)
+    (upstream,) = run_on_gpus(random_states, "upstream", tmp_path, processes=1, devices=2, by_torchrun=True)
+    (ours,) = run_on_gpus(random_states, "ours", tmp_path, processes=1, devices=2, by_torchrun=True)
     assert ours == upstream
     assert (ours["file"], ours["kind"], len(ours["states"])) == ("rng_state.pth", "list", 2)
     assert (ours["mode"], ours["GPUs"]) == ("distributed", 1)
@@ -92,7 +92,9 @@ def test_more_ranks_than_gpus(tmp_path: Path):
 @pytest.mark.parametrize("which", ["user", "arguments"])
 def test_a_run_leaves_the_gpu_alone(which: str, tmp_path: Path):
     """A fit empties the cache once, as upstream's, and logs no list of GPUs; torch's newer TF32 switch is no error."""
-    found = run_on_gpus(quiet_run, which, tmp_path, processes=1, devices=1)[0]
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", **place}
+    found = run_on_gpu(quiet_run, which, tmp_path, variables=rank)
     assert found == {"emptied": 1, "lines": []}
 
 

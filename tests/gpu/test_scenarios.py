@@ -25,33 +25,47 @@ ONE_GPU = {
     "precision": "fp32 bf16_on_gpu fp16 fp16_overflow_fused fp16_overflow_plain tf32_on tf32_off",
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
     "resuming": "resume_fp16 resume_bf16",
+    "overrides": "overrides_in_fp16 overrides_compiled",
 }
 """Quick groups of scenarios on one GPU."""
 ONE_GPU_SLOW = {
     "evaluation in half precision": "bf16_full_evaluation fp16_full_evaluation",
-    "compiled": "compiled_eager compiled_aot_eager compiled_in_bf16",
+    "compiled": "compiled_eager compiled_aot_eager compiled_in_bf16 evaluated_before_compiled",
+    "combined": "combined_bf16 combined_fp16 combined_fp32 combined_resumed",
     "methods": "emptied_cache noisy_embeddings checkpointed_activations pageable fp16_overflow_accumulating",
     "resuming": "resume_fp32 resume_with_workers_of_the_gpu",
 }
 TWO_GPUS = {
-    "ddp": "ddp_fp32 ddp_fp16",
-    "fsdp": "fsdp2_bf16_full fsdp2_fp16_full fsdp1_bf16_sharded",
+    "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16",
+    "fsdp": "fsdp2_fp16_full fsdp1_bf16_sharded resume_fsdp2_tied_full",
+    "context parallel": "cp_fp32_full",
 }
 """Quick groups of scenarios on two GPUs."""
 TWO_GPUS_SLOW = {
-    "ddp": "ddp_bf16 ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized",
+    "ddp": "ddp_bf16 ddp_by_sizes ddp_overrides ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized",
     "fsdp 1": "fsdp1_fp32_full fsdp1_fp32_sharded fsdp1_bf16_full fsdp1_fp16_full fsdp1_fp16_sharded "
-    "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16",
-    "fsdp 2": "fsdp2_fp32_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
-    "resume_fsdp2_fp32 resume_fsdp2_bf16",
+    "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
+    "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
+    "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded",
+    "context parallel": "cp_bf16_sharded cp_fp16_full cp_rotated cp_in_one_piece cp_packed cp_own_loss "
+    "cp_averaged_by_batch cp_smoothed resume_cp_fp32 resume_cp_bf16_sharded",
+    "loaded in shards": "loaded_fsdp loaded_fsdp_bf16 loaded_fsdp_fp16 loaded_tp loaded_tp_bf16 loaded_tp_by_plan "
+    "loaded_tp_memory_runs_out",
+    "loaded with experts": "loaded_experts loaded_tp_experts",
 }
 """transformers cannot resume FSDP 2 with fp16: it reads the optimizer before the scaler."""
+FOUR_GPUS_SLOW = {
+    "replicas of shards": "hsdp_fp32_full hsdp_bf16_sharded hsdp_fp16_full resume_hsdp_fp32 resume_hsdp_bf16",
+    "context parallel": "cp_shards resume_cp_shards_rotated cp_of_four cp_of_four_rotated",
+    "loaded in shards": "loaded_hsdp loaded_tp_fsdp loaded_tp_replicas loaded_hsdp_experts loaded_tp_fsdp_experts",
+}
+EIGHT_GPUS_SLOW = {"context parallel": "cp_replicas"}
 CROSSWISE = "resume_fp32 resume_bf16 resume_fp16"
-SINCE_5 = ("fsdp", "resume_fsdp", "tf32_", "memory_of_the_gpu")
+SINCE_5 = ("hsdp", "resume_hsdp", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_", "memory_of_the_gpu")
 """Beginnings of the names of scenarios that are not compared with transformers 4.
 
-It reads no ``state_dict_type``, its FSDP 2 has other numbers in bf16, it sets the older of torch's switches for TF32
-alone, and it holds the last batch to the end of a run.
+It sets the older of torch's switches for TF32 alone, holds the last batch to the end of a run, and cannot load in
+shards; what it does with a ``parallelism_config`` has not been compared.
 """
 IS_5 = Version(transformers.__version__) >= Version("5")
 
@@ -90,6 +104,20 @@ def test_two_gpus(names: list[str], tmp_path: Path):
         check(found)
 
 
+@pytest.mark.parametrize("names", groups({}, FOUR_GPUS_SLOW))
+def test_four_gpus(names: list[str], tmp_path: Path):
+    """Four ranks of a device mesh do as transformers."""
+    for found in run_on_gpus(differing, compared(names), tmp_path, subject=SUBJECT, processes=4, devices=4):
+        check(found)
+
+
+@pytest.mark.parametrize("names", groups({}, EIGHT_GPUS_SLOW))
+def test_eight_gpus(names: list[str], tmp_path: Path):
+    """So do eight, of replicas of shards that share sequences."""
+    for found in run_on_gpus(differing, compared(names), tmp_path, subject=SUBJECT, processes=8, devices=8):
+        check(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("subject", "starter"),
@@ -101,6 +129,6 @@ def test_two_gpus(names: list[str], tmp_path: Path):
 def test_resuming_the_other_library(subject: Which, starter: Which, tmp_path: Path):
     """A checkpoint of one library is as good as one of the other, on one GPU and on two."""
     check(run_on_gpu(differing, CROSSWISE.split(), tmp_path / "one", subject=subject, starter=starter))
-    names = ["ddp_fp16", "resume_fsdp1_bf16", "resume_fsdp2_bf16"]
+    names = ["ddp_fp16", "resume_fsdp1_bf16", "resume_fsdp2_bf16", "resume_fsdp1_tied_full", "resume_fsdp2_tied_full"]
     for found in run_on_gpus(differing, compared(names), tmp_path / "two", subject=subject, starter=starter):
         check(found)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import lightning
 import pytest
 import torch
@@ -327,3 +330,40 @@ def test_an_error_ends_the_run(tmp_path):
     assert "compute_loss" not in vars(trainer)
     trainer.train()
     assert trainer.state.global_step == 8
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["by hand", "to_lightning"])
+@pytest.mark.parametrize("call", ["fit", "validate", "test", "predict"])
+def test_interrupt_reaches_the_user(call, ours, tmp_path):
+    """Ctrl-C is a KeyboardInterrupt, as in ``train`` and ``evaluate``; SIGINT is handled as before, and calls work."""
+
+    class Pressed(HFModule):
+        is_pressed = True
+
+        def _press(self, *given, **named):
+            if self.is_pressed:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def pieces():
+        if ours:
+            parts = to_lightning(Trainer(model(), args, train_dataset=TRAIN, eval_dataset=HELD_OUT))
+            lightning_trainer, data = parts[0], HFDataModule(args, TRAIN, HELD_OUT, HELD_OUT)
+        else:
+            lightning_trainer, data = plain_trainer(*callbacks(args)), HFDataModule(args, TRAIN, HELD_OUT, HELD_OUT)
+        return getattr(lightning_trainer, call), data
+
+    args = arguments(tmp_path, eval_strategy="no")
+    module = Pressed(model(), args)
+    module.model.register_forward_pre_hook(module._press)
+    handler = signal.getsignal(signal.SIGINT)
+    method, data = pieces()
+    for _ in range(1 if call == "fit" else 2):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            method(module, datamodule=data)
+        assert caught.traceback[-1].name == "_press"
+        assert signal.getsignal(signal.SIGINT) is handler
+    module.is_pressed = False
+    if call == "fit":
+        method, data = pieces()
+    method(module, datamodule=data)
+    assert vars(method.__self__).get("_teardown") is None

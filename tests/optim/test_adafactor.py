@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers.optimization import Adafactor as UpstreamAdafactor
-from transformers.optimization import AdafactorSchedule
+from transformers.optimization import Adafactor as UpstreamAdafactor, AdafactorSchedule
 
 from hf_compat.errors import ArgumentsError
 from hf_compat.optim.adafactor import Adafactor

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 from transformers import Trainer
 
-from hf_compat.optim.groups import decay_parameter_names, parameter_groups
+from hf_compat.optim.groups import decay_parameter_names, groups_by_mesh, parameter_groups
 from tests.support import helpers
 
 
@@ -88,3 +90,22 @@ def test_names_can_be_given():
     groups = parameter_groups(model, 0.5, ["bias"])
     assert groups[0]["params"] == [model.bias]
     assert groups[1]["params"] == [model.weight]
+
+
+@pytest.fixture
+def mesh():
+    """A device mesh of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+def test_groups_are_divided_by_mesh(mesh):
+    """Each group has parameters of one mesh, or of none, in their order; groups of one mesh alone stay as they are."""
+    first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    split = distribute_tensor(torch.ones(2), mesh, [Replicate()])
+    divided = groups_by_mesh([{"params": [first, split, second], "lr": 1.0}, {"params": [], "lr": 2.0}])
+    assert [group["lr"] for group in divided] == [1.0, 1.0]
+    assert [[id(item) for item in group["params"]] for group in divided] == [[id(first), id(second)], [id(split)]]
+    whole = [{"params": [first], "lr": 1.0}, {"params": [], "lr": 2.0}]
+    assert groups_by_mesh(whole) is whole

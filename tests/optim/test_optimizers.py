@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.metadata
 import sys
-from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
@@ -14,12 +13,11 @@ import transformers.trainer
 from transformers import Trainer
 from transformers.training_args import OptimizerNames
 
-from hf_compat import Trainer as HFCompatTrainer
-from hf_compat import TrainingArguments
+from hf_compat import Trainer as HFCompatTrainer, TrainingArguments
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError, MissingPackageError, UnsupportedArgumentsError
-from hf_compat.optim.low_rank import target_weights
 from hf_compat.optim.optimizers import OPTIMIZERS, optimizer_class_and_kwargs
+from tests.support.optimizers import Settings, linears
 
 KNOWN = {item.value for item in OptimizerNames}
 GONE = {"adamw_hf", "adamw_apex_fused"}
@@ -45,23 +43,6 @@ AVAILABILITY = [
     "is_torch_optimi_available",
     "is_torchao_available",
 ]
-
-
-@dataclass
-class Settings:
-    """The fields that an optimizer is made from."""
-
-    optim: str
-    optim_args: str | None = None
-    learning_rate: float = 3e-4
-    weight_decay: float = 0.01
-    adam_beta1: float = 0.8
-    adam_beta2: float = 0.95
-    adam_epsilon: float = 1e-7
-    warmup_steps: float = 12
-    optim_target_modules: str | list[str] | None = None
-    gradient_accumulation_steps: int = 1
-    world_size: int = 1
 
 
 def fake_module(name: str, classes: list[str]) -> ModuleType:
@@ -209,60 +190,6 @@ def test_missing_packages(name):
             optimizer_class_and_kwargs(settings, torch.nn.Linear(2, 2))
 
 
-def linears() -> torch.nn.Module:
-    """Return modules called ``q``, ``mlp.up``, ``mlp.down`` and ``norm``; the last is not linear."""
-    mlp = torch.nn.ModuleDict({"up": torch.nn.Linear(4, 8), "down": torch.nn.Linear(8, 4)})
-    return torch.nn.ModuleDict({"q": torch.nn.Linear(4, 4), "mlp": mlp, "norm": torch.nn.LayerNorm(4)})
-
-
-@pytest.mark.parametrize(
-    ("targets", "expected"),
-    [
-        pytest.param("all-linear", {"q.weight", "mlp.up.weight", "mlp.down.weight"}, id="all"),
-        pytest.param("all_linear", {"q.weight", "mlp.up.weight", "mlp.down.weight"}, id="all, other spelling"),
-        pytest.param(r"mlp\..*", {"mlp.up.weight", "mlp.down.weight"}, id="regex over the whole name"),
-        pytest.param("mlp", set(), id="a string is no part of a name"),
-        pytest.param(["mlp"], {"mlp.up.weight", "mlp.down.weight"}, id="part of a name in a list"),
-        pytest.param(["q", r".*\.up"], {"q.weight", "mlp.up.weight"}, id="name and regex in a list"),
-    ],
-)
-def test_target_modules(targets, expected):
-    """GaLore and APOLLO project the weights of linear layers that a name, a part of one or a regex finds."""
-    assert target_weights(linears(), targets) == expected
-
-
-@pytest.mark.parametrize(("targets", "count"), [("all-linear", 3), (["mlp"], 2)], ids=str)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_target_modules_of_a_run(targets, count):
-    """The arguments' target modules are the group that is projected, with what ``optim_args`` say of it."""
-    args = TrainingArguments("out", optim="apollo_adamw", optim_target_modules=targets, optim_args="rank=2,scale=3")
-    _, kwargs = HFCompatTrainer.get_optimizer_cls_and_kwargs(args, linears())
-    others, projected = kwargs["params"]
-    assert len(projected["params"]) == count
-    assert len(others["params"]) == 8 - count
-    assert (projected["rank"], projected["scale"], "rank" in others) == (2, 3.0, False)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "text"),
-    [
-        pytest.param("galore_adamw", {"optim_target_modules": None}, "needs `optim_target_modules`", id="no targets"),
-        pytest.param("apollo_adamw", {"optim_target_modules": 3}, "optim_target_modules=3", id="no such targets"),
-        pytest.param("galore_adamw", {"optim_target_modules": "x"}, "No target modules found", id="none found"),
-        pytest.param(
-            "galore_adamw_layerwise", {"gradient_accumulation_steps": 2}, "gradient_accumulation_steps=1", id="windows"
-        ),
-        pytest.param("apollo_adamw_layerwise", {"world_size": 2}, "optim='apollo_adamw'", id="several processes"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_low_rank_errors(name, changes, text):
-    """What stands against GaLore and APOLLO is a ValueError that says what to set."""
-    settings = Settings(name, **{"optim_target_modules": "all-linear", **changes})
-    with pytest.raises(ArgumentsError, match=text):
-        optimizer_class_and_kwargs(settings, linears())
-
-
 @pytest.mark.parametrize("name", OF_MODULES)
 def test_model_is_needed(name):
     """What is built from the model's modules asks for the model."""
@@ -278,22 +205,6 @@ def test_gpu_only(name):
     settings = Settings(name, optim_target_modules="all-linear")
     with pytest.raises(UnsupportedArgumentsError, match=rf"optim='{name}'.*GPU"):
         optimizer_class_and_kwargs(settings, linears())
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:This implementation of AdamW:FutureWarning")
-@pytest.mark.parametrize("name", ["galore_adamw_layerwise", "galore_adafactor_layerwise"])
-@pytest.mark.parametrize(("semantics", "follows"), [("4.57", True), ("5.23", False)])
-def test_layerwise_learning_rate(name, semantics, follows):
-    """Each backward pass updates, with the scheduled learning rate before 5.1 and with the first one since."""
-    settings = Settings(name, "rank=2", optim_target_modules="all-linear")
-    model = linears()
-    optimizer, kwargs = optimizer_class_and_kwargs(settings, model, semantics=resolve_semantics(semantics))
-    built = optimizer(kwargs.pop("optimizer_dict"), **kwargs)
-    built.param_groups[0]["lr"] = 0.0
-    before = model["q"].weight.detach().clone()
-    model["q"](torch.ones(1, 4)).square().sum().backward()
-    assert torch.equal(before, model["q"].weight) is follows
-    assert model["q"].weight.grad is None
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+import transformers
 from accelerate.utils import find_executable_batch_size
 from accelerate.utils.memory import should_reduce_batch_size
 
+import hf_compat
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.errors import BatchSizeError
 from hf_compat.run.batch_size import is_out_of_memory, with_smaller_batches
@@ -100,3 +102,39 @@ def test_without_the_field_memory_errors_pass(tmp_path):
     trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), callbacks=[callback])
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory\.$"):
         trainer.train()
+
+
+@pytest.mark.parametrize("library", [transformers, hf_compat], ids=lambda library: library.__name__)
+def test_a_compiled_model_stays_compiled(library, tmp_path):
+    """The run that starts again with a smaller batch compiles the model anew; that of transformers does not."""
+
+    class RunsOutOnce(library.TrainerCallback):
+        """Runs out of memory in the first update step, and notes what trains in those after it."""
+
+        def __init__(self):
+            self.trained = []
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.trained.append(type(self.trainer.model_wrapped).__name__)
+            if len(self.trained) == 1:
+                raise RuntimeError("CUDA out of memory.")
+
+    callback = RunsOutOnce()
+    args = library.TrainingArguments(
+        str(tmp_path),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        auto_find_batch_size=True,
+        per_device_train_batch_size=4,
+        max_steps=2,
+        torch_compile=True,
+        torch_compile_backend="eager",
+    )
+    callback.trainer = library.Trainer(
+        PlainModel(dropout=0.0), args, train_dataset=ListDataset(vector_rows(8)), callbacks=[callback]
+    )
+    callback.trainer.train()
+    after = "OptimizedModule" if library is hf_compat else "PlainModel"
+    assert callback.trained == ["OptimizedModule", after, after]
+    assert callback.trainer._train_batch_size == 3

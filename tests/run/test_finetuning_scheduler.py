@@ -9,7 +9,7 @@ import torch
 
 from hf_compat import TrainerCallback
 from hf_compat.errors import TrainerSetupError
-from tests.run.test_lightning_callbacks import trainer_of
+from tests.engine.test_lightning_callbacks import trainer_of
 
 package = pytest.importorskip("finetuning_scheduler")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the package's own

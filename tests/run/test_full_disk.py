@@ -96,7 +96,7 @@ def test_disk_that_fails_for_a_while(disk, caplog, kind, answer, in_background):
     )
     trouble = Trouble(disk, spoil, mend)
     trainer = Trainer(Model(100), args, train_dataset=Rows(12, 1), callbacks=[trouble])
-    trouble.saver = trainer._checkpoint_writer.saver
+    trouble.saver = trainer.checkpoint_writer.saver
     with caplog.at_level(logging.ERROR):
         if answer == "raise":
             with pytest.raises(CheckpointWriteError, match=rf"checkpoint-4` cannot be written: .*({cause})"):

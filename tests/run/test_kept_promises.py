@@ -2,21 +2,19 @@
 
 import warnings
 from contextlib import contextmanager
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
 from hf_compat import Trainer, TrainingArguments
+from tests.support import trainers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
-
-def new_trainer(folder, kind=Trainer, *, callbacks=None, **fields):
-    """Return a Trainer of a tiny model that makes four update steps."""
-    settings = {"max_steps": 4, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
-    data = ListDataset(vector_rows(16))
-    args = TrainingArguments(str(folder), use_cpu=True, per_device_train_batch_size=2, **settings | fields)
-    return kind(PlainModel(), args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+new_trainer = partial(
+    trainers.new_trainer, rows=16, max_steps=4, save_strategy="no", logging_steps=1, per_device_train_batch_size=2
+)
 
 
 def test_an_optimizer_replaced_while_states_are_loaded_is_stepped(tmp_path):
@@ -91,7 +89,7 @@ def test_an_evaluation_after_a_training_that_failed(tmp_path):
         trainer.train("nowhere")
     again = trainer.evaluate()
     assert again["eval_loss"] == first["eval_loss"]
-    assert trainer.lightning_module.belongs_to(trainer._training_run)
+    assert trainer.lightning_module.belongs_to(trainer.training_run)
 
 
 def test_noise_is_taken_from_the_model_that_got_it(tmp_path):
@@ -145,16 +143,16 @@ def test_values_of_a_subclass_under_the_names_of_counts(tmp_path):
 
 
 def test_attributes_with_names_of_the_users(tmp_path):
-    """What users call ``_run`` or ``_runtime`` is theirs."""
+    """What users call ``_run`` or ``_backend`` is theirs."""
 
     class Tracked(Trainer):
         def __init__(self, *given, **named):
             super().__init__(*given, **named)
-            self._run, self._runtime, self._counts = "wandb", 1.0, {}
+            self._run, self._backend, self._counters = "wandb", 1.0, {}
 
     trainer = new_trainer(tmp_path, Tracked)
     trainer.train()
-    assert (trainer._run, trainer._runtime, trainer._counts) == ("wandb", 1.0, {})
+    assert (trainer._run, trainer._backend, trainer._counters) == ("wandb", 1.0, {})
 
 
 def test_a_failed_evaluation_leaves_no_loader_behind(tmp_path):
@@ -170,7 +168,7 @@ def test_a_failed_evaluation_leaves_no_loader_behind(tmp_path):
 
     with pytest.raises(RuntimeError, match="broken"):
         trainer.evaluate(Broken())
-    assert trainer._lightning_runtime.loaders.current is None
+    assert trainer.lightning_backend.loaders.current is None
 
 
 def test_arguments_replaced_by_model_init_hold(tmp_path):

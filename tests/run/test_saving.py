@@ -15,7 +15,8 @@ from hf_compat.checkpoint import weights
 from hf_compat.checkpoint.completeness import is_complete, read_marker
 from hf_compat.checkpoint.finding import get_last_checkpoint
 from hf_compat.errors import CheckpointError
-from tests.support.helpers import ListDataset, PlainModel, gpt2, token_rows, vector_rows
+from tests.support import trainers
+from tests.support.helpers import ListDataset, gpt2, token_rows
 from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.filterwarnings("ignore:mtime may not be reliable")
@@ -29,11 +30,7 @@ BACKGROUND = [pytest.param(False, id="synchronously"), pytest.param(True, id="in
 def new_trainer(library, folder, callbacks=(), kind=None, **fields):
     torch.manual_seed(0)
     settings = {"max_steps": 4, "save_steps": 1, "save_total_limit": 2, "per_device_train_batch_size": 2}
-    args = library.TrainingArguments(
-        str(folder), use_cpu=True, disable_tqdm=True, report_to="none", **settings | fields
-    )
-    rows = ListDataset(vector_rows(16))
-    return (kind or library.Trainer)(PlainModel(), args, train_dataset=rows, callbacks=list(callbacks))
+    return trainers.new_trainer(folder, kind, library=library, rows=16, callbacks=callbacks, **settings | fields)
 
 
 def delete_states(folder):

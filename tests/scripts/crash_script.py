@@ -198,7 +198,7 @@ class PatientTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._checkpoint_writer = PatientWriter(self._wait_at)
+        self.checkpoint_writer = PatientWriter(self._wait_at)
 
     def _wait_at(self, stage: str, step: int | None = None) -> None:
         if (stage, self.state.global_step if step is None else step) == (self.stage, self.wait_step):

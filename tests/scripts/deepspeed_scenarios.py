@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import ParallelismConfig
+from lightning.pytorch.strategies import DeepSpeedStrategy
 
+from hf_compat.engine.strategy_keyword import deepspeed_meant
 from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
 from tests.scripts.sharded_common import held, second_model
@@ -19,6 +21,7 @@ from tests.support.deepspeed_tools import allow_fp16, without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
 from tests.support.scenarios.resuming import resume
+from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION
 
 AUTO = "auto"
@@ -31,11 +34,12 @@ def config(stage: int, **sections: Any) -> dict[str, Any]:
     return {**sizes, "gradient_clipping": AUTO, "zero_optimization": zero, **sections}
 
 
-def trained(kit: Kit, settings: dict[str, Any], **fields: Any) -> Any:
+def trained(kit: Kit, settings: dict[str, Any], *, subclass: Any = None, **fields: Any) -> Any:
     """Train a language model on a short last window and ragged token counts; keep the weights put together."""
     without_extension()
     cadence = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 2, "weight_decay": 0.1}
-    trainer = language_model(kit, rows=27, fields={**ACCUMULATION, **cadence, **fields, "deepspeed": settings})
+    every = {**ACCUMULATION, **cadence, **fields, "deepspeed": settings}
+    trainer = language_model(kit, rows=27, fields=every, subclass=subclass)
     kit.train(trainer)
     kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
     kit.keep("gathered", trainer.accelerator.get_state_dict(trainer.deepspeed, unwrap=False) or {})
@@ -50,12 +54,18 @@ def zero_1(kit: Kit) -> None:
 
 @shared
 def zero_2(kit: Kit) -> None:
-    trained(kit, config(2))
+    """An override of ``_save`` sees the calls of its rank."""
+    seen: list[int] = []
+    trained(kit, config(2), subclass=seen_by_save(kit, seen), save_strategy="epoch").save_model()
+    kit.keep("seen", seen)
 
 
 @shared
 def zero_3(kit: Kit) -> None:
-    trained(kit, config(3))
+    """An override of ``_save`` sees the calls of its rank."""
+    seen: list[int] = []
+    trained(kit, config(3), subclass=seen_by_save(kit, seen), save_strategy="epoch").save_model()
+    kit.keep("seen", seen)
 
 
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
@@ -115,6 +125,44 @@ def deepspeed_in_fp16_without_a_gpu(kit: Kit) -> None:
 @shared
 def zero_0(kit: Kit) -> None:
     trained(kit, config(0))
+
+
+@shared
+def sizes_beside_zero_2(kit: Kit) -> None:
+    """Sizes that say how many ranks train on different batches, which DeepSpeed's are anyway."""
+    for size in ("dp_replicate_size", "dp_shard_size"):
+        trained(kit, config(2), parallelism_config=ParallelismConfig(**{size: 2}))
+
+
+def _by_lightning(kit: Kit, strategy: str | DeepSpeedStrategy, **fields: Any) -> None:
+    """Train with the keyword ``strategy``; under transformers with the DeepSpeed config that it stands for."""
+    without_extension()
+    ours = kit.which == "ours"
+    config = deepspeed_meant(strategy, use_cpu=True)
+    given: dict[str, Any] = {"lightning": {"strategy": strategy}} if ours else {}
+    fields = {**ACCUMULATION, "num_train_epochs": 2, **fields, **({} if ours else {"deepspeed": config})}
+    kit.train(language_model(kit, rows=27, fields=fields, **given))
+
+
+@shared
+def lightnings_name_of_zero_2(kit: Kit) -> None:
+    _by_lightning(kit, "deepspeed_stage_2")
+
+
+@shared
+def lightnings_strategy_of_zero_3(kit: Kit) -> None:
+    """Its model is created before there is a DeepSpeed config."""
+    _by_lightning(kit, DeepSpeedStrategy(stage=3, sub_group_size=1500, reduce_bucket_size=1000), bf16=True)
+
+
+@shared
+def given_optimizer_of_zero_2(kit: Kit) -> None:
+    """Trains with AdamW of the arguments."""
+    without_extension()
+    fields = {**ACCUMULATION, "num_train_epochs": 1, "deepspeed": config(2)}
+    model = kit.model(helpers.gpt2)
+    given = torch.optim.SGD(model.parameters(), lr=1.0)
+    kit.train(language_model(kit, rows=27, fields=fields, model=model, optimizers=(given, None)))
 
 
 def _resumed(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
@@ -194,11 +242,22 @@ def best_model_of_deepspeed(kit: Kit) -> None:
 
 @shared
 def weights_stay_in_parts(kit: Kit) -> None:
+    """An override of ``_save`` sees its calls, without weights; a file of weights that it writes does not stay."""
     settings = config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False})
     without_extension()
-    trainer = language_model(kit, fields={"save_strategy": "epoch", "deepspeed": settings})
+    seen: list[int] = []
+
+    class Writes(seen_by_save(kit, seen)):  # type: ignore[misc]  # the base is the kit's
+        def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+            super()._save(output_dir, state_dict=state_dict)
+            if self.args.should_save:
+                for name in ("pytorch_model.bin", "own.txt"):
+                    Path(str(output_dir), name).write_text("")
+
+    trainer = language_model(kit, fields={"save_strategy": "epoch", "deepspeed": settings}, subclass=Writes)
     kit.train(trainer)
     trainer.save_model()
+    kit.keep("seen", seen)
 
 
 @shared
@@ -224,18 +283,32 @@ def parts_are_written_once(kit: Kit) -> None:
     kit.keep("folders", seen)
 
 
-@shared
-def lora_under_zero_3(kit: Kit) -> None:
-    """All weights of LoRA decay: DeepSpeed drops the group of those that do not, which is empty."""
+def _lora(kit: Kit, settings: dict[str, Any]) -> Any:
+    """Train LoRA, all of whose weights decay: DeepSpeed drops the group of those that do not, which is empty."""
     from peft import LoraConfig, get_peft_model
 
     without_extension()
+    seen: list[int] = []
     adapter = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     model = kit.model(lambda: get_peft_model(helpers.gpt2(), adapter))
     fields = {**ACCUMULATION, "num_train_epochs": 2, "weight_decay": 0.1, "save_strategy": "epoch"}
-    trainer = language_model(kit, rows=27, fields={**fields, "deepspeed": config(3)}, model=model)
+    every = {**fields, "deepspeed": settings}
+    trainer = language_model(kit, rows=27, fields=every, model=model, subclass=seen_by_save(kit, seen))
     kit.train(trainer)
+    trainer.save_model()
+    kit.keep("seen", seen)
+    return trainer
+
+
+@shared
+def lora_under_zero_3(kit: Kit) -> None:
+    trainer = _lora(kit, config(3))
     kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+
+
+@shared
+def lora_stays_in_parts(kit: Kit) -> None:
+    _lora(kit, config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False}))
 
 
 @shared
@@ -323,7 +396,7 @@ def _refused(kit: Kit, checkpoint: Path, name: str, change: Callable[[Path], Any
 
 @shared
 def refused_checkpoints(kit: Kit) -> None:
-    """The files of a checkpoint hold code, are those of three processes, or none of DeepSpeed's."""
+    """The files of a checkpoint hold code, are two of three processes', or none of DeepSpeed's."""
     without_extension()
     os.chdir(kit.folder)
     trainer = language_model(kit, fields={"deepspeed": config(2), "save_strategy": "epoch"})
@@ -332,9 +405,11 @@ def refused_checkpoints(kit: Kit) -> None:
     (states,) = checkpoint.glob("global_step*")
     part = states / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"
     part = part if part.is_file() else states / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    third = part.with_name(part.name.replace("rank_1", "rank_2"))
-    _refused(kit, checkpoint, "processes", lambda _: shutil.copy(part, third))
-    _refused(kit, checkpoint, "code", lambda _: (third.unlink(), torch.save(Leaves(), part)))
+    model = states / "mp_rank_00_model_states.pt"
+    content = torch.load(model, weights_only=False)
+    trainer.accelerator.wait_for_everyone()  # until all have read it, before it is changed
+    _refused(kit, checkpoint, "processes", lambda _: torch.save({**content, "dp_world_size": 3}, model))
+    _refused(kit, checkpoint, "code", lambda _: (torch.save(content, model), torch.save(Leaves(), part)))
     kit.keep("was run", Path("was-run").exists())
     _refused(kit, checkpoint, "outside", lambda _: (checkpoint / "latest").write_text("../elsewhere"))
     _refused(kit, checkpoint, "none", lambda _: (checkpoint / "latest").unlink())

@@ -19,13 +19,15 @@ from torch.utils.data import DataLoader
 
 from hf_compat.checkpoint import multi_process, publish
 from hf_compat.checkpoint.background import BackgroundTasks
-from hf_compat.distributed import votes
+from hf_compat.distributed import oom_consensus
 from hf_compat.errors import CheckpointWriteError
 from tests.scripts.sharded_common import UnwatchedWriter, held
 from tests.support import helpers, scenarios
 from tests.support.parity import SCENARIOS, Kit
+from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import accuracy, classifier, language_model, plain
 from tests.support.scenarios.resuming import resume
+from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
 from tests.support.watching import watching_steps
 
@@ -38,6 +40,10 @@ def shared(body: Callable[[Kit], None]) -> Callable[[Kit], None]:
     """Enter ``body`` into ``BODIES``."""
     BODIES[body.__name__] = body
     return body
+
+
+BODIES["loaded_in_shards"] = presharded(sizes={"fsdp_size": 2})
+BODIES["loaded_with_experts"] = presharded(mixtral, sizes={"fsdp_size": 2, "ep_size": 2})
 
 
 def _sharing(**settings: Any) -> dict[str, Any]:
@@ -125,6 +131,17 @@ def objects_are_gathered(kit: Kit) -> None:
 
 
 @shared
+def save_is_called_on_each_rank(kit: Kit) -> None:
+    """An override of ``_save`` sees the calls of its rank: of two checkpoints, and of the script."""
+    seen: list[int] = []
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    trainer = language_model(kit, rows=27, fields=fields, subclass=seen_by_save(kit, seen))
+    kit.train(trainer)
+    trainer.save_model()
+    kit.keep("seen", seen)
+
+
+@shared
 def resume_two_processes(kit: Kit) -> None:
     fields = {**ACCUMULATION, "num_train_epochs": 3, "save_strategy": "steps", "save_steps": 1}
     resume(kit, lambda each: language_model(each, rows=27, fields=fields), 4)
@@ -136,7 +153,7 @@ def _unwatched(kit: Kit) -> Any:
     class Unwatched(kit.Trainer):  # type: ignore[misc, name-defined]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self._checkpoint_writer = UnwatchedWriter()
+            self.checkpoint_writer = UnwatchedWriter()
 
     return Unwatched
 
@@ -163,7 +180,7 @@ def _train_on_a_failing_disk(kit: Kit, rank: int, **fields: Any) -> None:
         settings["output_dir"] = f"{fields.get('output_dir', kit.output_dir)}/{answer}"
         trainer = language_model(kit, rows=56, fields=settings, subclass=_unwatched(kit))
         spoils = Spoils()
-        spoils.saver = trainer._checkpoint_writer.saver
+        spoils.saver = trainer.checkpoint_writer.saver
         trainer.add_callback(spoils)
         try:
             trainer.train()
@@ -315,11 +332,11 @@ def _watched_steps(kit: Kit, **saving: Any) -> None:
     watch = watching_steps(kit.TrainerCallback, 3, 9)
     fields = {"save_strategy": "steps", "logging_strategy": "no", "eval_strategy": "no", **saving}
     fields |= {"ddp_find_unused_parameters": False, "gradient_accumulation_steps": 2, "max_steps": 12}
-    clock, votes.time = votes.time, SimpleNamespace(monotonic=lambda: 0.0)  # steps that take no time
+    clock, oom_consensus.time = oom_consensus.time, SimpleNamespace(monotonic=lambda: 0.0)  # steps that take no time
     try:
         plain(kit, rows=240, fields=fields, subclass=_unwatched(kit), callbacks=[watch]).train()
     finally:
-        votes.time = clock
+        oom_consensus.time = clock
     kit.keep("seen", dict(watch.seen))
 
 
@@ -331,6 +348,18 @@ def uneven_training_is_refused(kit: Kit) -> None:
         trainer.train()
     except ValueError as error:
         kit.keep("refused", str(error))
+
+
+@shared
+def uneven_evaluation_is_refused(kit: Kit) -> None:
+    """Two batches for each process, the last one of the second process a sample shorter: they cannot be gathered."""
+    trainer = plain(kit, fields=_sharing(even_batches=False))
+    rows = helpers.ListDataset(helpers.vector_rows(4 * trainer.args.eval_batch_size - 1))
+    for name, call in (("evaluate", trainer.evaluate), ("predict", trainer.predict)):
+        try:
+            call(rows)
+        except ValueError as error:
+            kit.keep(name, str(error))
 
 
 def _seeing(kit: Kit, seen: list[list[int]]) -> Any:

@@ -14,11 +14,20 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from tests.scripts import deepspeed_scenarios, distributed_scenarios, memory_scenarios, universal_scenarios
+from tests.scripts import (
+    deepspeed_scenarios,
+    distributed_scenarios,
+    drawn_scenarios,
+    memory_scenarios,
+    sequence_parallel_scenarios,
+    universal_scenarios,
+)
 from tests.support.parity import Kit, run
 
 assert deepspeed_scenarios.shared  # importing these has entered their scenarios
+assert drawn_scenarios.name_of
 assert memory_scenarios.shared
+assert sequence_parallel_scenarios.shared
 assert universal_scenarios.resumed
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")

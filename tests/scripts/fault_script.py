@@ -28,7 +28,7 @@ args = TrainingArguments(
     sys.argv[1],
     max_steps=10**6,
     use_cpu=True,
-    ddp_timeout=3 if sys.argv[2] == "hang" else 1800,
+    ddp_timeout=30 if sys.argv[2] == "hang" else 1800,
     disable_tqdm=True,
     report_to="none",
     save_strategy="steps",

@@ -163,7 +163,7 @@ def launched(folder: Path) -> Seen:
     """What the launcher's variables alone ask for."""
     trainer = trainer_for(folder, "")
     trainer.train()
-    return seen_of(trainer) | {"placed": trainer._lightning_runtime.placement.fsdp}
+    return seen_of(trainer) | {"placed": trainer.lightning_backend.process_layout.fsdp}
 
 
 def by_lightning(folder: Path) -> Seen:

@@ -91,7 +91,7 @@ def in_background(folder: Path, fsdp: Seen) -> Seen:
     save, is_shared = trainer._save, []
 
     def watched(output_dir: str, state_dict: Seen) -> None:
-        snapshot = trainer._checkpoint_writer.writes.snapshot(state_dict)
+        snapshot = trainer.checkpoint_writer.file_writer.snapshot(state_dict)
         is_shared.extend(snapshot[name].data_ptr() == value.data_ptr() for name, value in state_dict.items())
         save(output_dir, state_dict=state_dict)
 
@@ -168,6 +168,9 @@ def adapter(folder: Path) -> Seen:
     return seen
 
 
+UNEVEN = {"accelerator_config": {"even_batches": False}}
+
+
 def refused(folder: Path) -> Seen:
     """What a Trainer says of what it cannot do under FSDP."""
     told = {}
@@ -175,7 +178,8 @@ def refused(folder: Path) -> Seen:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for name, keywords in {
         "optimizers": {"optimizers": (optimizer, None)},
-        "even_batches": {"accelerator_config": {"even_batches": False}},
+        "training": {**UNEVEN, "per_device_train_batch_size": 4},  # seven batches for two processes
+        "evaluation": {**UNEVEN, "per_device_eval_batch_size": 8, "eval_on_start": True},
         "peft": {"model": adapted(), "fsdp": SHARDED},
     }.items():
         try:

@@ -62,6 +62,8 @@ def trainer_for(
     }
     if world() > 1:
         settings |= {"fsdp": words, "fsdp_config": {**LAYERS, **(fsdp or {})}}
+    if world() > 2:
+        settings["parallelism_config"] = {"dp_replicate_size": world() // 2, "dp_shard_size": 2}
     vectors = isinstance(model, helpers.PlainModel)
     rows: Callable[..., Any] = helpers.vector_rows if vectors else helpers.token_rows
     return Trainer(
@@ -131,6 +133,11 @@ def llama_offloaded(folder: Path) -> Seen:
     return trained(folder, llama, fsdp={"cpu_offload": True}, **fields)
 
 
+def batches_left_uneven(folder: Path) -> Seen:
+    """As many batches on each process; the last is not filled up."""
+    return trained(folder, llama, accelerator_config={"even_batches": False})
+
+
 def gpt2_computed_again(folder: Path) -> Seen:
     calls: list[bool] = []
     model = gpt2()
@@ -153,6 +160,7 @@ ONE_PROCESS = {
     "plain_whole": plain_whole,
     "gpt2_one_epoch": gpt2_one_epoch,
     "llama_in_bf16": llama_in_bf16,
+    "batches_left_uneven": batches_left_uneven,
 }
 """Run without FSDP too."""
 SEVERAL = {name: body for name, body in ONE_PROCESS.items() if name != "gpt2_one_epoch"} | {

@@ -27,8 +27,7 @@ def facts_in_place():
     """Return what holds once transformers' trainer is imported under hf_compat."""
     import transformers
     from transformers import Seq2SeqTrainer, Trainer, TrainerCallback, TrainingArguments
-    from transformers.integrations.integration_utils import TensorBoardCallback
-    from transformers.integrations.integration_utils import TrainerCallback as OfIntegrations
+    from transformers.integrations.integration_utils import TensorBoardCallback, TrainerCallback as OfIntegrations
 
     theirs = type("Theirs", (TensorBoardCallback,), {"__init__": lambda self: None})()
     mine = type("Mine", (TrainerCallback,), {})

@@ -12,8 +12,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from hf_compat.errors import BatchSizeError, TrainerSetupError
+from tests.scripts.deepspeed_scenarios import config as deepspeed_config
 from tests.scripts.distributed_scenarios import shared
 from tests.support import helpers
+from tests.support.deepspeed_tools import without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import plain
 
@@ -40,15 +42,15 @@ class Deep(nn.Module):
         torch.manual_seed(0)
         self.first = nn.Linear(helpers.WIDTH, 600)
         self.norm = nn.BatchNorm1d(600)
-        self.second = nn.Linear(600, 600)
-        self.third = nn.Linear(600, 3)
+        self.rest = nn.ModuleDict({"second": nn.Linear(600, 600), "third": nn.Linear(600, 3)})
+        self.tp_plan = {"rest.second": "colwise", "rest.third": "rowwise"}
         self.fails = False
 
     def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> Any:
         hidden = self.norm(self.first(features)).relu()
         if self.fails and self.training:
             hidden = _FailsBetween.apply(hidden)
-        logits = self.third(self.second(hidden).relu())
+        logits = self.rest["third"](self.rest["second"](hidden).relu())
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
@@ -78,8 +80,14 @@ class _Memory:
             raise RuntimeError(OUT_OF_MEMORY)
 
 
-def _with_memory(kit: Kit, memory: _Memory) -> Any:
-    """Return a Trainer of ``Deep`` that looks for the batch size for which ``memory`` suffices."""
+def _with_memory(kit: Kit, memory: _Memory, **more: Any) -> Any:
+    """Return a Trainer of ``Deep`` that looks for the batch size for which ``memory`` suffices.
+
+    Args:
+        kit: The library under test.
+        memory: When it runs out, and what was tried.
+        **more: Further training arguments.
+    """
 
     class Callback(kit.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -123,6 +131,7 @@ def _with_memory(kit: Kit, memory: _Memory) -> Any:
         "logging_steps": 1,
         "save_strategy": "steps" if memory.place == "save" else "no",
         "save_steps": 2,
+        **more,
     }
     chosen = {"data_collator": collate, "callbacks": [Callback()], "model": Deep()}
     trainer = plain(kit, rows=24, subclass=RunsOut, fields=fields, **chosen)
@@ -158,6 +167,64 @@ def _run_out_at(kit: Kit, places: tuple[str, ...]) -> None:
         kit.keep(f"{place} {failing}, buffers", kit.plain(dict(trainer.model.named_buffers())))
 
 
+SHARDED: dict[str, dict[str, Any]] = {
+    "fsdp": {
+        "fsdp": True,
+        "fsdp_config": {"version": 2, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 2000},
+    },
+    "tensor_parallelism": {"parallelism_config": {"tp_size": 2}},
+    "zero_1": {"deepspeed": deepspeed_config(1)},
+    "zero_2": {"deepspeed": deepspeed_config(2)},
+}
+"""Strategy whose ranks communicate in every layer → its training arguments."""
+
+
+def _sharded_run_out(kit: Kit, strategy: str) -> None:
+    """Ranks that communicate in every layer run out of memory; of one that fails they keep what both would.
+
+    Not in an optimizer's step, which one rank would have made of its part; nor what a pass does to a norm's statistics.
+    """
+    without_extension()
+    rank = int(os.environ["RANK"])
+    for place, failing in itertools.product(("backward", "loader", "save"), ((0,), (1,), (0, 1))):
+        memory = _Memory(place, fails=rank in failing, most=3)
+        trainer = _with_memory(kit, memory, **SHARDED[strategy])
+        trainer.train()
+        kept = {"tried": memory.tried, "found": trainer._train_batch_size, "steps": trainer.state.global_step}
+        kept["losses"] = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        kept["weights"] = kit.plain(
+            {name: weights[name] for name in weights if name.rpartition(".")[2] in ("weight", "bias")}
+        )
+        kit.keep(f"{place} {failing}", kept)
+
+
+@shared
+def ranks_of_fsdp_run_out_of_memory(kit: Kit) -> None:
+    """At several places; then for batches of any size, in the first pass."""
+    _sharded_run_out(kit, "fsdp")
+    memory = _Memory("training_step", fails=os.environ["RANK"] == "1", most=0)
+    try:
+        _with_memory(kit, memory, **SHARDED["fsdp"]).train()
+    except BatchSizeError:
+        kit.keep("nothing fits", memory.tried)
+
+
+@shared
+def ranks_of_tensor_parallelism_run_out_of_memory(kit: Kit) -> None:
+    _sharded_run_out(kit, "tensor_parallelism")
+
+
+@shared
+def ranks_of_zero_1_run_out_of_memory(kit: Kit) -> None:
+    _sharded_run_out(kit, "zero_1")
+
+
+@shared
+def ranks_of_zero_2_run_out_of_memory(kit: Kit) -> None:
+    _sharded_run_out(kit, "zero_2")
+
+
 @shared
 def batch_size_is_refused(kit: Kit) -> None:
     def refused(name: str, fields: Any = None, **given: Any) -> None:
@@ -170,4 +237,4 @@ def batch_size_is_refused(kit: Kit) -> None:
     refused("a layer", model=nn.SyncBatchNorm(helpers.WIDTH))
     refused("a keyword", lightning={"sync_batchnorm": True})
     refused("a hook", lightning={"strategy": strategy})
-    refused("fsdp", {"fsdp": "full_shard"})
+    refused("fsdp", {"fsdp": "full_shard", "fsdp_config": {"version": 1}})

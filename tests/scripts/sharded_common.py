@@ -135,7 +135,7 @@ class Releases(TrainerCallback):
 
 def held(trainer: Trainer) -> Trainer:
     """Return ``trainer``, whose saves in the background are written when it has trained on, or has come to its end."""
-    writer = trainer._checkpoint_writer = HeldWriter()
+    writer = trainer.checkpoint_writer = HeldWriter()
     trainer.add_callback(Releases(writer))
     finalize = trainer._finalize_training
 

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
 VOCABULARY = 48
 WIDTH = 16
 CLASSES = 3
 IGNORED = -100
+RELEASE_4, RELEASE_5 = "4.57.6", "5.24.0"
+"""A release of transformers 4 and one of 5 whose semantics tests ask for."""
 
 Row = dict[str, Any]
 
@@ -136,7 +138,13 @@ class Reading(IterableDataset[Row]):
             yield dict(self.rows[number])
 
 
-# Collators
+# Loaders and collators
+
+
+def shuffled(workers: int = 0, drop_last: bool = False) -> DataLoader[int]:
+    """Return a loader of the numbers below 10 in random order, in batches of 3."""
+    data: Any = list(range(10))
+    return DataLoader(data, batch_size=3, sampler=RandomSampler(data), num_workers=workers, drop_last=drop_last)
 
 
 class PadCollator:
@@ -311,6 +319,14 @@ def callback_args(**fields: Any) -> SimpleNamespace:
         "load_best_model_at_end": True,
     }
     return SimpleNamespace(**{**defaults, **fields})
+
+
+def fire(callback: Any, event: str, loader: Any = None, **state: Any) -> None:
+    """Fire ``event`` at one callback of ours, in a state of 10 update steps."""
+    from hf_compat.state import TrainerControl, TrainerState
+
+    given = {"eval_dataloader": loader, "metrics": {}, "logs": {}}
+    getattr(callback, event)(callback_args(), TrainerState(**{"max_steps": 10, **state}), TrainerControl(), **given)
 
 
 def recording_callback(base: type, trace: list[dict[str, Any]]) -> Any:

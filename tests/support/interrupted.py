@@ -150,7 +150,7 @@ def assert_ranks_saved_and_left(signal_name, outputs, folder, expected):
 
 def fake_scontrol(folder, status=0):
     """A program that notes its arguments; return what makes a process find it."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     program = folder / "scontrol"
     program.write_text(f'#!/bin/sh\necho "$@" >> "{folder}/calls"\necho refused >&2\nexit {status}\n')
     program.chmod(0o755)

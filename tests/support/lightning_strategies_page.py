@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from hf_compat.engine.fabric_variables import FABRIC_VARIABLES
+from hf_compat.engine.strategy_options import OPTIONS
 from hf_compat.engine.strategy_table import CLASSES, ENVIRONMENTS, NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "lightning_strategies.md"
@@ -14,14 +15,17 @@ environments. Each of Lightning's either works or is refused before training, wi
 By default the training arguments choose the strategy: `deepspeed`, `fsdp`, `parallelism_config`; otherwise DDP or, in
 one process, `DataParallel` or a single device.
 
-This page is generated from `hf_compat/engine/strategy_table.py`.
+This page is generated from `hf_compat/engine/strategy_table.py` and `hf_compat/engine/strategy_options.py`.
 """
 OF_INSTANCES = """\
-Plugins passed to a strategy (`checkpoint_io`, `precision_plugin`, `cluster_environment`) are treated as those in
-`lightning={"plugins": [...]}`. A name registered in Lightning's `StrategyRegistry` stands for an instance.
+A name registered in Lightning's `StrategyRegistry` stands for an instance. A strategy named twice, here and by a field
+of the training arguments, is refused.
 
-A subclass of yours works if it only overrides the constructor. hf_compat uses its own strategy classes, so other
-overrides would never be called and are refused by name.
+A subclass of yours works if it overrides nothing but the constructor; it may define more, and libraries may mark it.
+hf_compat uses its own strategy classes, so other overrides would never be called and are refused by name.
+"""
+OF_OPTIONS = """\
+What each argument of a strategy's constructor becomes. A refused one is an error off its default.
 """
 OF_ENVIRONMENTS = """\
 Rank and world size are read from the launcher's environment variables as soon as the training arguments need them:
@@ -73,6 +77,17 @@ def _section(title, what, table, text=""):
     return lines
 
 
+def _options():
+    lines = [f"\n## Options\n\n{OF_OPTIONS.rstrip()}"]
+    for name, options in OPTIONS.items():
+        lines += [f"\n### `{name}`\n", "| option | what it becomes |", "|---|---|"]
+        lines += [
+            f"| `{option}` | {one.note if one.works else f'Refused: {one.note}. Use {one.instead}.'} |"
+            for option, one in sorted(options.items())
+        ]
+    return lines
+
+
 def page() -> str:
     """Return the text of the page."""
     variables = [f"| `{variable}` | `{keyword}` |" for variable, keyword in FABRIC_VARIABLES.items()]
@@ -81,6 +96,7 @@ def page() -> str:
             INTRODUCTION.rstrip(),
             *_section("Names", "name", NAMES),
             *_section("Instances", "class", CLASSES, OF_INSTANCES),
+            *_options(),
             *_section("Cluster environments", "environment", ENVIRONMENTS, OF_ENVIRONMENTS),
             f"\n## `fabric run`\n\n{OF_VARIABLES}",
             "| variable | keyword |\n|---|---|",

@@ -28,6 +28,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tests.support.helpers import recording_callback
 
@@ -51,6 +52,8 @@ DEFAULTS: dict[str, Any] = {
 }
 PROJECTORS = ("GaLoreProjector", "GradientProjector", "LossScaler", "DynamicLossScaler")
 """Objects in the states of GaLore, APOLLO and DeepSpeed."""
+WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Attributes with what a wrapper has wrapped; ours needs the first alone."""
 MOST_LINES = 12
 
 
@@ -191,10 +194,8 @@ class Kit:
 
     def plain(self, value: Any) -> Any:
         """Return ``value`` as dicts, lists, tensors and scalars without times; paths start at the output."""
-        if isinstance(value, DTensor):
-            value = value.to_local()
         if isinstance(value, Tensor):
-            return value.detach().cpu().clone()
+            return _plain_tensor(value)
         if isinstance(value, np.ndarray):
             return torch.from_numpy(value.copy())
         if isinstance(value, np.generic):
@@ -299,11 +300,20 @@ def _weights(trainer: Any) -> dict[str, Any]:
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
-    """Return whether each module trains, by its name without FSDP's wrappers."""
+    """Return whether each module trains, by its name without the wrappers of FSDP and of activation checkpointing."""
     return {
-        ".".join(part for part in name.split(".") if part != "_fsdp_wrapped_module"): module.training
+        ".".join(part for part in name.split(".") if part not in WRAPPED): module.training
         for name, module in model.named_modules()
     }
+
+
+def _plain_tensor(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU, of a sharded tensor this rank's part, of a quantized one what it stands for."""
+    if isinstance(tensor, DTensor):
+        tensor = tensor.to_local()
+    if is_traceable_wrapper_subclass(tensor):
+        tensor = tensor.dequantize()
+    return tensor.detach().cpu().clone()
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -320,7 +330,8 @@ def clean_process() -> Iterator[None]:
     """Undo what a trainer leaves behind in the process, so that runs do not depend on their order."""
     environment = dict(os.environ)
     cudnn = torch.backends.cudnn
-    switches = (torch.are_deterministic_algorithms_enabled(), cudnn.deterministic, cudnn.benchmark)
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    switches = (cudnn.deterministic, cudnn.benchmark)
     state = importlib.import_module("accelerate.state")
     torch.set_num_threads(1)
     gc.freeze()  # both libraries collect garbage often, and the modules loaded are none
@@ -329,8 +340,8 @@ def clean_process() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(switches[0])
-        cudnn.deterministic, cudnn.benchmark = switches[1:]
+        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        cudnn.deterministic, cudnn.benchmark = switches
         os.environ.clear()
         os.environ.update(environment)
         gc.collect()

@@ -123,6 +123,9 @@ END = """
 | several, a slow network | fit on one GPU | DDP with `gradient_accumulation_steps` from the table of tokens |
 | several, a slow network | fit on the GPUs of a node | `fsdp="hybrid_shard"`, `fsdp_config={{"version": 1}}` |
 
+Where the activations of a single sequence do not fit on a GPU, `parallelism_config={{"sp_size": 8}}` beside `deepspeed`
+lets the eight GPUs of a node share it: [Long sequences](distributed.md#long-sequences).
+
 With any of them: `bf16=True`, `save_async=True`, a sharded state dict from 8B on, `save_steps` from the interval above,
 and `resume_from_checkpoint="auto"`, so that a restarted job resumes.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import os
 import pty
@@ -13,12 +14,17 @@ import termios
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hf_compat
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.processes import Ended, clean_environment
 
+BARS_ALONE = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "dataloader_pin_memory": False}
+"""Arguments of a run that shows nothing but what it logs and its bars."""
 CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
 
@@ -124,3 +130,17 @@ def run_on_terminal(command: Sequence[object], columns: int = 120, **streams: An
         text = read_all(ours)
         os.close(ours)
     return Ended(process.returncode, text)
+
+
+def trainer_with_bars(folder: Path, library: Any = hf_compat, callbacks: Any = None, **fields: Any) -> Any:
+    """Return a Trainer of 2 epochs of 4 update steps, which logs each step and evaluates 3 batches after 4 and 8."""
+    plan = {"num_train_epochs": 2, "logging_steps": 1, "eval_strategy": "epoch", "disable_tqdm": False}
+    batches = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+    args = library.TrainingArguments(str(folder), **BARS_ALONE | plan | batches | fields)
+    rows, others = ListDataset(vector_rows(8)), ListDataset(vector_rows(6))
+    return library.Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=others, callbacks=callbacks)
+
+
+def logs_among(lines: Sequence[str]) -> list[list[str]]:
+    """Return the names in each line that is a log, such as ``{'loss': '0.5'}``."""
+    return [list(ast.literal_eval(line)) for line in lines if line.startswith("{")]

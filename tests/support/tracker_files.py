@@ -29,10 +29,10 @@ def read_tensorboard(folder):
 
 
 def read_mlflow(folder):
-    """Return curves, parameters, name and status of each run in the file store ``folder/mlruns``."""
+    """Return curves, parameters, name and status of each run in the database ``folder/mlflow.db``."""
     import mlflow
 
-    client = mlflow.MlflowClient(f"file:{folder}/mlruns")
+    client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
     runs = []
     for run in sorted(client.search_runs(["0"]), key=lambda run: run.info.start_time):
         curves = {

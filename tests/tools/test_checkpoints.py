@@ -19,7 +19,7 @@ from hf_compat import Trainer, TrainingArguments, cli, get_last_checkpoint
 from hf_compat.checkpoint.completeness import write_marker
 from hf_compat.tools.checkpoints import describe_checkpoints
 from tests.scripts.crash_script import Model, Rows
-from tests.support.checkpoints import small_checkpoint
+from tests.support.checkpoints import cut, small_checkpoint
 from tests.support.paths import ROOT
 
 
@@ -122,10 +122,6 @@ def test_best_is_found_by_name(run, path):
     """A run that moved, from another system even, still shows its best checkpoint."""
     change_state(run / "checkpoint-6", best_model_checkpoint=path)
     assert [item.step for item in describe_checkpoints(run) if item.is_best] == [4]
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-7])
 
 
 def flip(path):
@@ -249,7 +245,7 @@ def test_nothing_there(tmp_path, capsys):
     assert capsys.readouterr().err == f"hf-compat: `{tmp_path / 'nowhere'}` does not exist; {advice}.\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["checkpoints"], ["nonsense"]], ids=["none", "no folder", "unknown"])
+@pytest.mark.parametrize("arguments", [["checkpoints"], ["nonsense"]], ids=["no folder", "unknown"])
 def test_wrong_usage(arguments, capsys):
     """Wrong usage ends with status 2 and says how to use the command."""
     with pytest.raises(SystemExit) as stop:

@@ -20,7 +20,7 @@ from hf_compat.errors import CheckpointError
 from hf_compat.optim.groups import parameter_groups
 from hf_compat.optim.schedulers import get_scheduler
 from hf_compat.tools.convert.conversion import convert
-from hf_compat.tools.convert.options import Options
+from hf_compat.tools.convert.conversion_options import Options
 from tests.support import helpers
 from tests.support.checkpoints import Trap
 from tests.support.paths import SCRIPTS
@@ -183,8 +183,7 @@ def test_a_trainer_goes_on_within_an_epoch(tmp_path):
 
 def upstream_run(folder: Path, model: nn.Module, resume: Path) -> Any:
     """Resume with the Trainer of transformers, with the same updates as the Lightning run."""
-    from transformers import Trainer as Upstream
-    from transformers import TrainingArguments as UpstreamArguments
+    from transformers import Trainer as Upstream, TrainingArguments as UpstreamArguments
 
     class UpstreamInOrder(Upstream):
         def _get_train_sampler(self, *args):

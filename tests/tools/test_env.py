@@ -30,15 +30,23 @@ def test_versions_and_devices(described):
 
 
 def test_launcher_variables_without_secrets(described, monkeypatch):
-    """A launcher's variables are shown; a variable that may be a secret is not, nor one of other programs."""
+    """A launcher's variables are shown, without paths; none that may be a secret or a user, nor of other programs."""
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_JWT_TOKEN", "secret")
     monkeypatch.setenv("ACCELERATE_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("SLURM_JWT", "secret")
+    monkeypatch.setenv("SLURM_JOB_USER", "secret")
+    monkeypatch.setenv("SLURM_SUBMIT_DIR", "/home/secret")
+    monkeypatch.setenv("NCCL_CONF_FILE", "a=~/secret,b=/home/secret/x")
+    monkeypatch.setenv("MASTER_ADDR", "https://me:secret@host:1")
     monkeypatch.setenv("EDITOR", "vi")
     found = described()
     assert found["variables"]["SLURM_NTASKS"] == "4"
     assert "secret" not in json.dumps(found)
+    assert found["variables"]["SLURM_SUBMIT_DIR"] == "<path>"
+    assert found["variables"]["NCCL_CONF_FILE"] == "a=<path>,b=<path>"
+    assert found["variables"]["MASTER_ADDR"] == "https://***@host:1"
     assert "EDITOR" not in found["variables"]
 
 

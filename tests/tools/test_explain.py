@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from hf_compat.arguments import FIELD_RULES
-from hf_compat.arguments.fields.effects import EFFECTS
 from hf_compat.cli import main
 from hf_compat.tools.explain import as_markdown, explain_all, explain_command_line, explain_fields
 from tests.support.paths import ROOT
@@ -42,31 +41,31 @@ def explained(words, capsys, *, status=0):
 
 
 @pytest.mark.parametrize(
-    ("page", "maker", "fates"),
+    ("page", "maker", "handlings"),
     [
         ("arguments.md", "hf-compat explain --all --markdown", FATES),
         ("migration.md", "the rows of older names of hf-compat explain", {"alias"}),
     ],
 )
-def test_the_tables_are_current(page, maker, fates):
+def test_the_tables_are_current(page, maker, handlings):
     """The tables in the documentation are those that the command makes; paste them there when a rule changes."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     made = re.search(rf"<!-- made by: {maker} -->\n(.*?)\n<!-- end -->", text, re.DOTALL)
     assert made is not None
-    assert made.group(1) == as_markdown([row for row in explain_all() if row.fate in fates])
+    assert made.group(1) == as_markdown([row for row in explain_all() if row.handling in handlings])
 
 
 def test_every_field_is_accounted_for():
     """Counted by fate, all fields of all releases are there, and each says in a sentence what it becomes."""
     rows = explain_all()
-    counts = Counter(row.fate for row in rows)
+    counts = Counter(row.handling for row in rows)
     assert counts.keys() == FATES
     assert sum(counts.values()) == len(FIELD_RULES) == len({row.field for row in rows}) == 158
     assert counts["trainer"] + counts["plan"] > counts["unsupported"] + counts["script"] + counts["alias"]
     for row in rows:
         assert re.fullmatch(r"\S.{9,}\.", row.effect), row
         assert "|" not in row.effect
-    assert EFFECTS.keys() <= {rule.field for rule in FIELD_RULES}
+    assert all(rule.sentence for rule in FIELD_RULES if rule.handling != "unsupported")
 
 
 def test_a_command_line(script, capsys):
@@ -74,7 +73,7 @@ def test_a_command_line(script, capsys):
     line = "--output-dir out --evaluation_strategy epoch --no_dataloader_pin_memory --bf16 --use_cpu --lr 1"
     line += " --task_name mrpc --learning_rat 3 --flag --max_length=128"
     rows = explained([script, *line.split()], capsys)
-    assert {name: (row["value"], row["fate"], row["where"]) for name, row in rows.items()} == {
+    assert {name: (row["value"], row["handling"], row["where"]) for name, row in rows.items()} == {
         "output_dir": ("out", "trainer", "lightning.Trainer(default_root_dir=...)"),
         "evaluation_strategy": ("epoch", "alias", "eval_strategy=..."),
         "dataloader_pin_memory": (False, "plan", "hf_compat/trainer/loaders.py"),
@@ -115,10 +114,9 @@ def test_every_reader_is_told(script, capsys):
     rows = explained([script, *line.split()], capsys)
     assert {name: row["read_in"] for name, row in rows.items()} == {
         "data_seed": ["hf_compat/trainer/construction.py", "hf_compat/trainer/loaders.py"],
-        "use_cpu": ["hf_compat/engine/placement.py"],
+        "use_cpu": ["hf_compat/engine/process_layout.py", "hf_compat/engine/run_settings.py"],
         "seed": [
             "hf_compat/lightning/cli.py",
-            "hf_compat/model_card/eval_results.py",
             "hf_compat/run/preparing.py",
             "hf_compat/trainer/loaders.py",
             "hf_compat/trainer/trainer.py",
@@ -135,7 +133,7 @@ def test_every_reader_is_told(script, capsys):
     _, *table = capsys.readouterr().out.splitlines()
     assert [row.split()[0] for row in table] == ["data_seed", "also", "use_cpu", "read", "eval_on_start"]
     assert table[1] == "  also read in: hf_compat/trainer/construction.py"
-    assert table[3] == "  read in: hf_compat/engine/placement.py"
+    assert table[3] == "  read in: hf_compat/engine/process_layout.py, hf_compat/engine/run_settings.py"
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])
@@ -145,7 +143,7 @@ def test_files(suffix, behind_script, script, tmp_path, capsys):
     path = tmp_path / f"args.{suffix}"
     path.write_text(json.dumps({"optim": "sgd", "fsdp": "", "model_name_or_path": "x", "warmup_ratio": 0.1}))
     rows = explained([script, path] if behind_script else [path], capsys)
-    assert {name: row["fate"] for name, row in rows.items()} == {
+    assert {name: row["handling"] for name, row in rows.items()} == {
         "optim": "plan", "fsdp": "plan", "model_name_or_path": "unknown", "warmup_ratio": "alias",
     }  # fmt: skip
 

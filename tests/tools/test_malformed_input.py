@@ -245,6 +245,30 @@ def test_generation_that_transformers_cannot_use(place, capsys):
     assert "configuration of generation" in printed.err
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("optimizer.pt", {"state": {}, "param_groups": 5}, "no optimizer's state dict"),
+        ("optimizer.pt", {"state": [], "param_groups": []}, "no optimizer's state dict"),
+        ("optimizer.pt", {"state": {}, "param_groups": [{"params": None}]}, "no optimizer's state dict"),
+        ("optimizer.pt", [1], "no optimizer's state dict"),
+        ("rng_state.pth", None, "no random states"),
+        ("rng_state.pth", {"python": ()}, "no random states"),
+        ("rng_state.pth", {"numpy": 5}, "no random states"),
+        ("rng_state.pth", {"numpy": ("MT19937", "x")}, "no random states"),
+    ],
+)
+def test_states_that_are_none(name, content, told, place, capsys):
+    """A file of ``torch.save`` that can be read, with something else in it than its name says."""
+    folder = place / "run" / "checkpoint-3"
+    shutil.copytree(place / "model", folder, dirs_exist_ok=True)
+    torch.save({"state": {}, "param_groups": []}, folder / "optimizer.pt")
+    torch.save(content, folder / name)
+    status, printed = end_of(["convert", "run/checkpoint-3", "new.ckpt"], capsys, place)
+    assert status == 2, printed
+    assert f"{name}` is damaged: it contains {told}" in printed.err
+
+
 @pytest.mark.parametrize("content", [b"", JUNK, b"PK" + JUNK, (2**62).to_bytes(8, "little"), FOLDER, LOOP, MISSING])
 def test_weights_that_are_none(content, place, capsys):
     """Weights that cannot be read are one sentence, without torch's advice to trust them."""
@@ -324,4 +348,6 @@ def test_errors_are_shown_without_secrets(capsys):
         cli.main(["explain", "none.py", "--hub_token", "s3cr3t-Value.9"])
     with pytest.raises(SystemExit):
         cli.main(["explain", "https://me:s3cr3t-Value.9@host.org/f.json"])
+    with pytest.raises(SystemExit):
+        cli.main(["checkpoints", "out", "--hub_token", "s3cr3t-Value.9"])
     assert "s3cr3t" not in capsys.readouterr().err

@@ -8,8 +8,7 @@ import tokenize
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from hf_compat.cli import main
 from hf_compat.errors import MissingPackageError, ReportError
@@ -275,6 +274,10 @@ def test_what_is_no_script(tmp_path, monkeypatch):
     (tmp_path / "bad.py").write_bytes(b"# \xff\n")
     with pytest.raises(ReportError, match="is not Python"):
         port_script(str(tmp_path / "bad.py"))
+    for nested in ("[" * 50_000, "x" + ".a" * 1000, "lambda:" * 3000 + "x", "\0"):
+        (tmp_path / "bad.py").write_text(nested)
+        with pytest.raises(ReportError, match=r"bad\.py` is not Python: [^\n]+$"):
+            port_script(str(tmp_path / "bad.py"))
     with pytest.raises(SystemExit):
         run(os.fspath(tmp_path / "none.py"))
     monkeypatch.setitem(__import__("sys").modules, "libcst", None)

@@ -369,6 +369,16 @@ def test_wrong_usage_exits_with_2(words, message, capsys, matplotlib):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("package", ["transformers", "accelerate", "matplotlib"])
+def test_a_missing_package_is_named_before_anything_is_run(package, monkeypatch, capsys):
+    """The Trainer of transformers needs accelerate, and the picture matplotlib: one extra brings all."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["verify", str(SCRIPT)])
+    assert stopped.value.code == 2
+    assert f'needs the package `{package}`. Run: pip install "hf-compat[verify]"' in capsys.readouterr().err
+
+
 def test_an_error_names_what_is_too_large(tmp_path, monkeypatch):
     """A working directory above the limit is refused, with the option that does without a copy."""
     monkeypatch.setattr("hf_compat.tools.verify.working_copy._MOST_BYTES", 3)
@@ -439,6 +449,7 @@ def test_a_script_differs(tmp_path, matplotlib):
     [
         pytest.param(["--fail", "true"], "this script fails", id="fails"),
         pytest.param(["--write", "HERE/out/mine"], "tried to modify", id="writes to the user's folder"),
+        pytest.param(["--noise", "--fail", "true"], "`--noise` was passed to the script", id="an option between"),
     ],
 )
 def test_an_error_of_the_script(tmp_path, words, message, matplotlib):

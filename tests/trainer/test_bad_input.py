@@ -1,5 +1,6 @@
 """Bad input: one clear error, before any training, that names the argument."""
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from hf_compat.errors import (
     DataError,
     HFCompatError,
     HFCompatWarning,
+    LoaderError,
     LossError,
     MetricNameError,
     MetricsError,
@@ -22,6 +24,7 @@ from hf_compat.errors import (
     TrainerSetupError,
     UnknownArgumentError,
 )
+from hf_compat.evaluation.results import EvalLoopOutput
 from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
@@ -100,6 +103,134 @@ class ReturnsNoLoss(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         loss = super().compute_loss(model, inputs)
         return loss if return_outputs else None
+
+
+class PredictsNothing(Trainer):
+    """Forgets to return the results of its prediction step."""
+
+    def prediction_step(self, *given, **named):
+        super().prediction_step(*given, **named)
+
+
+class PredictsTwo(Trainer):
+    """Returns no labels."""
+
+    def prediction_step(self, *given, **named):
+        return super().prediction_step(*given, **named)[:2]
+
+
+class PredictsNumber(Trainer):
+    """Returns a loss that is no tensor."""
+
+    def prediction_step(self, *given, **named):
+        return 1.0, None, None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (PredictsNothing, r"`PredictsNothing.prediction_step` returned None\. Return the loss, the logits and the"),
+        (PredictsTwo, r"`PredictsTwo.prediction_step` returned an object of type tuple of length 2\."),
+        (PredictsNumber, r"`PredictsNumber.prediction_step` returned an object of type float instead of the loss"),
+    ],
+)
+def test_no_prediction(kind, message, tmp_path):
+    """A prediction step that returns no loss, logits and labels: scripts that catch upstream's errors catch this."""
+    trainer = kind(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), eval_dataset=ListDataset(vector_rows(4)))
+    with pytest.raises(LossError, match=message) as caught:
+        trainer.evaluate()
+    assert isinstance(caught.value, TypeError | ValueError)
+
+
+class ReturnsNone(nn.Module):
+    """Returns no outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, features, labels=None):
+        return None
+
+
+def test_no_outputs(tmp_path):
+    """A model that returns nothing is named, in training and in an evaluation."""
+    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Trainer(ReturnsNone(), args, train_dataset=rows, eval_dataset=rows)
+    for call in (trainer.train, trainer.evaluate):
+        with pytest.raises(LossError, match="`model`: ReturnsNone returned None"):
+            call()
+
+
+@pytest.mark.parametrize("batch", [None, [], torch.ones(2), 5], ids=["none", "list", "tensor", "number"])
+def test_batches_without_names(batch, tmp_path):
+    """A collator whose batches a model cannot take, in training and in an evaluation."""
+    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Trainer(
+        PlainModel(),
+        args,
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=lambda features: features if batch == [] else batch,
+    )
+    kind = "None" if batch is None else f"an object of type {type(batch).__name__}"
+    for call in (trainer.train, trainer.evaluate):
+        with pytest.raises(LoaderError, match=f"`data_collator`: a batch is {kind}, but the model takes its inputs by"):
+            call()
+
+
+def test_batches_that_the_users_code_takes(tmp_path):
+    """Lists are batches to a Trainer whose ``compute_loss`` reads them."""
+
+    class Reads(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model(torch.stack([torch.tensor(row["features"]) for row in inputs]))["logits"].mean()
+
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Reads(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), data_collator=list)
+    assert trainer.train().global_step == 1
+
+
+@pytest.mark.parametrize("loader", [None, 5])
+@pytest.mark.parametrize("name", ["get_train_dataloader", "get_eval_dataloader", "get_test_dataloader"])
+def test_what_is_no_loader(name, loader, tmp_path):
+    """An override that returns no loader is named; the error is of upstream's type too."""
+    rows, args = ListDataset(vector_rows(4)), TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows)
+    setattr(trainer, name, lambda dataset=None: loader)
+    calls = {"train": trainer.train, "eval": trainer.evaluate, "test": lambda: trainer.predict(rows)}
+    with pytest.raises(LoaderError, match=f"`{name}` returned .*Return a `DataLoader`") as caught:
+        calls[name.split("_")[1]]()
+    assert isinstance(caught.value, TypeError)
+
+
+SGD = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "message"),
+    [
+        (None, "an object of type NoneType is no pair"),
+        (SGD, "an object of type SGD is no pair"),
+        ((None,), "an object of type tuple is no pair"),
+        (("adamw", None), "an object of type str is no optimizer"),
+        ((torch.optim.SGD, None), "the class SGD is no optimizer"),
+        ((None, "linear"), "an object of type str is no learning-rate schedule"),
+        ((torch.optim.lr_scheduler.ConstantLR(SGD), SGD), "an object of type ConstantLR is no optimizer"),
+    ],
+    ids=["none", "an optimizer", "one", "a name", "a class", "a name of a schedule", "swapped"],
+)
+def test_what_is_no_optimizer(optimizers, message, tmp_path):
+    """Each part of ``optimizers`` is checked when it is given."""
+    with pytest.raises(TrainerSetupError, match=f"`optimizers`: {message}"):
+        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), optimizers=optimizers)
+
+
+@pytest.mark.parametrize("given", [torch.optim.SGD, ("sgd", {}), (torch.optim.SGD,)])
+def test_what_names_no_optimizer(given, tmp_path):
+    """``optimizer_cls_and_kwargs`` is a pair of something that can be called and a dict."""
+    with pytest.raises(TrainerSetupError, match=r"`optimizer_cls_and_kwargs=.*`: pass a pair of a class and a dict"):
+        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), optimizer_cls_and_kwargs=given)
 
 
 class ReturnsNothing(Trainer):
@@ -220,13 +351,109 @@ def test_metric_that_no_evaluation_returns(tmp_path):
     assert isinstance(caught.value, KeyError)
 
 
-def test_metrics_that_are_none(tmp_path):
-    """A function that returns nothing is an error of upstream's type that names it."""
+@pytest.mark.parametrize(
+    ("metrics", "kind"),
+    [
+        (None, "None"),
+        ("f1", "an object of type str"),
+        (1.0, "an object of type float"),
+        ([("f1", 1.0)], "an object of type list"),
+    ],
+)
+def test_metrics_that_are_none(metrics, kind, tmp_path):
+    """A function that returns no dict is an error of upstream's type that names it."""
     args = TrainingArguments(str(tmp_path), **QUIET)
-    trainer = Trainer(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)), compute_metrics=lambda _: None)
-    with pytest.raises(MetricsError, match="`compute_metrics` returned None") as caught:
+    trainer = Trainer(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)), compute_metrics=lambda _: metrics)
+    with pytest.raises(MetricsError, match=f"`compute_metrics` returned {kind}") as caught:
         trainer.evaluate()
     assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(None, "None"), (5, "an object of type int"), ((1, 2), "an object of type tuple")]
+)
+def test_an_evaluation_without_metrics(returned, kind, tmp_path):
+    """An override of ``evaluate`` that returns something else is named where its metrics choose the best model."""
+
+    class Forgets(Trainer):
+        def evaluate(self, *given, **named):
+            super().evaluate(*given, **named)
+            return returned
+
+    rows = ListDataset(vector_rows(4))
+    settings = {"metric_for_best_model": "loss", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1}
+    args = TrainingArguments(str(tmp_path), **QUIET, **settings)
+    with pytest.raises(MetricsError, match=f"`evaluate` returned {kind}"):
+        Forgets(PlainModel(), args, train_dataset=rows, eval_dataset=rows).train()
+
+
+NO_OUTPUTS = {
+    "None": (None, "None"),
+    "a number": (5, "an object of type int"),
+    "metrics": ({"eval_loss": 1.0}, "an object of type dict"),
+    "an output without metrics": (EvalLoopOutput(None, None, None, 4), "an object of type EvalLoopOutput"),
+}
+
+
+@pytest.mark.parametrize(("returned", "kind"), NO_OUTPUTS.values(), ids=NO_OUTPUTS)
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_a_loop_without_an_output(call, returned, kind, tmp_path):
+    """An override of ``evaluation_loop`` that forgets to return is named, by an error of upstream's types."""
+
+    class Forgets(Trainer):
+        def evaluation_loop(self, *given, **named):
+            super().evaluation_loop(*given, **named)
+            return returned
+
+    rows = ListDataset(vector_rows(4))
+    with pytest.raises(MetricsError, match=f"`evaluation_loop` returned {kind}") as caught:
+        getattr(Forgets(PlainModel(), TrainingArguments(str(tmp_path), **QUIET)), call)(rows)
+    assert isinstance(caught.value, AttributeError)
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("returned", [None, 5, (5, None), ([], None, None)], ids=str)
+def test_a_window_that_is_none(returned, tmp_path):
+    """An override of ``get_batch_samples`` that returns no batches is named, by an error of upstream's types."""
+
+    class Forgets(Trainer):
+        def get_batch_samples(self, *given):
+            return returned
+
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    with pytest.raises(LoaderError, match="`get_batch_samples` returned") as caught:
+        Forgets(PlainModel(), args, train_dataset=ListDataset(vector_rows(4))).train()
+    assert isinstance(caught.value, TypeError)
+    assert isinstance(caught.value, ValueError)
+
+
+class Needs(TrainerCallback):
+    """Cannot be created without an argument."""
+
+    def __init__(self, path):
+        self.path = path
+
+
+class NeedsToo(pl.Callback):
+    """As a Lightning callback."""
+
+    def __init__(self, path):
+        self.path = path
+
+
+@pytest.mark.parametrize("kind", [Needs, NeedsToo])
+def test_a_class_of_callbacks_with_arguments(kind, tmp_path):
+    """The error names the class and the argument, and what to pass."""
+    message = rf"`callbacks`: {kind.__name__} cannot be created without arguments .*'path'"
+    with pytest.raises(CallbackError, match=message) as caught:
+        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), callbacks=[kind])
+    assert isinstance(caught.value, TypeError)
+
+
+def test_callbacks_that_are_no_list(tmp_path):
+    """A callback alone is not taken for a list."""
+    with pytest.raises(CallbackError, match=r"`callbacks`: .* is no list\. Pass a list of callbacks"):
+        Trainer(PlainModel(), TrainingArguments(str(tmp_path), **QUIET), callbacks=TrainerCallback())
 
 
 @pytest.mark.parametrize("callback", [3, "tensorboard", {}, object()])
@@ -334,6 +561,20 @@ def test_model_without_loss(tmp_path):
         trainer.train()
     assert trainer.state.global_step == 0
     assert torch.equal(trainer.model.layer.weight, before)
+
+
+class LossOfNone(NoLoss):
+    """A model that has the name of a loss, and none."""
+
+    def forward(self, features, labels=None):
+        return {"loss": None, **super().forward(features)}
+
+
+def test_model_whose_loss_is_none(tmp_path):
+    """The error says that the loss is None, not that it is there."""
+    trainer = trainer_of(tmp_path, model=LossOfNone())
+    with pytest.raises(ModelError, match=r"`model`: LossOfNone did not return a loss, only: loss=None, logits\."):
+        trainer.train()
 
 
 def test_bare_transformers_model(tmp_path):

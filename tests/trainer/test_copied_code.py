@@ -1,6 +1,9 @@
 """Code that libraries copied from transformers' Trainer, and loops of one's own, find here what they find there."""
 
+import copy
 import os
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,22 +14,16 @@ from hf_compat import TrainerCallback
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.errors import TrainerSetupError
-from tests.support import helpers
+from tests.support import helpers, trainers
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+trainer_of = partial(trainers.new_trainer, max_steps=1, save_strategy="no", per_device_train_batch_size=4)
 
 transformers = pytest.importorskip("transformers")
 
 OLD = transformers.__version__.startswith("4.")
 LIBRARIES = [pytest.param(transformers, id="transformers"), pytest.param(hf_compat, id="hf_compat")]
 QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
-
-
-def trainer_of(library, folder, base=None, model=None, rows=None, **fields):
-    """Return a Trainer of ``library`` that trains and evaluates on 8 rows, for one update step."""
-    settings = {**QUIET, "max_steps": 1, "save_strategy": "no", "per_device_train_batch_size": 4, **fields}
-    rows = ListDataset(vector_rows(8)) if rows is None else rows
-    args = library.TrainingArguments(str(folder), **settings)
-    return (base or library.Trainer)(model or PlainModel(), args, train_dataset=rows, eval_dataset=rows)
 
 
 # ---- the keywords of overrides ----
@@ -104,7 +101,7 @@ def test_another_default_of_save_pretrained_has_no_effect(tmp_path):
         def save_pretrained(self, folder, state_dict=None, safe_serialization=False, **more):
             super().save_pretrained(folder, state_dict=state_dict, safe_serialization=safe_serialization, **more)
 
-    trainer = trainer_of(hf_compat, tmp_path, model=OldDefault(helpers.t5().config))
+    trainer = trainer_of(tmp_path, library=hf_compat, model=OldDefault(helpers.t5().config))
     trainer.save_model(str(tmp_path / "saved"))
     assert (tmp_path / "saved" / "model.safetensors").exists()
 
@@ -150,7 +147,7 @@ def test_there_is_no_past_outside_of_a_pass(library, tmp_path):
             seen.append(hasattr(self, "_past"))
             return super().training_step(*args, **kwargs)
 
-    trainer = trainer_of(library, tmp_path, Copied)
+    trainer = trainer_of(tmp_path, kind=Copied, library=library)
     seen.append(hasattr(trainer, "_past"))
     trainer.train()
     trainer.evaluate()
@@ -186,7 +183,7 @@ def prepared_at_each_point(library, folder):
         def on_train_end(self, *args, **kwargs):
             note("train end")
 
-    trainer = trainer_of(library, folder, eval_strategy="epoch")
+    trainer = trainer_of(folder, library=library, eval_strategy="epoch")
     trainer.add_callback(Notes())
     note("made")
     for call in (trainer.evaluate, trainer.train, trainer.evaluate, trainer.train):
@@ -207,7 +204,7 @@ def test_what_the_accelerator_has_prepared(tmp_path):
 def test_shared_state_of_the_accelerator(tmp_path):
     """It is the dict that all of accelerate's `AcceleratorState` share, with this run's values."""
     state = pytest.importorskip("accelerate.state")
-    found = trainer_of(hf_compat, tmp_path).accelerator.state._shared_state
+    found = trainer_of(tmp_path, library=hf_compat).accelerator.state._shared_state
     assert found is state.AcceleratorState._shared_state
     assert (found["device"], found["num_processes"]) == (torch.device("cpu"), 1)
 
@@ -228,7 +225,7 @@ def test_a_copied_evaluation_loop_keeps_all_samples(library, tmp_path):
 
     rows = ListDataset(vector_rows(7))
     fields = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3}
-    trainer = trainer_of(library, tmp_path, Copied, rows=rows, **fields)
+    trainer = trainer_of(tmp_path, kind=Copied, library=library, train_dataset=rows, **fields)
     trainer.evaluate()
     trainer.train()
     assert counts == [[3, 3, 1]] * 3
@@ -236,13 +233,44 @@ def test_a_copied_evaluation_loop_keeps_all_samples(library, tmp_path):
 
 def test_arguments_reach_a_deepspeed_config(tmp_path):
     """A trainer of transformers 4 that calls `propagate_args_to_deepspeed` fills in what is "auto"."""
-    trainer = trainer_of(hf_compat, tmp_path)
+    trainer = trainer_of(tmp_path, library=hf_compat)
     with pytest.raises(TrainerSetupError, match=r"`propagate_args_to_deepspeed`: .* Set `deepspeed`"):
         trainer.propagate_args_to_deepspeed()
     config = HfTrainerDeepSpeedConfig({"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}})
     trainer.accelerator.state.deepspeed_plugin = DeepSpeedPlugin(config)
     trainer.propagate_args_to_deepspeed()
     assert trainer.accelerator.state.deepspeed_plugin.deepspeed_config["train_micro_batch_size_per_gpu"] == 4
+
+
+ZERO_2 = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": 0.5}},
+    "zero_optimization": {"stage": 2},
+}
+
+
+@pytest.mark.skipif(not OLD, reason="transformers 5 has no such method")
+@pytest.mark.parametrize("searches", [False, True], ids=["as given", "a size that is looked for"])
+@pytest.mark.parametrize("given", ["auto", 4, 3], ids=["auto", "the same", "another"])
+def test_a_deepspeed_config_has_transformers_values(given, searches, tmp_path):
+    """What `propagate_args_to_deepspeed` writes is what transformers' writes, and both call a contradiction one."""
+    pytest.importorskip("deepspeed")
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig as TheirConfig
+
+    fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 0.125}
+    found = []
+    for library, kind in ((transformers, TheirConfig), (hf_compat, HfTrainerDeepSpeedConfig)):
+        trainer = trainer_of(tmp_path, library=library, **fields)
+        config = kind({**copy.deepcopy(ZERO_2), "train_micro_batch_size_per_gpu": given})
+        plugin = SimpleNamespace(hf_ds_config=config, deepspeed_config=config.config)
+        state = SimpleNamespace(deepspeed_plugin=plugin)
+        trainer.accelerator = SimpleNamespace(state=state)
+        trainer.propagate_args_to_deepspeed(auto_find_batch_size=searches)
+        found.append((plugin.hf_ds_config.config, len(plugin.hf_ds_config.mismatches)))
+    assert found[0] == found[1]
 
 
 # ---- a loop of one's own ----

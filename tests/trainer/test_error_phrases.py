@@ -307,10 +307,6 @@ TABLE: dict[str, Row] = {
         ValueError, "that quantization method do not support training",
         then=loaded(is_quantized=True, hf_quantizer=quantizer(is_trainable=False, is_qat_trainable=True)),
     ),
-    "sharded when it was loaded": Row(
-        ValueError, "models sharded at load time (`DistributedConfig`)", {"save_strategy": "epoch"},
-        loaded(is_distributed_loading_by_transformers=True), since="5.23",
-    ),
     "order of a stream": Row(
         ValueError, "the `--group_by_length` option is only available for `Dataset`, not",
         {"group_by_length": True, "max_steps": 1}, trainer(train_dataset=Stream(vector_rows(4))), until="5.0",

@@ -6,24 +6,19 @@ import json
 import os
 import pickle
 import weakref
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
 import torch
 
-from hf_compat import Seq2SeqTrainer, Trainer, TrainingArguments
-from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from hf_compat import Seq2SeqTrainer, Trainer
+from tests.support import trainers
 from tests.support.paths import FACTS_FOLDER
 
+new_trainer = partial(trainers.new_trainer, max_steps=2, save_strategy="no", logging_steps=1)
+
 API = json.loads((FACTS_FOLDER / "trainer_api.json").read_text())
-
-
-def new_trainer(folder, kind=Trainer, *, rows=8, callbacks=None, **fields):
-    """Return a Trainer of a tiny model that can train and evaluate."""
-    settings = {"max_steps": 2, "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "logging_steps": 1}
-    data = ListDataset(vector_rows(rows))
-    args = TrainingArguments(str(folder), use_cpu=True, **settings | fields)
-    return kind(PlainModel(), args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
 
 
 def losses(trainer):
@@ -57,8 +52,8 @@ def test_a_copied_trainer_has_no_run(tmp_path):
     trainer.train()
     twin = copy.copy(trainer)
     assert twin.model is trainer.model
-    assert twin._training_run is None
-    assert trainer._training_run is not None
+    assert twin.training_run is None
+    assert trainer.training_run is not None
 
 
 # Copies of the module
@@ -225,7 +220,7 @@ def test_a_method_replaced_in_the_middle_of_a_run_is_called(tmp_path):
         def on_train_batch_end(self, *_):
             trainer.training_step = step
 
-    trainer._lightning_runtime.callbacks.append(Replaces())
+    trainer.lightning_backend.callbacks.append(Replaces())
     trainer.train()
     assert seen == [1, 2]
 

@@ -310,7 +310,7 @@ def test_a_checkpoint_is_pushed_from_where_its_save_began(local_hub, tmp_path, m
         hub_always_push=True,
         hub_strategy="all_checkpoints",
     )
-    trainer._checkpoint_writer = HeldWriter()
+    trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     steps = [f"step {step}{what}" for step in (2, 4) for what in ("", ", checkpoint")]
     assert sorted(commit.message for commit in local_hub.commits) == [f"Training in progress, {step}" for step in steps]
@@ -332,6 +332,6 @@ def test_an_override_that_follows_a_save_is_waited_for(local_hub, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf_compat, "Trainer", PushesItself)
         trainer = trainer_of(hf_compat, tmp_path, waits=False, save_async=True, save_steps=1)
-    trainer._checkpoint_writer = HeldWriter()
+    trainer.checkpoint_writer = HeldWriter()
     trainer.train()
     assert seen == [(f"checkpoint-{step}", step) for step in (1, 2, 3, 4)]

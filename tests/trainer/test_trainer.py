@@ -3,20 +3,17 @@
 import inspect
 import shutil
 from collections import UserDict
+from functools import partial
 
 import pytest
 import torch
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, default_data_collator
-from hf_compat.trainer import OVERRIDABLE
+from tests.support import trainers
 from tests.support.helpers import ListDataset, PlainModel, gpt2, vector_rows
+from tests.support.trainer_methods import OVERRIDABLE
 
-
-def trainer_of(tmp_path, kind=Trainer, *, model=None, **settings):
-    settings = {"save_strategy": "no", "max_steps": 2, "logging_steps": 1} | settings
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, report_to="none", **settings)
-    rows = ListDataset(vector_rows(8))
-    return kind(model or PlainModel(), args, train_dataset=rows, eval_dataset=rows)
+trainer_of = partial(trainers.new_trainer, max_steps=2, save_strategy="no", logging_steps=1)
 
 
 @pytest.mark.parametrize("name", OVERRIDABLE)

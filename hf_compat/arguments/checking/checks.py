@@ -18,13 +18,13 @@ from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems
-from hf_compat.arguments.precision import PRECISION_VARIABLE, mixed_precision
 from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.arguments.run_precision import PRECISION_VARIABLE, mixed_precision
 from hf_compat.distributed.accelerate_state import configured_precision, configured_state
-from hf_compat.distributed.accelerators import accelerator_type, lacks_bf16, lacks_fp16
-from hf_compat.distributed.devices import gpu_lacks_tf32, wants_cpu
+from hf_compat.distributed.accelerators import accelerator_type, lacks_bf16, lacks_fp16, lacks_tf32
+from hf_compat.distributed.devices import wants_cpu
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
@@ -296,7 +296,7 @@ def _precision(args: TrainingArguments, semantics: Semantics) -> Problems:
         yield Problem("half_precision_backend", "apex", text, unsupported=True)
     if (args.fp16 or args.bf16 or args.bf16_full_eval) and not wants_cpu(args.use_cpu):
         yield from _device_problems(args)
-    if args.tf32 and gpu_lacks_tf32():
+    if args.tf32 and lacks_tf32():
         yield Problem("tf32", True, "--tf32 requires Ampere or a newer GPU; remove it.")
     if args.use_mps_device and accelerator_type() != "mps":
         yield Problem(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnsupportedArgumentsError
+from hf_compat.masking import masked_text
 
 __all__ = ["Problem", "raise_all"]
 
@@ -30,9 +31,9 @@ class Problem:
         if self.written is not None:
             return f"`{self.written}`: {self.text}"
         value = self.value.value if isinstance(self.value, Enum) else self.value
-        # Tokens do not belong in logs.
+        # Tokens do not belong in logs; a dict, an address or JSON may contain some.
         shown = f"<{self.field.upper()}>" if self.field.endswith("_token") else repr(value)
-        return f"`{self.field}={shown}`: {self.text}"
+        return masked_text(f"`{self.field}={shown}`: {self.text}")
 
 
 def raise_all(problems: Iterable[Problem]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.checking.reporters import tracker_names, with_job_tracker
+from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
 from hf_compat.arguments.enums import (
     DebugOption,
     ExplicitEnum,
@@ -33,7 +33,7 @@ from hf_compat.arguments.fields.aliases import (
     apply_tokens_alias,
     apply_warmup_ratio,
 )
-from hf_compat.arguments.fsdp.fields import resolve_fsdp
+from hf_compat.arguments.fsdp.resolved_fields import resolve_fsdp
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics, semantics_problem
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.distributed.accelerators import accelerator_type

@@ -106,12 +106,12 @@ class HfDeepSpeedConfig:
         return (node, key) if isinstance(node, dict) else (None, key)
 
     def get_value(self, ds_key_long: str, default: object = None) -> Any:
-        """Return the value of a key, ``default`` if it does not exist."""
+        """Return the value of the key ``ds_key_long``, ``default`` if it does not exist."""
         node, key = self.find_config_node(ds_key_long)
         return default if node is None else node.get(key, default)
 
     def del_config_sub_tree(self, ds_key_long: str, must_exist: bool = False) -> None:
-        """Delete a key or section.
+        """Delete the key or section ``ds_key_long``.
 
         Raises:
             ArgumentsError: If it does not exist and ``must_exist`` is set.
@@ -123,11 +123,11 @@ class HfDeepSpeedConfig:
             raise ArgumentsError([f"`deepspeed`: the config has no `{ds_key_long}`."], fields=["deepspeed"])
 
     def is_true(self, ds_key_long: str) -> bool:
-        """Return whether a key exists and its value is true."""
+        """Return whether the key ``ds_key_long`` exists and its value is true."""
         return bool(self.get_value(ds_key_long))
 
     def is_false(self, ds_key_long: str) -> bool:
-        """Return whether a key exists and its value is false."""
+        """Return whether the key ``ds_key_long`` exists and its value is false."""
         value = self.get_value(ds_key_long)
         return value is not None and not value
 

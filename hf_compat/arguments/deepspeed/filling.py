@@ -6,8 +6,8 @@ import os
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.deepspeed.auto_values import ARGUMENT_RULES, HIDDEN_SIZE_RULES, RUN_RULES
 from hf_compat.arguments.deepspeed.config import HfDeepSpeedConfig
-from hf_compat.arguments.deepspeed.rules import ARGUMENT_RULES, HIDDEN_SIZE_RULES, RUN_RULES
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.errors import ArgumentsError
 

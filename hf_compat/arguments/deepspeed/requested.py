@@ -12,14 +12,14 @@ from hf_compat.arguments.deepspeed.config import read_config
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import LAUNCHER_SETTINGS, DeepSpeedPlugin, fill_from_launcher, launcher_config
 from hf_compat.arguments.releases.semantics import Semantics
-from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
+from hf_compat.distributed.deepspeed_process import import_deepspeed, prepare_process
 from hf_compat.environment import is_yes
 from hf_compat.errors import ArgumentsError, require_package
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["deepspeed_problems", "partition_from_now_on", "use_deepspeed"]
+__all__ = ["deepspeed_problems", "partition_from_now_on", "requests_deepspeed", "use_deepspeed"]
 
 _SECTIONS = ("amp", "bf16", "checkpoint", "fp16", "optimizer", "scheduler", "zero_optimization")
 
@@ -29,6 +29,11 @@ def _requested_config(args: TrainingArguments) -> dict[str, Any] | str | None:
     given: dict[str, Any] | str | None = args.deepspeed
     launched = is_yes(os.environ.get("ACCELERATE_USE_DEEPSPEED", "false"))
     return given or (launcher_config() if launched else None)
+
+
+def requests_deepspeed(args: TrainingArguments) -> bool:
+    """Return whether ``args`` or the launcher request DeepSpeed."""
+    return _requested_config(args) is not None
 
 
 def deepspeed_problems(args: TrainingArguments, semantics: Semantics) -> Iterator[Problem]:

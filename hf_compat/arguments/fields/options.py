@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+import inspect
+from dataclasses import Field, field
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.enums import FSDPOption
-from hf_compat.arguments.fields.giving_way import LibraryField
+from hf_compat.arguments.fields.field_conflicts import LibraryField
 
 __all__ = ["Config", "Folder", "Fsdp", "Listed", "Settings", "listing", "option"]
 
@@ -24,6 +25,9 @@ else:
     Fsdp = str | None
     Listed = None | str | list[str]
     Settings = dict[str, Any] | str | None
+
+_PARAMETERS = tuple(inspect.signature(Field).parameters)
+"""What a field is made of, each also the name of its attribute; the installed Python decides."""
 
 
 def option(default: object, text: str, *, shown: bool = True, **parser: object) -> Any:
@@ -45,6 +49,5 @@ def listing(text: str) -> Any:
 
 def _of_the_library(**given: Any) -> Any:
     """Return the field that ``dataclasses.field`` makes of ``given``, of the library's own class."""
-    made: Any = field(**given)
-    made.__class__ = LibraryField
-    return made
+    plain: Any = field(**given)
+    return LibraryField(**{name: getattr(plain, name) for name in _PARAMETERS})

@@ -9,11 +9,13 @@ from typing import Any
 __all__ = [
     "ACCELERATE_DEFAULTS",
     "KEYS",
+    "OTHER_NAMES",
     "SHARDING_STRATEGIES",
     "VERSION_1_ONLY",
     "Key",
     "field_defaults",
     "fsdp_options",
+    "own_names",
     "sharding_values",
 ]
 
@@ -67,7 +69,7 @@ class Key:
     variable: str = ""
     """The variable that ``accelerate launch`` sets, if any."""
     version_2_values: tuple[Any, ...] | None = None
-    """The values that FSDP version 2 accepts if it does not have the setting; None if it does."""
+    """The values that say what FSDP version 2 does anyway, if it does not have the setting; None if it does."""
 
 
 _WRAPPINGS = {"TRANSFORMER_BASED_WRAP": "transformer", "SIZE_BASED_WRAP": "size", "NO_WRAP": "none"}
@@ -97,6 +99,14 @@ KEYS: tuple[Key, ...] = (
     Key("sync_module_states", "sync_module_states", _switch, "FSDP_SYNC_MODULE_STATES", version_2_values=(True, False)),
 )
 """Every setting except the sharding strategy, which options of ``fsdp`` and two variables also set."""
+
+OTHER_NAMES = {
+    "backward_prefetch_policy": "backward_prefetch",
+    "offload_params": "cpu_offload",
+    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
+    "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
+}
+"""accelerate's name of a key, in its plugin and its configuration files, which transformers ignores → the key."""
 
 VERSION_1_ONLY = tuple(row.setting for row in KEYS if row.version_2_values is not None)
 """Settings that FSDP version 2 does not have."""
@@ -138,14 +148,11 @@ def sharding_values(version: int, *, is_option: bool) -> dict[str, str]:
 
     Args:
         version: FSDP version 1 has names and accelerate's numbers for them; version 2 a bool.
-        is_option: Whether the value is an option of the field ``fsdp``, a name in version 2 too.
+        is_option: Whether the value is an option of ``fsdp`` or accelerate's, a name or number in version 2 too.
     """
-    if version == 1:
-        return {name: name for name in SHARDING_STRATEGIES} | {
-            str(n): name for n, name in enumerate(SHARDING_STRATEGIES, 1)
-        }
-    if is_option:
-        return {name: name for name in SHARDING_STRATEGIES[:2]}
+    if version == 1 or is_option:
+        names = SHARDING_STRATEGIES if version == 1 else SHARDING_STRATEGIES[:2]
+        return {name: name for name in names} | {str(n): name for n, name in enumerate(names, 1)}
     return dict.fromkeys(_ON, "full_shard") | dict.fromkeys(_OFF, "shard_grad_op")
 
 
@@ -154,3 +161,12 @@ def fsdp_options(fsdp: object) -> list[str]:
     if isinstance(fsdp, str):
         return fsdp.split()
     return [str(getattr(option, "value", option)) for option in fsdp] if isinstance(fsdp, list | tuple) else []
+
+
+def own_names(config: dict[str, Any]) -> dict[str, Any]:
+    """Return ``fsdp_config`` with its keys without prefix, those of accelerate by the Trainer's names.
+
+    A key that is there by both names keeps both.
+    """
+    plain = {key.removeprefix("fsdp_"): value for key, value in config.items()}
+    return {key if OTHER_NAMES.get(key, key) in plain else OTHER_NAMES[key]: value for key, value in plain.items()}

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.fsdp.checks import contradictions, option_problems, unknown_keys, unused_keys
+from hf_compat.arguments.fsdp.fsdp_checks import (
+    contradictions,
+    keys_of_version_1,
+    option_problems,
+    unknown_keys,
+    unused_keys,
+)
 from hf_compat.arguments.fsdp.keys import (
     ACCELERATE_DEFAULTS,
     KEYS,
@@ -16,6 +22,7 @@ from hf_compat.arguments.fsdp.keys import (
     VERSION_1_ONLY,
     field_defaults,
     fsdp_options,
+    own_names,
     sharding_values,
 )
 from hf_compat.arguments.releases.semantics import resolve_semantics
@@ -24,7 +31,16 @@ from hf_compat.arguments.releases.versions import SINCE
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["LOADING_VARIABLE", "USE_VARIABLE", "FsdpSettings", "fsdp_problems", "read_fsdp", "set_loading_variables"]
+__all__ = [
+    "LOADING_VARIABLE",
+    "USE_VARIABLE",
+    "FsdpSettings",
+    "fsdp_problems",
+    "ignored_keys",
+    "read_fsdp",
+    "requests_fsdp",
+    "set_loading_variables",
+]
 
 USE_VARIABLE = "ACCELERATE_USE_FSDP"
 """Set to ``true`` by ``accelerate launch --use_fsdp``; transformers also accepts ``1``."""
@@ -47,7 +63,7 @@ class FsdpSettings:
     layer_classes: tuple[str, ...] = ()
     """Class names of the FSDP units; empty for the model's ``_no_split_modules``. For ``wrapping="transformer"``."""
     min_num_params: int = 0
-    """Minimum number of parameters of an FSDP unit. For ``wrapping="size"``."""
+    """Minimum number of parameters of an FSDP unit; 0 for none with version 1, any with 2. For ``wrapping="size"``."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state are offloaded to the CPU."""
     state_dict_type: Literal["full", "sharded"] = "full"
@@ -86,9 +102,29 @@ def read_fsdp(args: TrainingArguments) -> FsdpSettings | None:
     return settings
 
 
+def requests_fsdp(args: TrainingArguments) -> bool:
+    """Return whether ``args`` or the launcher's variables request FSDP, of any version and with any settings."""
+    return bool(args.fsdp or _is_launched())
+
+
+def _is_launched() -> bool:
+    return os.environ.get(USE_VARIABLE, "").lower() == "true"
+
+
 def fsdp_problems(args: TrainingArguments) -> Problems:
     """Yield the problems of the fields and variables of FSDP."""
     yield from _read(args)[1]
+
+
+def ignored_keys(args: TrainingArguments) -> dict[tuple[str, str], list[str]]:
+    """Return the keys of ``fsdp_config`` without effect, by the reason and by the setting with which they have one."""
+    config, is_switch = own_names(args.fsdp_config), _is_switch(args)
+    values, _ = _values(config, fsdp_options(args.fsdp), field_defaults(is_switch) if args.fsdp else {})
+    by_size = ["min_num_params"] if config.get("min_num_params") and values["wrapping"] != "size" else []
+    return {
+        ("FSDP version 2", "'version': 1"): keys_of_version_1(config, values),
+        ("layers that are not chosen by size", "'auto_wrap_policy': 'SIZE_BASED_WRAP'"): by_size,
+    }
 
 
 def prepare_loading(args: TrainingArguments) -> None:
@@ -109,17 +145,15 @@ def set_loading_variables(settings: FsdpSettings | None) -> None:
 
 
 def _read(args: TrainingArguments) -> tuple[FsdpSettings | None, list[Problem]]:
-    launched = os.environ.get(USE_VARIABLE, "").lower() == "true"
-    given = args.fsdp_config if isinstance(args.fsdp_config, dict) else {}
-    config = {key.removeprefix("fsdp_"): value for key, value in given.items()}
-    if not (args.fsdp or launched):
+    config = own_names(args.fsdp_config if isinstance(args.fsdp_config, dict) else {})
+    if not requests_fsdp(args):
         return None, list(unused_keys(config, launched=False))
-    is_switch = resolve_semantics(args.semantics).release >= SINCE["makes_fsdp_a_switch"]
+    is_switch = _is_switch(args)
     options = fsdp_options(args.fsdp)
     values, problems = _values(config, options, field_defaults(is_switch) if args.fsdp else {})
     values["sharding"], found = _sharding(options, config, values["version"])
     problems += [*found, *(unknown_keys(config) if args.fsdp else unused_keys(config, launched=True))]
-    problems += [*option_problems(options, is_switch), *contradictions(args, config, values)]
+    problems += [*option_problems(options, is_switch), *contradictions(args, config, values, is_switch=is_switch)]
     if problems:
         return None, problems
     if values["version"] == 2:
@@ -127,6 +161,11 @@ def _read(args: TrainingArguments) -> tuple[FsdpSettings | None, list[Problem]]:
     values["layer_classes"] = values["layer_classes"] if values["wrapping"] == "transformer" else ()
     values["min_num_params"] = values["min_num_params"] if values["wrapping"] == "size" else 0
     return FsdpSettings(**values), []
+
+
+def _is_switch(args: TrainingArguments) -> bool:
+    """Return whether ``fsdp`` is a bool in the release."""
+    return resolve_semantics(args.semantics).release >= SINCE["makes_fsdp_a_switch"]
 
 
 def _values(config: dict[str, Any], options: list[str], fixed: dict[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -162,23 +201,27 @@ def _sharding(options: list[str], config: dict[str, Any], version: int) -> tuple
     field: str
     shown: object
     variable = "FSDP_RESHARD_AFTER_FORWARD" if version == 2 else "FSDP_SHARDING_STRATEGY"
-    if config.get("reshard_after_forward") is not None:
-        value = config["reshard_after_forward"]
-        field, shown = "fsdp_config", {"reshard_after_forward": value}
+    key = next((key for key in ("reshard_after_forward", "sharding_strategy") if config.get(key) is not None), None)
+    if key is not None:
+        field, shown, value = "fsdp_config", {key: config[key]}, config[key]
     elif option is not None:
         field, shown, value = "fsdp", option, option
     else:
         value = os.environ.get(variable, "1")
         field, shown = variable, value
-    known = sharding_values(version, is_option=field == "fsdp")
+    known = sharding_values(version, is_option=field == "fsdp" or key == "sharding_strategy")
     found = known.get(str(value).lower())
     if found is None:
         text, remedy = f"FSDP version {version} supports {', '.join(map(repr, known))}", "use one of them"
-        if version == 2 and value in SHARDING_STRATEGIES:
+        if version == 2 and str(value).lower() in SHARDING_STRATEGIES:
             text, remedy = f"is only available with FSDP1. {text}", "set `fsdp_config={'version': 1}`"
         elif version == 2:
             text = f"invalid truth value {value}: {text}"
         return "full_shard", [Problem(field, shown, f"{text}; {remedy}.")]
     if field == "fsdp_config" and option not in (None, found):
         return found, [Problem("fsdp", option, f"contradicts `fsdp_config={shown}`; remove one of them.")]
+    other = config.get("sharding_strategy")
+    if other is not None and sharding_values(version, is_option=True).get(str(other).lower()) != found:
+        text = f"contradicts 'reshard_after_forward': {value!r}, which is the same key; remove one of them."
+        return found, [Problem("fsdp_config", {"sharding_strategy": other}, text)]
     return found, []

@@ -64,6 +64,9 @@ class Semantics:
     """The Trainer sets ``model.config.use_cache`` to the field ``use_cache``."""
     reports_to_none: bool = _since("5.0")
     """``report_to=None`` reports nowhere; before, to every installed tracker."""
+    carries_on_with_shared_sequences: bool = _since("5.0", corrected=False)
+    """With sequence parallelism each epoch after the first begins with an empty window, and has one update step less;
+    before, the Trainer had no sequence parallelism, and here trains on all batches."""
     leaves_loss_out_of_cpu_autocast: bool = _since("5.0")
     """On a CPU, bf16 covers the model's forward pass alone; before, in one process, all of ``compute_loss``."""
     announces_pushes: bool = _since("5.0")
@@ -164,6 +167,8 @@ class Semantics:
     """``warmup_num_steps`` in a DeepSpeed config must be 1 without warmup; before, 0."""
     drops_non_finite_eval_losses: bool = _since("5.23")
     """The evaluation loss excludes NaN and infinite batches under ``logging_nan_inf_filter``."""
+    calls_save_on_every_rank: bool = _since("5.23")
+    """``save_model`` calls ``_save`` on every rank; before, only on those that write files."""
 
 
 def _is_on(row: Mapping[str, Any], release: Version, corrected: bool) -> bool:

@@ -51,77 +51,79 @@ def keeps_masks(callback: Callback) -> bool:
     return isinstance(callback, ModelPruning) and not callback._make_pruning_permanent
 
 
-def resume_from_no_file(trainer: pl.Trainer) -> None:
-    """Keep ``trainer`` from resuming from the file of an ``OnExceptionCheckpoint``: the run has resumed by itself.
+def resume_from_no_file(pl_trainer: pl.Trainer) -> None:
+    """Keep ``pl_trainer`` from resuming from the file of an ``OnExceptionCheckpoint``: the run has resumed by itself.
 
     Contract: a connector that is ``_user_managed`` takes its ``_ckpt_path``, which is None.
     """
-    if any(isinstance(callback, OnExceptionCheckpoint) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-        trainer._checkpoint_connector._user_managed = True
+    if any(isinstance(callback, OnExceptionCheckpoint) for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
+        pl_trainer._checkpoint_connector._user_managed = True
 
 
-def publish_metrics(trainer: pl.Trainer, logs: Mapping[str, Any]) -> None:
-    """Put the numbers of ``logs`` into ``trainer.callback_metrics``.
+def publish_metrics(pl_trainer: pl.Trainer, logs: Mapping[str, Any]) -> None:
+    """Put the numbers of ``logs`` into ``trainer.callback_metrics``, but for the ``epoch`` that each log has.
 
-    Contract: ``callback_metrics`` returns the connector's dict, which keeps what is put into it.
+    Contract: ``callback_metrics`` returns the connector's dict, which keeps what is put into it. ``ModelCheckpoint``
+    counts the epochs in the names of its files itself, unless it finds a metric of that name.
     """
-    metrics = trainer._logger_connector.callback_metrics
-    metrics.update({name: torch.tensor(value) for name, value in logs.items() if isinstance(value, int | float)})
+    metrics = pl_trainer._logger_connector.callback_metrics
+    numbers = {name: value for name, value in logs.items() if isinstance(value, int | float) and name != "epoch"}
+    metrics.update({name: torch.tensor(value) for name, value in numbers.items()})
 
 
 # ---- checkpoints ----
 
 
-def callback_states(trainer: pl.Trainer) -> dict[str, Any]:
+def callback_states(pl_trainer: pl.Trainer) -> dict[str, Any]:
     """Return the state of each Lightning callback by its state key, as in a Lightning checkpoint."""
-    return _call_callbacks_state_dict(trainer)
+    return _call_callbacks_state_dict(pl_trainer)
 
 
-def restore_callback_states(trainer: pl.Trainer, states: dict[str, Any]) -> None:
+def restore_callback_states(pl_trainer: pl.Trainer, states: dict[str, Any]) -> None:
     """Restore the state of each Lightning callback."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+    for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, SpikeDetection) and not hasattr(callback, "running"):
             callback.running = callback.running_mean  # type: ignore[attr-defined]  # what `load_state_dict` reads
-    _call_callbacks_load_state_dict(trainer, {"callbacks": states})
+    _call_callbacks_load_state_dict(pl_trainer, {"callbacks": states})
 
 
-def saved_checkpoint(trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
+def saved_checkpoint(pl_trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
     """Return what the callbacks' ``on_save_checkpoint`` made of a checkpoint with the module's weights and ``states``.
 
     Returns:
         What they added, and the ``state_dict`` if they replaced it.
     """
-    module = trainer.lightning_module
-    before: dict[str, Any] = {**_checkpoint(trainer, states), "state_dict": module.state_dict()}
+    module = pl_trainer.lightning_module
+    before: dict[str, Any] = {**_checkpoint(pl_trainer, states), "state_dict": module.state_dict()}
     after = dict(before)
-    _call_callbacks_on_save_checkpoint(trainer, after)
+    _call_callbacks_on_save_checkpoint(pl_trainer, after)
     return {name: value for name, value in after.items() if name not in before or value is not before[name]}
 
 
-def restore_checkpoint_entries(trainer: pl.Trainer, states: dict[str, Any], entries: dict[str, Any]) -> None:
+def restore_checkpoint_entries(pl_trainer: pl.Trainer, states: dict[str, Any], entries: dict[str, Any]) -> None:
     """Call the callbacks' ``on_load_checkpoint`` with what they added; the weights are the module's, loaded before."""
-    module = trainer.lightning_module
-    checkpoint = {**_checkpoint(trainer, states), "state_dict": module.state_dict(), **entries}
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        callback.on_load_checkpoint(trainer, module, checkpoint)
+    module = pl_trainer.lightning_module
+    checkpoint = {**_checkpoint(pl_trainer, states), "state_dict": module.state_dict(), **entries}
+    for callback in pl_trainer.callbacks:  # type: ignore[attr-defined]
+        callback.on_load_checkpoint(pl_trainer, module, checkpoint)
 
 
-def _checkpoint(trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
+def _checkpoint(pl_trainer: pl.Trainer, states: dict[str, Any]) -> dict[str, Any]:
     return {
-        "epoch": trainer.current_epoch,
-        "global_step": trainer.global_step,
+        "epoch": pl_trainer.current_epoch,
+        "global_step": pl_trainer.global_step,
         "pytorch-lightning_version": lightning.__version__,
         "callbacks": states,
     }
 
 
-def unfreeze_restored(trainer: pl.Trainer) -> None:
+def unfreeze_restored(pl_trainer: pl.Trainer) -> None:
     """Train the parameters that a restored ``BaseFinetuning`` has put back into the optimizer.
 
     Its ``setup`` has frozen them again, and it unfreezes only those that it adds itself.
     """
-    if any(isinstance(callback, BaseFinetuning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-        for optimizer in trainer.optimizers:
+    if any(isinstance(callback, BaseFinetuning) for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
+        for optimizer in pl_trainer.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.requires_grad = True
@@ -150,12 +152,12 @@ class _EvaluationThroughput(Callback):
     def __init__(self, monitor: ThroughputMonitor) -> None:
         self._monitor = monitor
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Add what measures evaluations."""
         monitor = self._monitor
         if stage == "fit":
             monitor._throughputs[RunningStage.VALIDATING] = Throughput(
-                available_flops=monitor.available_flops, world_size=trainer.world_size, **monitor.kwargs
+                available_flops=monitor.available_flops, world_size=pl_trainer.world_size, **monitor.kwargs
             )
 
 

@@ -14,54 +14,54 @@ from hf_compat.engine.internals.loops import is_fitting, validate_in_fit
 
 __all__ = [
     "evaluation_loader",
-    "given_data",
     "is_evaluating",
     "renew_loops",
     "run_evaluation",
     "run_instead",
+    "user_data",
 ]
 
 
-def is_evaluating(trainer: pl.Trainer) -> bool:
-    """Return whether ``trainer`` is inside ``validate``, ``test`` or ``predict``."""
-    return trainer.state.fn not in (None, TrainerFn.FITTING) and trainer.state.stage is not None
+def is_evaluating(pl_trainer: pl.Trainer) -> bool:
+    """Return whether ``pl_trainer`` is inside ``validate``, ``test`` or ``predict``."""
+    return pl_trainer.state.fn not in (None, TrainerFn.FITTING) and pl_trainer.state.stage is not None
 
 
-def run_evaluation(trainer: pl.Trainer, module: pl.LightningModule, loader: object, *, test: bool) -> None:
-    """Run one loop of ``trainer`` over ``loader``: that of the call that it is inside of, if it is inside of one.
+def run_evaluation(pl_trainer: pl.Trainer, module: pl.LightningModule, loader: object, *, test: bool) -> None:
+    """Run one loop of ``pl_trainer`` over ``loader``: that of the call that it is inside of, if it is inside of one.
 
     Args:
-        trainer: The Lightning trainer.
+        pl_trainer: The Lightning trainer.
         module: The module.
         loader: The batches.
         test: Outside of any call: whether to call ``test``, or ``validate``.
     """
-    if is_fitting(trainer):
-        validate_in_fit(trainer, loader)
-    elif is_evaluating(trainer):
-        _run_own(trainer, loader)
+    if is_fitting(pl_trainer):
+        validate_in_fit(pl_trainer, loader)
+    elif is_evaluating(pl_trainer):
+        _run_own(pl_trainer, loader)
     elif test:
-        trainer.test(module, dataloaders=loader, verbose=False)
+        pl_trainer.test(module, dataloaders=loader, verbose=False)
     else:
-        trainer.validate(module, dataloaders=loader, verbose=False)
+        pl_trainer.validate(module, dataloaders=loader, verbose=False)
 
 
 # ---- of a call that a person has made ----
 
 
 @contextmanager
-def run_instead(trainer: pl.Trainer, run: Callable[[], Any]) -> Iterator[None]:
-    """Context in which the call that ``trainer`` is inside of returns what ``run`` does, instead of running its loop.
+def run_instead(pl_trainer: pl.Trainer, run: Callable[[], Any]) -> Iterator[None]:
+    """Context in which the call that ``pl_trainer`` is inside of returns what ``run`` does, without its loop.
 
     ``run`` may run the loop, by :func:`run_evaluation`. Contract: ``_run_stage`` returns what ``run`` of
     ``_active_loop`` returns, which the class has decorated to disable gradients; what comes before it does not read
     the loaders.
 
     Args:
-        trainer: The Lightning trainer, in the ``setup`` of the call.
+        pl_trainer: The Lightning trainer, in the ``setup`` of the call.
         run: What to do instead.
     """
-    loop: Any = trainer._active_loop
+    loop: Any = pl_trainer._active_loop
     loop.run = run
     try:
         yield
@@ -69,37 +69,37 @@ def run_instead(trainer: pl.Trainer, run: Callable[[], Any]) -> Iterator[None]:
         vars(loop).pop("run", None)
 
 
-def _run_own(trainer: pl.Trainer, loader: object) -> None:
-    """Run the loop of the call that ``trainer`` is inside of over ``loader``; see :func:`run_instead`."""
-    loop: Any = trainer._active_loop
+def _run_own(pl_trainer: pl.Trainer, loader: object) -> None:
+    """Run the loop of the call that ``pl_trainer`` is inside of over ``loader``; see :func:`run_instead`."""
+    loop: Any = pl_trainer._active_loop
     vars(loop).pop("run", None)
     loop._data_source.instance = loader
     loop.run()
 
 
-def given_data(trainer: pl.Trainer) -> object:
-    """Return what the call that ``trainer`` is inside of was given as data: a data module, loaders, or the module.
+def user_data(pl_trainer: pl.Trainer) -> object:
+    """Return what the call that ``pl_trainer`` is inside of was given as data: a data module, loaders, or the module.
 
     Contract: ``_data_source.instance``; the trainer's ``datamodule`` may be that of an earlier call.
     """
-    loop: Any = trainer._active_loop
+    loop: Any = pl_trainer._active_loop
     return loop._data_source.instance
 
 
-def renew_loops(trainer: pl.Trainer) -> None:
-    """Prepare the loops of ``trainer`` that evaluate for another strategy, under ``torch.no_grad``.
+def renew_loops(pl_trainer: pl.Trainer) -> None:
+    """Prepare the loops of ``pl_trainer`` that evaluate for another strategy, under ``torch.no_grad``.
 
     What a model caches there can then be trained on. Contract: each loop has ``inference_mode``; ``_results`` has what
     was logged before, with the strategy's method to reduce it, which has to be that of what is logged next.
     """
-    for loop in (trainer.validate_loop, trainer.test_loop):
+    for loop in (pl_trainer.validate_loop, pl_trainer.test_loop):
         loop._results.clear()
-    for one in (trainer.validate_loop, trainer.test_loop, trainer.predict_loop):
+    for one in (pl_trainer.validate_loop, pl_trainer.test_loop, pl_trainer.predict_loop):
         one.inference_mode = False
 
 
-def evaluation_loader(trainer: pl.Trainer) -> Callable[[], Any] | None:
+def evaluation_loader(pl_trainer: pl.Trainer) -> Callable[[], Any] | None:
     """Return what loads the batches that the call was given, from a module or as they are; None without any."""
-    loop: Any = trainer._active_loop
+    loop: Any = pl_trainer._active_loop
     source = copy.copy(loop._data_source)  # the loop's is about to have another instance
     return source.dataloader if source.is_defined() else None

@@ -13,13 +13,13 @@ __all__ = ["parse_fsdp_strategy"]
 
 
 def parse_fsdp_strategy(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:
-    """Return the settings of the user's ``strategy``, and which of its arguments are not supported.
+    """Return the settings of the user's ``strategy``, and which keywords and policies are not supported.
 
     Contract: Lightning's ``FSDPStrategy`` stores ``sharding_strategy`` and ``cpu_offload`` as torch's objects, full or
     sharded state dicts in ``_state_dict_type``, activation checkpointing in ``_activation_checkpointing_kwargs``, and
     the wrapper's other keywords in ``kwargs``, with a set of layers as ``ModuleWrapPolicy``.
     """
-    given = dict(strategy.kwargs)
+    given = {name: value for name, value in strategy.kwargs.items() if name != "device_mesh"}
     policy, prefetch = given.pop("auto_wrap_policy", None), given.pop("backward_prefetch", None)
     checkpointing = dict(strategy._activation_checkpointing_kwargs)
     layers = _layers_of(policy)
@@ -27,7 +27,7 @@ def parse_fsdp_strategy(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]
     values = {name: bool(given.pop(name)) for name in flags if name in given}
     by_size = isinstance(policy, partial) and policy.func is size_based_auto_wrap_policy
     least = policy.keywords.get("min_num_params", 10**8) if by_size else 0
-    problems = [f"`{name}` is not supported, do not pass it" for name in (*given, *_unsupported_arguments(strategy))]
+    problems = [f"`{name}` is not supported, do not pass it" for name in given]
     if policy is not None and layers is None and not by_size:
         problems.append("`auto_wrap_policy` must be a set of layer classes, or torch's size-based policy")
     if checkpointing and (layers is None or _layers_of(checkpointing.get("auto_wrap_policy")) != layers):
@@ -50,13 +50,3 @@ def _layers_of(policy: object) -> tuple[str, ...] | None:
     if not isinstance(policy, ModuleWrapPolicy):
         return None
     return tuple(sorted(layer.__name__ for layer in policy._module_classes))
-
-
-def _unsupported_arguments(strategy: FSDPStrategy) -> list[str]:
-    """Return the names of arguments that were passed but are set elsewhere or not supported."""
-    plain = FSDPStrategy()
-    names = ("process_group_backend", "timeout", "parallel_devices", "accelerator", "checkpoint_io", "precision_plugin")
-    found = [name for name in names if vars(strategy).get(f"_{name}") != vars(plain).get(f"_{name}")]
-    if strategy.mixed_precision is not None:
-        found.append("mixed_precision")
-    return found

@@ -24,14 +24,14 @@ __all__ = [
     "disable_signal_handlers",
     "disable_sigterm_broadcast",
     "fast_forward",
-    "given_loader",
-    "ignore_misleading_warnings",
+    "ignoring_misleading_warnings",
     "is_fitting",
     "keep_memory_cache",
     "may_stop",
     "quiet_lightning",
     "sanity_checking",
     "train_on",
+    "user_loader",
     "validate_in_fit",
     "without_minimum",
 ]
@@ -52,85 +52,85 @@ _MISLEADING = (
 )
 
 
-def is_fitting(trainer: pl.Trainer) -> bool:
-    """Return whether ``trainer`` is inside ``fit``."""
-    return trainer.state.fn is TrainerFn.FITTING and trainer.state.stage is not None
+def is_fitting(pl_trainer: pl.Trainer) -> bool:
+    """Return whether ``pl_trainer`` is inside ``fit``."""
+    return pl_trainer.state.fn is TrainerFn.FITTING and pl_trainer.state.stage is not None
 
 
-def validate_in_fit(trainer: pl.Trainer, loader: object) -> None:
-    """Run ``trainer``'s validation loop once over ``loader`` within ``fit``.
+def validate_in_fit(pl_trainer: pl.Trainer, loader: object) -> None:
+    """Run ``pl_trainer``'s validation loop once over ``loader`` within ``fit``.
 
     ``Trainer.validate`` cannot be called there: it tears down the strategy. Contract: hooks and ``self.log`` use
     ``fit_loop.epoch_loop.val_loop`` while ``trainer.validating``; an evaluation loop reads its loader from
     ``_data_source.instance``; of the state of the interrupted training hook, a validation changes only the connector's
     ``_first_loop_iter`` and the module's ``_current_fx_name``.
     """
-    epoch_loop = trainer.fit_loop.epoch_loop
-    connector = trainer._logger_connector
-    previous_loop, previous_stage = epoch_loop.val_loop, trainer.state.stage
-    first_iteration, hook = connector._first_loop_iter, trainer.lightning_module._current_fx_name
-    loop = _EvaluationLoop(trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
+    epoch_loop = pl_trainer.fit_loop.epoch_loop
+    connector = pl_trainer._logger_connector
+    previous_loop, previous_stage = epoch_loop.val_loop, pl_trainer.state.stage
+    first_iteration, hook = connector._first_loop_iter, pl_trainer.lightning_module._current_fx_name
+    loop = _EvaluationLoop(pl_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False)
     step_alike(loop, previous_loop)
     loop._data_source.instance = loader
     epoch_loop.val_loop = loop
-    if not trainer.sanity_checking:
-        trainer.validating = True
+    if not pl_trainer.sanity_checking:
+        pl_trainer.validating = True
     try:
         loop.run()
     finally:
         loop.teardown()
         epoch_loop.val_loop = previous_loop
-        trainer.state.stage = previous_stage
+        pl_trainer.state.stage = previous_stage
         connector._first_loop_iter = first_iteration
-        trainer.lightning_module._current_fx_name = hook
+        pl_trainer.lightning_module._current_fx_name = hook
 
 
 @contextmanager
-def sanity_checking(trainer: pl.Trainer) -> Iterator[None]:
+def sanity_checking(pl_trainer: pl.Trainer) -> Iterator[None]:
     """Context of a sanity check inside ``fit``, as Lightning's own: its hooks, and nothing is different afterwards.
 
     Contract: callbacks and ``_EvaluationLoop`` know it by ``sanity_checking``, a stage, and the loop takes
     ``num_sanity_val_steps`` batches of each loader; Lightning's ``_run_sanity_check`` does nothing without a loader in
     ``fit``. Metrics are reset by the connector before and after; ``_ModuleMode`` keeps the modules' modes.
     """
-    connector, stage = trainer._logger_connector, trainer.state.stage
+    connector, stage = pl_trainer._logger_connector, pl_trainer.state.stage
     modes = _ModuleMode()
-    modes.capture(trainer.lightning_module)
+    modes.capture(pl_trainer.lightning_module)
     with isolate_rng():
-        trainer.sanity_checking = True
+        pl_trainer.sanity_checking = True
         try:
             connector.reset_results()
             connector.reset_metrics()
-            _call_callback_hooks(trainer, "on_sanity_check_start")
+            _call_callback_hooks(pl_trainer, "on_sanity_check_start")
             yield
-            _call_callback_hooks(trainer, "on_sanity_check_end")
+            _call_callback_hooks(pl_trainer, "on_sanity_check_end")
             connector.reset_results()
             connector.reset_metrics()
         finally:
-            trainer.state.stage = stage
-            modes.restore(trainer.lightning_module)
+            pl_trainer.state.stage = stage
+            modes.restore(pl_trainer.lightning_module)
 
 
-def may_stop(trainer: pl.Trainer) -> bool:
-    """Return whether ``trainer`` is past ``min_epochs`` and ``min_steps``.
+def may_stop(pl_trainer: pl.Trainer) -> bool:
+    """Return whether ``pl_trainer`` is past ``min_epochs`` and ``min_steps``.
 
     Contract: ``fit_loop._can_stop_early`` is what Lightning's loops read when ``should_stop`` is set.
     """
-    return trainer.fit_loop._can_stop_early
+    return pl_trainer.fit_loop._can_stop_early
 
 
-def without_minimum(trainer: pl.Trainer) -> None:
-    """Let ``trainer`` stop before ``min_epochs`` and ``min_steps``, which its loops have as attributes."""
-    trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+def without_minimum(pl_trainer: pl.Trainer) -> None:
+    """Let ``pl_trainer`` stop before ``min_epochs`` and ``min_steps``, which its loops have as attributes."""
+    pl_trainer.fit_loop.min_epochs = pl_trainer.fit_loop.epoch_loop.min_steps = None
 
 
-def fast_forward(trainer: pl.Trainer, epochs: int, windows: int, update_steps: int) -> None:
-    """Set ``trainer``'s progress counters to a position in the run, before its fit loop starts.
+def fast_forward(pl_trainer: pl.Trainer, epochs: int, windows: int, update_steps: int) -> None:
+    """Set ``pl_trainer``'s progress counters to a position in the run, before its fit loop starts.
 
     Contract: the fit loop counts epochs in ``epoch_progress`` and batches in ``epoch_loop.batch_progress``;
     ``global_step`` is ``manual_optimization.optim_step_progress.total.completed``.
     """
-    loop = trainer.fit_loop
+    loop = pl_trainer.fit_loop
     steps = loop.epoch_loop.manual_optimization.optim_step_progress
     for tracker, count in (
         (loop.epoch_progress.current, epochs),
@@ -144,25 +144,25 @@ def fast_forward(trainer: pl.Trainer, epochs: int, windows: int, update_steps: i
     loop.epoch_loop._batches_that_stepped = update_steps
 
 
-def train_on(trainer: pl.Trainer, windows: object, *, max_steps: int, max_epochs: int) -> None:
-    """Train on ``windows``, with these limits, in the fit that ``trainer`` has begun; Lightning does not evaluate.
+def train_on(pl_trainer: pl.Trainer, windows: object, *, max_steps: int, max_epochs: int) -> None:
+    """Train on ``windows``, with these limits, in the fit that ``pl_trainer`` has begun; Lightning does not evaluate.
 
     Contract: before the first hook but ``setup`` is called, the fit loop has read neither its limits nor its loaders,
     which it gets from ``_data_source.instance``, and its validation loop of another; a module without a loader has
     none.
     """
-    loop = trainer.fit_loop
+    loop = pl_trainer.fit_loop
     loop.max_epochs, loop.epoch_loop.max_steps = max_epochs, max_steps
     loop._data_source.instance = windows
-    loop.epoch_loop.val_loop._data_source.instance = trainer.lightning_module
+    loop.epoch_loop.val_loop._data_source.instance = pl_trainer.lightning_module
 
 
-def given_loader(trainer: pl.Trainer, *, evaluates: bool) -> Callable[[], Any] | None:
+def user_loader(pl_trainer: pl.Trainer, *, evaluates: bool) -> Callable[[], Any] | None:
     """Return what loads the batches that ``trainer.fit`` was given, from a module or as they are; None without any.
 
     Contract: as for :func:`train_on`.
     """
-    loop = trainer.fit_loop.epoch_loop.val_loop if evaluates else trainer.fit_loop
+    loop = pl_trainer.fit_loop.epoch_loop.val_loop if evaluates else pl_trainer.fit_loop
     source = copy.copy(loop._data_source)  # the loop's is about to have another instance
     return source.dataloader if source.is_defined() else None
 
@@ -174,37 +174,37 @@ class _NoSignalHandlers(_SignalConnector):
         self.received_sigterm = False
 
 
-def disable_signal_handlers(trainer: pl.Trainer) -> None:
-    """Prevent ``trainer`` from installing signal handlers.
+def disable_signal_handlers(pl_trainer: pl.Trainer) -> None:
+    """Prevent ``pl_trainer`` from installing signal handlers.
 
     Contract: only ``_signal_connector.register_signal_handlers`` installs handlers.
     """
-    trainer._signal_connector = _NoSignalHandlers(trainer)
+    pl_trainer._signal_connector = _NoSignalHandlers(pl_trainer)
 
 
-def disable_sigterm_broadcast(trainer: pl.Trainer) -> None:
-    """Prevent ``trainer`` from broadcasting from rank 0 before every window whether SIGTERM was received.
+def disable_sigterm_broadcast(pl_trainer: pl.Trainer) -> None:
+    """Prevent ``pl_trainer`` from broadcasting from rank 0 before every window whether SIGTERM was received.
 
     The broadcast synchronises with the device, and launchers send SIGTERM to every process. Contract: the epoch loop
     calls ``_broadcast_sigterm_tensor``.
     """
-    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    pl_trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
-def keep_memory_cache(trainer: pl.Trainer) -> None:
-    """Prevent ``trainer`` from emptying the device's memory cache as a fit or an evaluation starts.
+def keep_memory_cache(pl_trainer: pl.Trainer) -> None:
+    """Prevent ``pl_trainer`` from emptying the device's memory cache as a fit or an evaluation starts.
 
     Every allocation would wait for the device after it. Contract: without a path to resume from, ``resume_end`` of the
     checkpoint connector only waits for the other ranks besides, in ``strategy.barrier``.
     """
-    connector = trainer._checkpoint_connector
+    connector = pl_trainer._checkpoint_connector
     with_emptying = connector.resume_end
 
     def resume_end() -> None:
         if connector._ckpt_path:
             with_emptying()
         else:
-            trainer.strategy.barrier("resume_end")
+            pl_trainer.strategy.barrier("resume_end")
 
     connector.resume_end = resume_end  # type: ignore[method-assign]
 
@@ -219,21 +219,28 @@ def quiet_lightning() -> Iterator[None]:
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)
-    ignore_misleading_warnings()
     try:
-        yield
+        with ignoring_misleading_warnings():
+            yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
-def ignore_misleading_warnings() -> None:
-    """Ignore Lightning's warnings that are wrong here, from now on.
+@contextmanager
+def ignoring_misleading_warnings() -> Iterator[None]:
+    """Context in which Lightning's warnings that are wrong here are ignored; leaves filters that others add or remove.
 
-    Filters that come and go would make Python show each warning of the program again that it shows once.
+    The list is changed without ``warnings.filterwarnings``, after which Python would show each warning of the program
+    again that it shows once.
     """
-    # What `filterwarnings` inserts, last one first.
-    wanted = [("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in reversed(_MISLEADING)]
-    if warnings.filters[: len(wanted)] != wanted:
-        for message in _MISLEADING:
-            warnings.filterwarnings("ignore", message=message)
+    filters: list[Any] = [
+        ("ignore", re.compile(message, re.IGNORECASE), Warning, None, 0) for message in reversed(_MISLEADING)
+    ]
+    warnings.filters[:0] = filters  # type: ignore[index]  # a list, which is typed as a sequence
+    try:
+        yield
+    finally:
+        for each in filters:
+            if each in warnings.filters:
+                warnings.filters.remove(each)  # type: ignore[attr-defined]

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
-from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["create_device_mesh", "parse_model_parallel_strategy"]
+__all__ = ["parse_model_parallel_strategy", "set_up_with_mesh"]
 
 
-def create_device_mesh(data: int, tensor: int, device: torch.device) -> DeviceMesh:
-    """Return the device mesh that Lightning's strategy will create, before there is a strategy.
+def set_up_with_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
+    """Set up the environment of ``strategy`` as Lightning does, with ``mesh`` in place of Lightning's own.
 
-    Contract: it is ``data_parallel`` by ``tensor_parallel``; the ranks of a tensor-parallel group are consecutive.
+    Contract: ``ModelParallelStrategy.setup_environment`` calls its parent's, then ``_setup_distributed``, and sets
+    ``_device_mesh`` of the strategy and of its module.
     """
-    return init_device_mesh(device.type, (data, tensor), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    ParallelStrategy.setup_environment(strategy)
+    strategy._setup_distributed()
+    assert strategy.lightning_module is not None, "connected by the trainer"
+    strategy._device_mesh = strategy.lightning_module._device_mesh = mesh
 
 
 def parse_model_parallel_strategy(
     strategy: ModelParallelStrategy,
-) -> tuple[int | Literal["auto"], int | Literal["auto"], list[str]]:
-    """Return data- and tensor-parallel size of the user's ``strategy``, and which arguments are not supported.
+) -> tuple[int | Literal["auto"], int | Literal["auto"]]:
+    """Return data- and tensor-parallel size of the user's ``strategy``.
 
     Contract: Lightning's ``ModelParallelStrategy`` stores each argument as an attribute with an underscore.
     """
-    plain = ModelParallelStrategy()
-    instead = {
-        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of `process_group_backend`",
-        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of `timeout`",
-    }
-    problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
-    return strategy._data_parallel_size, strategy._tensor_parallel_size, problems
+    return strategy._data_parallel_size, strategy._tensor_parallel_size

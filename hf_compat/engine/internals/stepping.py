@@ -29,37 +29,37 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
-from hf_compat.engine.internals.hooks import Hooks, leaves_batches, overrides
+from hf_compat.engine.internals.overridden_hooks import Hooks, is_transfer_noop, overrides
 
-__all__ = ["call_hook", "step_alike", "step_lean"]
+__all__ = ["call_hook", "step_alike", "use_fast_loops"]
 
 
-def step_lean(trainer: pl.Trainer, *, leaves_batch: Callable[..., Any]) -> None:
-    """Let ``trainer`` train and evaluate without calling hooks that are not overridden.
+def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any]) -> None:
+    """Let ``pl_trainer`` train and evaluate without calling hooks that are not overridden.
 
     Contract: ``fit_loop.epoch_loop``, its ``val_loop``, ``validate_loop`` and ``test_loop`` have their state in
     attributes; ``on_run_start`` begins an epoch. Then ``advance`` and ``on_advance_end`` are all that is done for a
     batch that is trained on, and ``_evaluation_step`` for one that is evaluated, besides fetching it.
 
     Args:
-        trainer: The Lightning trainer, before a fit or in its first ``setup``.
-        leaves_batch: A ``transfer_batch_to_device`` that returns the batch as it is: with another one Lightning's own
+        pl_trainer: The Lightning trainer, before a fit or in its first ``setup``.
+        noop_transfer: A ``transfer_batch_to_device`` that returns the batch as it is: with another one Lightning's own
             code runs.
     """
-    epoch_loop = trainer.fit_loop.epoch_loop
+    epoch_loop = pl_trainer.fit_loop.epoch_loop
     lean: dict[type, type] = {_TrainingEpochLoop: _LeanEpochLoop, _EvaluationLoop: _LeanEvaluationLoop}
     loop: Any
-    for loop in (epoch_loop, epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+    for loop in (epoch_loop, epoch_loop.val_loop, pl_trainer.validate_loop, pl_trainer.test_loop):
         if type(loop) in lean:
             loop.__class__ = lean[type(loop)]
-            loop.leaves_batch = leaves_batch
+            loop.noop_transfer = noop_transfer
 
 
 def step_alike(loop: Any, other: object) -> None:
     """Let ``loop``, which evaluates, call the hooks that ``other`` calls."""
     if isinstance(other, _LeanEvaluationLoop):
         loop.__class__ = _LeanEvaluationLoop
-        loop.leaves_batch = other.leaves_batch
+        loop.noop_transfer = other.noop_transfer
 
 
 def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
@@ -83,7 +83,7 @@ def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
 
 
 class _LeanEpochLoop(_TrainingEpochLoop):
-    leaves_batch: Callable[..., Any]
+    noop_transfer: Callable[..., Any]
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _takes_index = True
@@ -105,7 +105,7 @@ class _LeanEpochLoop(_TrainingEpochLoop):
             and not trainer.enable_validation
             and not overrides(module, "on_train_batch_start", pl.LightningModule)  # which may end the epoch
             and strategy.on_train_batch_start is Strategy.on_train_batch_start
-            and leaves_batches(trainer, self.leaves_batch)
+            and is_transfer_noop(trainer, self.noop_transfer)
         )
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
@@ -148,7 +148,7 @@ class _LeanEpochLoop(_TrainingEpochLoop):
 
 
 class _LeanEvaluationLoop(_EvaluationLoop):
-    leaves_batch: Callable[..., Any]
+    noop_transfer: Callable[..., Any]
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _names = ("", "", "")
@@ -179,7 +179,7 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             type(trainer.profiler) is PassThroughProfiler
             and type(data_fetcher) is _PrefetchDataFetcher
             and self.num_dataloaders == 1
-            and leaves_batches(trainer, self.leaves_batch)
+            and is_transfer_noop(trainer, self.noop_transfer)
         )
         self.hooks = Hooks(trainer) if is_known else None
         if is_known:

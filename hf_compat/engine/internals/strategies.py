@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
@@ -15,6 +17,7 @@ from torch.optim import Optimizer
 
 __all__ = [
     "calling_strategy",
+    "changed_options",
     "has_plain_ddp",
     "overridden_names",
     "parse_ddp_strategy",
@@ -94,14 +97,14 @@ def has_plain_ddp(strategy: Strategy) -> bool:
     return all(getattr(strategy, f"_{name}") == getattr(plain, f"_{name}") for name in names)
 
 
-def replace_strategy(trainer: pl.Trainer, strategy: Strategy, precision: Precision) -> None:
-    """Give ``trainer``, which is in the ``setup`` of a fit, another strategy and precision plugin.
+def replace_strategy(pl_trainer: pl.Trainer, strategy: Strategy, precision: Precision) -> None:
+    """Give ``pl_trainer``, which is in the ``setup`` of a fit, another strategy and precision plugin.
 
     Contract: ``trainer.strategy`` is the accelerator connector's; ``_lazy_init_strategy`` sets what its constructor
     does not know, and what follows ``setup`` reads it from the trainer. A strategy is connected to the module, and its
     environment is set up, before.
     """
-    connector, module = trainer._accelerator_connector, trainer.lightning_module
+    connector, module = pl_trainer._accelerator_connector, pl_trainer.lightning_module
     connector.strategy, connector.precision_plugin = strategy, precision
     connector._lazy_init_strategy()
     strategy.connect(module)
@@ -109,19 +112,12 @@ def replace_strategy(trainer: pl.Trainer, strategy: Strategy, precision: Precisi
 
 
 def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Return the user's keywords for torch's DDP and for Lightning's, and which arguments are not supported.
+    """Return the user's keywords for torch's DDP and for Lightning's, and what is wrong about the latter.
 
     Contract: Lightning's ``DDPStrategy`` stores each argument as an attribute with an underscore.
     """
     hooks = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
-    plain = DDPStrategy()
-    instead = {
-        "process_group_backend": "set `TrainingArguments(ddp_backend=...)` instead of `process_group_backend`",
-        "timeout": "set `TrainingArguments(ddp_timeout=...)` instead of `timeout`",
-        "parallel_devices": "`parallel_devices` is not supported, do not pass it",
-        "accelerator": "`accelerator` is not supported, do not pass it; set `use_cpu` to choose the device",
-    }
-    problems = [text for name, text in instead.items() if getattr(strategy, f"_{name}") != getattr(plain, f"_{name}")]
+    problems = []
     chosen = [name for name in hooks if getattr(strategy, f"_{name}") is not None]
     if chosen and strategy._ddp_comm_hook is None:
         problems.append(f"`{chosen[0]}` has no effect without `ddp_comm_hook`, pass that too")
@@ -132,7 +128,24 @@ def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str,
     return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems
 
 
-_NO_OVERRIDES = {"__init__", "__new__", "__orig_bases__", "__parameters__", "_abc_impl", "strategy_name"}
+def changed_options(strategy: Strategy, names: Iterable[str]) -> list[str]:
+    """Return those of ``names``, arguments of the constructor of Lightning's class, that are not at their default.
+
+    Contract: Lightning's strategies store such an argument under its name, with or without an underscore, or in
+    ``kwargs``; ``DeepSpeedStrategy`` gives ``logging_level`` to DeepSpeed's logger.
+    """
+    defaults = inspect.signature(cast("Any", plain_class(strategy)).__init__).parameters
+    stored: dict[str, Any] = {**vars(strategy).get("kwargs", {}), **vars(strategy)}
+    stored["logging_level"] = logging.getLogger("DeepSpeed").level
+
+    def value(name: str) -> object:
+        return stored.get(f"_{name}", stored.get(name, defaults[name].default))
+
+    return [name for name in names if value(name) != defaults[name].default]
+
+
+_NO_OVERRIDES = {"__init__", "__new__", "_abc_impl", "strategy_name"}
+"""What a class may define without changing what its instances do in a run."""
 
 
 def plain_class(strategy: object) -> type:
@@ -144,17 +157,23 @@ def plain_class(strategy: object) -> type:
 
 
 def overridden_names(strategy: object) -> list[str]:
-    """Return what classes of the user's define in ``strategy``, besides a constructor, over Lightning's class."""
-    found: list[str] = []
-    for kind in type(strategy).__mro__:
-        if _is_lightnings(kind):
-            return sorted(set(found))
-        found += [
-            name
-            for name in vars(kind)
-            if name not in _NO_OVERRIDES and (name[:2] != "__" or callable(vars(kind)[name]))
-        ]
-    return []
+    """Return the names of Lightning's class that ``strategy``, or its classes, define anew besides a constructor.
+
+    Names that Lightning's class does not have override nothing: helpers, and the marks that libraries leave on classes.
+    """
+    kinds = type(strategy).__mro__
+    plain = plain_class(strategy)
+    own = [vars(kind) for kind in kinds[: kinds.index(plain)]]
+    assigned = {name: value for name, value in vars(strategy).items() if inspect.isroutine(getattr(plain, name, None))}
+    return sorted(
+        {name for names in (*own, assigned) for name, value in names.items() if _overrides(plain, name, value)}
+    )
+
+
+def _overrides(plain: type, name: str, value: object) -> bool:
+    if name in _NO_OVERRIDES or not hasattr(plain, name):
+        return False
+    return not name.startswith("__") or callable(value)
 
 
 def _is_lightnings(kind: type) -> bool:

@@ -11,11 +11,11 @@ import lightning
 import torch
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from hf_compat.checkpoint import names, optimizer_states, state_dict_files, weights
-from hf_compat.checkpoint.background import Writes
+from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.engine.internals.loops import is_fitting
 from hf_compat.engine.internals.strategies import starts_no_processes
 from hf_compat.errors import TrainerSetupError
@@ -57,7 +57,7 @@ class ModelStrategy(Strategy):
 
     A strategy overrides what it does differently. Optimizer and schedule are created in Lightning's
     ``setup_optimizers``: by ``HFModule.configure_optimizers``, or by an override that calls
-    ``module.host.optimization``. A strategy belongs to one ``lightning.Trainer``; :meth:`close` is called before the
+    ``module.run.optimization``. A strategy belongs to one ``lightning.Trainer``; :meth:`close` is called before the
     next one is created.
 
     Methods that "every rank calls" communicate: a rank that does not call them blocks the others.
@@ -73,8 +73,12 @@ class ModelStrategy(Strategy):
     """Whether the tensors of ``full_state_dict`` are copies in host memory, which nothing else uses."""
     clones_weights = False
     """Whether ``full_state_dict`` only clones the weights, which are whole on every rank."""
+    saves_on_every_rank = False
+    """Whether the Trainer's ``_save`` communicates, so that every rank calls it, whatever the release does."""
     saves_sharded_weights = False
     """Whether checkpoints contain sharded weights, saved by ``save_sharded_weights``."""
+    wraps_each_fit = False
+    """Whether each fit makes a new wrapper of the model, so that none is left from the last one."""
     syncs_each_batch: bool = False
     """Whether gradients are synchronised after every batch, by ``sync_each_batch``; set on creation."""
     saves_scheduler = False
@@ -144,7 +148,7 @@ class ModelStrategy(Strategy):
             )
         if not Path(checkpoint_path).is_dir():
             return super().load_checkpoint(checkpoint_path, *given, **named)
-        self.lightning_module.host.original("_load_from_checkpoint")(str(checkpoint_path))
+        self.lightning_module.run.original("_load_from_checkpoint")(str(checkpoint_path))
         return {"pytorch-lightning_version": lightning.__version__}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -158,7 +162,7 @@ class ModelStrategy(Strategy):
         super().teardown()
         self.optimizers = kept
 
-    # ---- a fit: called by the host and the module ----
+    # ---- a fit: called by the run and the module ----
 
     def compiled(self, wrapped: nn.Module, *, backend: str, mode: str | None) -> nn.Module:
         """Return ``wrapped`` compiled; called with the argument of ``take_wrapper``.
@@ -209,6 +213,11 @@ class ModelStrategy(Strategy):
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
         return False
 
+    @property
+    def sequence_group(self) -> ProcessGroup | None:
+        """The ranks that share sequences with this one in the current or last fit; None if none do."""
+        return None
+
     # ---- evaluating ----
 
     def prepare_evaluation(self, model: nn.Module) -> nn.Module | None:
@@ -219,8 +228,8 @@ class ModelStrategy(Strategy):
         return None
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return the module that evaluations call; under DDP the model without its wrapper."""
-        return model.module if isinstance(model, DistributedDataParallel) else model
+        """Return the module that evaluations call, of the model or, if it is sharded, of the one that trains."""
+        return model
 
     def gathered(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which the unwrapped ``model`` has its full parameters; every rank enters it."""
@@ -235,6 +244,13 @@ class ModelStrategy(Strategy):
         """
         return model.state_dict()
 
+    def state_dict_of_adapters(self) -> dict[str, Any] | None:
+        """Return the trainable weights, to save in place of the full state dict; None to save that.
+
+        Every rank calls it. Rank 0 gets the weights, on the CPU, and the other ranks an empty dict.
+        """
+        return None
+
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Load the weights of a checkpoint, full or sharded, into the unwrapped ``model``; every rank calls it.
 
@@ -248,7 +264,7 @@ class ModelStrategy(Strategy):
         """
         return weights.load_weights(model, folder, trains_on=trains_on)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
         """Save this rank's shards of the unwrapped ``model`` to ``folder``; every rank calls it.
 
         Does nothing if ``saves_sharded_weights`` is False.
@@ -256,22 +272,24 @@ class ModelStrategy(Strategy):
         Args:
             model: The unwrapped model.
             folder: The checkpoint being written.
-            writes: Writes files, possibly in the background.
+            file_writer: Writes files, possibly in the background.
         """
 
     # ---- the optimizer's state ----
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
+    ) -> None:
         """Save the optimizer's state to ``folder``; every rank calls it.
 
         Args:
             optimizer: The run's optimizer.
             folder: The checkpoint being written.
-            writes: Writes files, possibly in the background.
+            file_writer: Writes files, possibly in the background.
             saves_common: Whether this rank writes the files that are equal on all ranks, besides its shards.
         """
         if saves_common:
-            state_dict_files.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, writes=writes)
+            state_dict_files.save_state_file(optimizer, folder, names.OPTIMIZER_NAME, file_writer=file_writer)
 
     def has_optimizer(self, folder: str) -> bool:
         """Return whether ``folder`` has the states of both optimizer and schedule; otherwise neither is loaded."""
@@ -291,6 +309,12 @@ class ModelStrategy(Strategy):
         """
 
     # ---- the end ----
+
+    def abandon(self, model: nn.Module) -> None:
+        """Leave the pass of the unwrapped ``model`` that an error has ended, so that it can begin another.
+
+        Every rank calls it, wherever in the pass it was; the pass's gradients are lost.
+        """
 
     def close(self) -> None:
         """Destroy the engine and remove its hooks from the model; does nothing without an engine.

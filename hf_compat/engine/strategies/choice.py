@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import (
     DDPStrategy,
+    DeepSpeedStrategy,
     FSDPStrategy,
     ModelParallelStrategy,
     SingleDeviceStrategy,
@@ -14,12 +15,19 @@ from lightning.pytorch.strategies import (
 )
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
-from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism
-from hf_compat.distributed.launch import Launch
+from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
+from hf_compat.engine.internals.deepspeed import DEEPSPEED_NAMES
 from hf_compat.engine.internals.fsdp import parse_fsdp_strategy
 from hf_compat.engine.internals.parallel import parse_model_parallel_strategy
-from hf_compat.engine.internals.strategies import overridden_names, parse_ddp_strategy, plain_class
+from hf_compat.engine.internals.strategies import (
+    changed_options,
+    overridden_names,
+    parse_ddp_strategy,
+    plain_class,
+)
 from hf_compat.engine.internals.subprocesses import start_method
+from hf_compat.engine.ray_strategies import is_of_ray
+from hf_compat.engine.strategy_options import refused_options
 from hf_compat.engine.strategy_table import ABSTRACT, CLASSES, NAMES, refused_strategy
 from hf_compat.errors import TrainerSetupError
 
@@ -78,10 +86,16 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
     """
     _refuse(strategy)
     fsdp = read_fsdp(args)
-    requested = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": read_parallelism(args)}
+    sizes = read_parallelism(args)
+    requested = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": sizes}
     fields = [name for name, value in requested.items() if value is not None]
-    if "deepspeed" in fields and len(fields) > 1:
-        raise TrainerSetupError(f"`{fields[1]}` and `deepspeed` exclude each other: set only one of them.")
+    if "deepspeed" in fields and fsdp is not None:
+        raise TrainerSetupError("`fsdp` and `deepspeed` exclude each other: set only one of them.")
+    if "deepspeed" in fields and sizes is not None and sizes.ranks_per_batch > 1:
+        raise TrainerSetupError(
+            f"`parallelism_config` with {sizes} and `deepspeed` exclude each other: DeepSpeed's ranks train on "
+            "batches of their own. Remove one of them, or set `sp_size` to share sequences."
+        )
     compatible, choice = _parse_keyword(strategy, args, fsdp)
     contradicted = [f"`{name}`" for name in fields if name not in compatible]
     if contradicted:
@@ -98,6 +112,8 @@ def _parse_keyword(
     if isinstance(strategy, str) and strategy == "auto":
         return ("deepspeed", "fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
     kind = plain_class(strategy)
+    if strategy in DEEPSPEED_NAMES or kind is DeepSpeedStrategy:
+        return ("deepspeed", "parallelism_config"), StrategyChoice()
     if kind is ModelParallelStrategy:
         return ("fsdp", "parallelism_config"), StrategyChoice(fsdp=fsdp)
     if isinstance(strategy, str) and strategy in _FSDP_NAMES:
@@ -111,9 +127,9 @@ def _parse_keyword(
 
 
 def _refuse(strategy: str | Strategy) -> None:
-    """Refuse what no run can be under, by the tables; and subclasses whose methods no run would call."""
+    """Refuse classes and options by the tables, and subclasses whose methods no run would call."""
     refused = refused_strategy(strategy if isinstance(strategy, str) else plain_class(strategy).__name__)
-    overridden = overridden_names(strategy) if isinstance(strategy, Strategy) else []
+    overridden = overridden_names(strategy) if isinstance(strategy, Strategy) and not is_of_ray(strategy) else []
     if overridden and (refused is None or refused.note == ABSTRACT):
         raise TrainerSetupError(
             f"{format_strategy(strategy)} is not supported: hf_compat uses its own strategy classes, which never call "
@@ -122,6 +138,14 @@ def _refuse(strategy: str | Strategy) -> None:
         )
     if refused is not None:
         raise TrainerSetupError(f"{format_strategy(strategy)} is not supported: {refused.note}. Use {refused.instead}.")
+    if isinstance(strategy, Strategy):
+        options = refused_options(plain_class(strategy).__name__)
+        changed = [
+            f"`{name}` is not supported, because {options[name].note}: use {options[name].instead}"
+            for name in changed_options(strategy, options)
+        ]
+        if changed:
+            raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(changed)}.")
 
 
 def _check_device(strategy: str | Strategy, args: TrainingArguments) -> None:
@@ -199,39 +223,58 @@ def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
 
 
 def read_parallel_sizes(
-    args: TrainingArguments, strategy: str | Strategy, fsdp: FsdpSettings | None, launch: Launch
+    args: TrainingArguments, strategy: str | Strategy, fsdp: FsdpSettings | None, *, nodes: int, devices: int
 ) -> ParallelSizes | None:
-    """Return data- and tensor-parallel size; None without tensor parallelism.
+    """Return the sizes of the device mesh that ``args`` or the user's ``strategy`` request; None without one.
+
+    Args:
+        args: The training arguments.
+        strategy: The user's keyword.
+        fsdp: How FSDP shards the model; None without FSDP.
+        nodes: Number of nodes.
+        devices: Number of processes on each.
 
     Raises:
-        TrainerSetupError: If ``args`` and the user's ``strategy`` contradict each other, or do not fit the world size.
+        TrainerSetupError: If they contradict each other, or do not multiply to the world size.
     """
     sizes = read_parallelism(args)
     if isinstance(strategy, ModelParallelStrategy):
-        sizes = _sizes_of_instance(strategy, args, launch)
+        sizes = _sizes_of_instance(strategy, args, nodes, devices)
     if sizes is None:
         return None
-    if sizes.total != launch.world_size:
+    if problem := world_size_problem(sizes, nodes * devices):
+        where = "`parallelism_config`" if strategy == "auto" else format_strategy(strategy)
+        raise TrainerSetupError(f"{where}: {problem}")
+    if fsdp is not None:
+        _check_sharding(sizes, fsdp)
+    if sizes.cp > 1 and args.device.type != "cuda":
         raise TrainerSetupError(
-            f"Data-parallel size {sizes.data} times tensor-parallel size {sizes.tensor} (`parallelism_config`'s "
-            f"`dp_shard_size` and `tp_size`, or `ModelParallelStrategy`'s sizes) is {sizes.total}, but the world size "
-            f"is {launch.world_size}. Start {sizes.total} processes, or change the sizes."
-        )
-    if fsdp is not None and (sizes.data == 1 or fsdp.version != 2 or fsdp.state_dict_type != "full"):
-        raise TrainerSetupError(
-            f"`fsdp` with tensor-parallel size {sizes.tensor} needs a `dp_shard_size` above 1 (now {sizes.data}), and "
-            f"in `fsdp_config` `version` 2 (now {fsdp.version}) and `state_dict_type` 'FULL_STATE_DICT' (now "
-            f"{fsdp.state_dict_type!r}). Set them, or do not set `fsdp`."
+            f"`parallelism_config`: `cp_size={sizes.cp}` needs GPUs, but the run is on {args.device.type}: torch's "
+            "ring attention is made of CUDA's kernels. Remove it, or run on GPUs."
         )
     return sizes
 
 
-def _sizes_of_instance(strategy: ModelParallelStrategy, args: TrainingArguments, launch: Launch) -> ParallelSizes:
-    data, tensor, problems = parse_model_parallel_strategy(strategy)
-    sizes = ParallelSizes(
-        launch.num_nodes if data == "auto" else data, launch.local_world_size if tensor == "auto" else tensor
-    )
-    if sizes.tensor == 1:
+def _check_sharding(sizes: ParallelSizes, fsdp: FsdpSettings) -> None:
+    """Refuse settings of FSDP that it does not have over a device mesh of ``sizes``."""
+    needs: dict[str, object] = {}
+    if sizes.dp_shard == sizes.cp == 1:
+        needs["`dp_shard_size` above 1"] = sizes.dp_shard
+    if fsdp.version != 2:
+        needs["`version` 2 in `fsdp_config`"] = fsdp.version
+    if sizes.tp > 1 and fsdp.state_dict_type != "full":
+        needs["`state_dict_type` 'FULL_STATE_DICT' in `fsdp_config`"] = repr(fsdp.state_dict_type)
+    if needs:
+        wanted = " and ".join(f"{need} (now {value})" for need, value in needs.items())
+        raise TrainerSetupError(f"`fsdp` with {sizes} needs {wanted}. Set them, or do not set `fsdp`.")
+
+
+def _sizes_of_instance(
+    strategy: ModelParallelStrategy, args: TrainingArguments, nodes: int, devices: int
+) -> ParallelSizes:
+    (data, tensor), problems = parse_model_parallel_strategy(strategy), list[str]()
+    sizes = ParallelSizes(dp_shard=nodes if data == "auto" else data, tp=devices if tensor == "auto" else tensor)
+    if sizes.tp == 1:
         problems.append("with `tensor_parallel_size=1` it is FSDP: set `fsdp=True` and `fsdp_config` instead")
     if read_parallelism(args) not in (None, sizes):
         problems.append(f"`parallelism_config={args.parallelism_config!r}` contradicts it, set only one of them")

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from hf_compat.engine.accelerators import lightning_accelerator
-from hf_compat.engine.placement import Placement
-from hf_compat.engine.strategies.data_parallel.strategy import data_parallel_strategy
-from hf_compat.engine.strategies.ddp.strategy import ddp_strategy
-from hf_compat.engine.strategies.deepspeed.strategy import deepspeed_strategy
-from hf_compat.engine.strategies.fsdp.version1 import fsdp1_strategy
-from hf_compat.engine.strategies.fsdp.version2 import fsdp2_strategy
-from hf_compat.engine.strategies.one_device import one_device_strategy
-from hf_compat.engine.strategies.tensor_parallel.strategy import tensor_parallel_strategy
+from hf_compat.engine.lightning_accelerator import lightning_accelerator
+from hf_compat.engine.process_layout import ProcessLayout
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
 __all__ = ["STRATEGIES", "device_keywords"]
 
-STRATEGIES: dict[str, Callable[[Placement, TrainingArguments, nn.Module], Strategy]] = {
-    "one device": one_device_strategy,
-    "data parallel": data_parallel_strategy,
-    "ddp": ddp_strategy,
-    "fsdp1": fsdp1_strategy,
-    "fsdp2": fsdp2_strategy,
-    "deepspeed": deepspeed_strategy,
-    "tensor parallel": tensor_parallel_strategy,
+STRATEGIES = {
+    "one device": "one_device.one_device_strategy",
+    "data parallel": "data_parallel.strategy.data_parallel_strategy",
+    "ddp": "ddp.strategy.ddp_strategy",
+    "fsdp1": "fsdp.version1.fsdp1_strategy",
+    "fsdp2": "fsdp.version2.fsdp2_strategy",
+    "deepspeed": "deepspeed.strategy.deepspeed_strategy",
+    "tensor parallel": "tensor_parallel.strategy.tensor_parallel_strategy",
+    "presharded": "presharded.strategy.presharded_strategy",
 }
-"""``Placement.strategy`` → a function that creates the strategy of a run from placement, arguments and model."""
+"""``ProcessLayout.strategy`` → the function in this package that creates the strategy of a run.
+
+By their names, as a run imports one of them. Each takes the layout, the training arguments and the model.
+"""
 
 
-def device_keywords(placement: Placement, args: TrainingArguments, model: nn.Module) -> dict[str, Any]:
+def _create(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> Strategy:
+    builder = pkgutil.resolve_name(f"{__package__}.{STRATEGIES[process_layout.strategy]}")
+    strategy: Strategy = builder(process_layout, args, model)
+    return strategy
+
+
+def device_keywords(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> dict[str, Any]:
     """Return the keywords of ``lightning.Trainer`` for devices, nodes and strategy."""
-    device, launch = args.device, placement.launch
+    device, launch = args.device, process_layout.launch
     devices: Any = launch.local_world_size
     if launch.world_size == 1 and device.type != "cpu":
         devices = [device.index or 0]
-    strategy: Any = STRATEGIES[placement.strategy](placement, args, model)
+    strategy: Any = _create(process_layout, args, model)
     accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
     strategy.syncs_each_batch = bool(accumulation.get("sync_each_batch"))
     return {

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 
 if TYPE_CHECKING:
@@ -34,6 +34,6 @@ class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
         return super().without_sync(model) if torch.distributed.is_initialized() else None
 
 
-def one_device_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> OneDeviceStrategy:
+def one_device_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> OneDeviceStrategy:
     """Return the single-device strategy of a run."""
     return OneDeviceStrategy(args.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from hf_compat.checkpoint.unpickle import Unread, load_known
+from hf_compat.checkpoint.zero_files import state_files
+from hf_compat.checkpoint.zero_partitions import Partitions, joined
 from hf_compat.errors import CheckpointError
-from hf_compat.tools.convert.deepspeed_partitions import Partitions, cut_by_parameter
 
-__all__ = ["EngineStates", "engine_folder", "read_engine"]
+__all__ = ["EngineStates", "read_engine"]
 
-_FILE = re.compile(r"(?:(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_)?mp_rank_([0-9]+)_(model|optim)_states\.pt")
 _OF_THE_ENGINE = frozenset(
     {
         *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
@@ -48,31 +48,19 @@ class EngineStates:
     """Whether the parameters have names in ``optimizer``."""
 
 
-def engine_folder(folder: Path) -> Path | None:
-    """Return the folder in ``folder`` with the files of DeepSpeed's last save in it, None if there is none."""
-    latest = folder / "latest"
-    if not latest.is_file():
-        return None
-    name = latest.read_text(encoding="utf-8").strip()
-    found = folder / name
-    if not name or Path(name).name != name or not found.is_dir():
-        raise CheckpointError(f"`{latest}` contains `{name}`, which is not a folder next to it.")
-    return found
-
-
 def read_engine(folder: Path) -> EngineStates:
     """Return what DeepSpeed has saved in ``folder``, which contains ``*_model_states.pt``.
 
     Raises:
         CheckpointError: If files are missing, damaged, contain code, or parts of a model that is not whole on a rank.
     """
-    models, optimizers = _files(folder)
-    contents, unread = _contents(models)
+    files = state_files(folder)
+    contents, unread = _contents(files.models)
     run = {name: value for name, value in contents[0].items() if name not in _OF_THE_ENGINE}
     known = tuple(name for name in unread if not name.startswith("deepspeed."))
     if contents[0].get("param_shapes") is None:
         return _without_zero(contents[0], run, known)
-    states = [rank["optimizer_state_dict"] for rank in _contents(optimizers)[0]]
+    states = [rank["optimizer_state_dict"] for rank in _contents(files.optimizers)[0]]
     _check_ranks(folder, contents[0], states)
     return _with_zero(contents, states, run, known)
 
@@ -97,35 +85,13 @@ def _with_zero(
 ) -> EngineStates:
     partitions = Partitions(states, [_shapes(group) for group in contents[0]["param_shapes"]])
     weights = _weights(contents, partitions.weights(), whole=not partitions.are_of_each_parameter)
-    problem = _problem(states[0])
+    problem = partitions.problem
     notes = []
     scaler = states[0].get("loss_scaler")
     if isinstance(scaler, Unread) and type(scaler).__name__.endswith("DynamicLossScaler"):
         notes.append("the loss scale: DeepSpeed uses its own scaler, so a Trainer starts with the initial scale.")
     optimizer = None if problem else partitions.optimizer()
     return EngineStates(weights, optimizer, run, unread, tuple(notes), problem, has_names=True)
-
-
-def _files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files with the states of the model, and with those of the optimizer, by rank."""
-    found: dict[str, dict[int, Path]] = {"model": {}, "optim": {}}
-    for path in folder.glob("*_states.pt"):
-        match = _FILE.fullmatch(path.name)
-        if match is None or int(match[2]) != 0:
-            raise CheckpointError(
-                f"`{path}` has a part of a model that is split over ranks (experts, a pipeline, tensor "
-                "parallelism), which is not supported. Save the whole model in the run, and convert that."
-            )
-        found[match[3]][int(match[1] or 0)] = path
-    for kind, files in found.items():
-        missing = set(range(len(files))) - set(files)
-        if missing or (kind == "model" and not files):
-            raise CheckpointError(
-                f"`{folder}` is incomplete: it has no `*_{kind}_states.pt` of rank {min(missing, default=0)}. Each "
-                "node writes the files of its own ranks. Copy the files of all nodes into one folder."
-            )
-    models, optimizers = ([files[rank] for rank in sorted(files)] for files in found.values())
-    return models, optimizers
 
 
 def _contents(files: Sequence[Path]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -150,13 +116,6 @@ def _check_ranks(folder: Path, first: Mapping[str, Any], states: Sequence[Mappin
         )
     if "ds_zero_partition_groups" in states[0]:
         raise CheckpointError(f"`{folder}` has expert parallelism, which is not supported.")
-
-
-def _problem(state: Mapping[str, Any]) -> str | None:
-    """Return why the optimizer's state cannot be carried over, None if it can."""
-    if isinstance(state.get("base_optimizer_state"), list):
-        return "with `elastic_checkpoint` DeepSpeed does not save the optimizer's options"
-    return None
 
 
 def _shapes(group: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -193,4 +152,5 @@ def _frozen(contents: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     """Return the parameters that were not trained, of which each rank has a part."""
     shapes = contents[0].get("frozen_param_shapes") or {}
     parts = [content.get("frozen_param_fragments") or {} for content in contents]
-    return {name: cut_by_parameter([own[name] for own in parts], shape) for name, shape in shapes.items()}
+    found = {name: joined([own[name] for own in parts], math.prod(shape)) for name, shape in shapes.items()}
+    return {name: value.view(tuple(shapes[name])) for name, value in found.items()}

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.finding import list_checkpoints
-from hf_compat.checkpoint.reader import ResumePoint
+from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.checkpoint.weights import read_weights
+from hf_compat.checkpoint.zero_files import engine_folder
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import TrainerState
@@ -29,13 +30,13 @@ from hf_compat.tools.convert.architectures import (
     generation_in,
     named_architecture,
 )
-from hf_compat.tools.convert.deepspeed_folders import EngineStates, engine_folder, read_engine
+from hf_compat.tools.convert.conversion_options import Options
+from hf_compat.tools.convert.deepspeed_folders import EngineStates, read_engine
 from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
+from hf_compat.tools.convert.lightning_progress import Counters, loops_state
 from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters, trained_of
-from hf_compat.tools.convert.options import Options
-from hf_compat.tools.convert.progress import Counters, loops_state
 from hf_compat.tools.convert.sharded_optimizers import optimizers_in
 
 __all__ = ["convert_to_file"]
@@ -90,7 +91,9 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     if architecture is None:
         notes.append("tied weights: the model's class is unknown, so the file only has the names in the folder.")
     state_dict = {prefix + name: value for name, value in weights.items()}
-    state_dict |= ResumePoint(folder).lightning_state().get("state_dict", {})  # `HFCheckpointIO`'s, beside the model
+    state_dict |= (
+        CheckpointReader(folder).lightning_state().get("state_dict", {})
+    )  # `HFCheckpointIO`'s, beside the model
     content: dict[str, Any] = {VERSION_KEY: version("lightning"), "state_dict": state_dict}
     carried = Carried(configuration, generation_in(folder))
     if architecture is not None and architecture.adapters is not None:
@@ -190,7 +193,7 @@ def _renamed(folder: Path, architecture: Architecture, reason: str) -> dict[str,
 
 def _training_state(source: _Source, carried: Carried, options: Options, notes: list[str]) -> dict[str, Any]:
     folder = source.folder
-    point = ResumePoint(folder)
+    point = CheckpointReader(folder)
     state, kept = point.trainer_state(), point.lightning_state()
     carried.trainer_state = state
     callbacks = kept.pop("callbacks", {})
@@ -281,18 +284,37 @@ def _optimizer_state(source: _Source) -> dict[str, Any] | None:
         return source.engine.optimizer
     for name in (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME):
         if (source.folder / name).is_file():
-            state: dict[str, Any] = load_trusted(source.folder / name)
-            return state
+            return _checked(load_trusted(source.folder / name), source.folder / name)
     sharded = source.folder / names.SHARDED_OPTIMIZER_NAME
     if not distributed_files.is_sharded(sharded):
         return None
     return optimizers_in(distributed_files.read_full(sharded)).get("optimizer")
 
 
+def _checked(state: Any, file: Path) -> dict[str, Any] | None:
+    """Return ``state``, of an optimizer's file.
+
+    Raises:
+        CheckpointError: If it is neither an optimizer's state dict nor None.
+    """
+    known = state is None or (
+        isinstance(state, dict)
+        and isinstance(state.get("state"), dict)
+        and isinstance(state.get("param_groups"), list)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in state["param_groups"])
+    )
+    if not known:
+        raise CheckpointError(f"`{file}` is damaged: it contains no optimizer's state dict.")
+    return state  # type: ignore[no-any-return]
+
+
 def _random_states(folder: Path, carried: Carried, notes: list[str]) -> None:
     files = sorted(folder.glob("rng_state*.pth"))
     for path in files:
-        carried.add_rng(path.name, load_trusted(path))
+        try:
+            carried.add_rng(path.name, load_trusted(path))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"`{path}` is damaged: it contains no random states ({error!r}).") from error
     if files:
         notes.append(
             "random states: Lightning restores none, so dropout and shuffling continue differently. Converting back "

@@ -26,12 +26,12 @@ from hf_compat.tools.convert.architectures import (
     find_place,
     generation_in,
 )
+from hf_compat.tools.convert.conversion_options import Options
 from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
 from hf_compat.tools.convert.lightning_checkpoints import LightningCheckpoint, is_plain
+from hf_compat.tools.convert.lightning_progress import epochs_done
 from hf_compat.tools.convert.optimizer_names import Candidates, name_parameters, trained_of
-from hf_compat.tools.convert.options import Options
-from hf_compat.tools.convert.progress import epochs_done
 from hf_compat.tools.model_classes import generation_config
 
 __all__ = ["convert_to_folder"]

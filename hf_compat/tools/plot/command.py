@@ -36,7 +36,7 @@ def plot(places: Sequence[str], target: str, *, weight: float | None = None, for
         raise ReportError(f"`{target}`: unsupported file type. Use one of {', '.join(_KINDS)}.")
     if weight is not None and not 0 <= weight < 1:
         raise ReportError(f"`--smooth {weight:g}`: pass a number from 0 (no smoothing) to below 1.")
-    require_matplotlib("`hf-compat plot`")
+    require_matplotlib()
     check_targets([goal], force=force)
     histories = read_histories(places)
     content = make(draw(histories, weight=weight), histories)

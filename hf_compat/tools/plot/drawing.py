@@ -52,13 +52,13 @@ def style_of(index: int) -> Style:
     return Style(_COLOURS[index % len(_COLOURS)], _LINES[index % len(_LINES)], _MARKERS[index % len(_MARKERS)])
 
 
-def require_matplotlib(purpose: str) -> None:
+def require_matplotlib() -> None:
     """Raise an error that names the extra, unless matplotlib is installed.
 
     Raises:
         MissingPackageError: If it is not.
     """
-    require_package("matplotlib", extra="plot", purpose=purpose)
+    require_package("matplotlib", extra="plot", purpose="`hf-compat plot`")
 
 
 def draw(histories: Sequence[History], *, weight: float | None = None) -> Any:
@@ -71,7 +71,7 @@ def draw(histories: Sequence[History], *, weight: float | None = None) -> Any:
     Raises:
         MissingPackageError: If matplotlib is not installed.
     """
-    require_matplotlib("`hf-compat plot`")
+    require_matplotlib()
     import matplotlib as mpl
     from matplotlib.figure import Figure
 

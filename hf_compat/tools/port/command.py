@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +75,12 @@ def port_script(script: str, words: Sequence[str] = ()) -> Port:
     path = Path(script)
     try:
         before = path.read_bytes()
+        _check_is_python(before, path.name)
         wrapper = cst.MetadataWrapper(cst.parse_module(before))
     except OSError as error:
         raise ReportError(f"`{script}` cannot be read: {error}") from error
-    except (UnicodeDecodeError, SyntaxError, cst.ParserSyntaxError) as error:
-        raise ReportError(f"`{script}` is not Python: {error}") from error
+    except (ValueError, SyntaxError, MemoryError, RecursionError, cst.ParserSyntaxError) as error:
+        raise ReportError(f"`{script}` is not Python: {str(error) or 'it is nested too deeply.'}") from error
     changes = find_changes(wrapper)
     after = rewritten(wrapper, changes)
     found = find_remarks(wrapper, path.parent)
@@ -95,6 +98,13 @@ def port_script(script: str, words: Sequence[str] = ()) -> Port:
         rows += on_command_line
     has_problems = any(remark.is_problem for remark in found.remarks) or any(row.problems for row in rows)
     return Port(path, before, after.bytes, after.encoding, tuple(remarks), has_problems)
+
+
+def _check_is_python(source: bytes, name: str) -> None:
+    """Raise the error of Python's own parser, if it has one; libcst crashes on code that is nested too deeply."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of strings in it, which are the script's own concern
+        ast.parse(source, name)
 
 
 def _list(title: str, names: Iterable[str]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import hf_compat
-from hf_compat.installing.names import NOT_REPLACED, is_watched
+from hf_compat.installing.replaced_names import NOT_REPLACED, is_watched
 
 __all__ = ["DEFAULTS", "is_moved", "is_trainer_module", "moved_names"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import libcst as cst
 from libcst.metadata import PositionProvider, QualifiedNameProvider
 
-from hf_compat.installing.names import BASES, is_watched
+from hf_compat.installing.replaced_names import BASES, is_watched
 from hf_compat.overriding import NEVER_CALLED
 from hf_compat.tools.port.ported_names import DEFAULTS, is_moved, is_trainer_module
 from hf_compat.tools.port.rewriting import absolute_module, dotted

@@ -10,7 +10,7 @@ import libcst as cst
 from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameProvider, ScopeProvider
 from libcst.metadata.scope_provider import Access, ImportAssignment
 
-from hf_compat.installing.names import is_watched
+from hf_compat.installing.replaced_names import is_watched
 from hf_compat.tools.port.imports import split
 from hf_compat.tools.port.ported_names import DEFAULTS, is_moved, moved_names
 

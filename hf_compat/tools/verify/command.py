@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hf_compat.errors import MissingPackageError, ReportError, is_installed
+from hf_compat.errors import ReportError, is_installed, missing_package
 from hf_compat.masking import masked_words
-from hf_compat.tools.plot.drawing import as_png, as_svg, require_matplotlib
+from hf_compat.tools.plot.drawing import as_png, as_svg
 from hf_compat.tools.plot.output import check_targets, write_files
 from hf_compat.tools.verify.comparing import TOLERANCES, Comparison, compare
 from hf_compat.tools.verify.picture import draw_comparison
@@ -22,6 +22,8 @@ from hf_compat.tools.verify.running import ScriptRun, run_recorded
 __all__ = ["VerifyOptions", "split_words", "verify"]
 
 _NAMES = ("verify.json", "verify.png", "verify.html")
+_NEEDED = ("transformers", "accelerate", "matplotlib")
+"""transformers' Trainer imports the second when it is made; the third draws the curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class VerifyOptions:
     tolerance: float | None = None
     """Largest relative difference that counts as equal; by default that of the precision."""
     output: Path = Path()
-    """Folder of the three files."""
+    """Folder of the three files; made if it is not there, but not the folders above it."""
     copies: bool = True
     """Whether each run works in a copy of the working directory."""
     force: bool = False
@@ -50,7 +52,7 @@ def verify(script: str, words: Sequence[str], options: VerifyOptions) -> tuple[s
         What to print, and whether nothing differs by more than its tolerance.
 
     Raises:
-        MissingPackageError: If matplotlib or transformers is not installed.
+        MissingPackageError: If transformers, accelerate or matplotlib is not installed.
         ReportError: If the options cannot be used, the script fails, or a file cannot be written.
     """
     path = Path(script)
@@ -79,18 +81,25 @@ def _check(script: Path, options: VerifyOptions) -> None:
         raise ReportError(f"`--tolerance {options.tolerance:g}`: pass a number from 0 to below 1.")
     if not script.is_file():
         raise ReportError(f"`{script}` does not exist: pass a script, written for transformers' Trainer.")
-    require_matplotlib("`hf-compat verify`")
-    if not is_installed("transformers"):
-        raise MissingPackageError(
-            '`hf-compat verify` needs the package `transformers`. Run: pip install "hf-compat[transformers]"'
-        )
+    for package in _NEEDED:
+        if not is_installed(package):
+            raise missing_package(package, extra="verify", purpose="`hf-compat verify`")
+    if options.output.parent.is_dir():
+        options.output.mkdir(exist_ok=True)
     check_targets([options.output / name for name in _NAMES], force=options.force)
 
 
 def _run(task: ScriptRun, folder: Path, *, is_ours: bool) -> Record:
     name = "hf_compat's" if is_ours else "transformers'"
     sys.stderr.write(f"Running {task.script} with {name} Trainer …\n")
-    return run_recorded(task, folder, is_ours=is_ours)
+    try:
+        return run_recorded(task, folder, is_ours=is_ours)
+    except ReportError as error:
+        own = [word for word in task.words if word.partition("=")[0] in (*_FLAGS, *_WITH_VALUE)]
+        if not own:
+            raise
+        place = "options of verify go before the script or at the very end."
+        raise ReportError(f"{error}\n`{own[0]}` was passed to the script: {place}") from None
 
 
 def _tolerances(options: VerifyOptions) -> str:

@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("suite", nargs="?", choices=SUITES, default="correctness")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="cases by name, which may hold `*`; default: all")
     parser.add_argument("--deadline", type=float, default=570, metavar="SECONDS", help="cases left then are skipped")
-    parser.add_argument("--jobs", type=int, default=None, help="small cases at a time; default: 4, on the fake GPU 1")
+    parser.add_argument("--jobs", type=int, default=None, help="small cases at a time; default: 8, on the fake GPU 1")
     parser.add_argument("--results", type=Path, default=None, help="default: SUITE.jsonl in the working directory")
     parser.add_argument("--fake", action="store_true", help="the fake GPU and small sizes, as without a GPU")
     parser.add_argument("--list", action="store_true", help="print the names and end")
@@ -45,7 +45,7 @@ def main() -> int:
         {name: cases[name] for name in chosen},
         results=options.results or Path(f"{options.suite}.jsonl"),
         deadline=options.deadline,
-        jobs=options.jobs or (1 if fake else 4),
+        jobs=options.jobs or (1 if fake else 8),
         fake=fake,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import time
 import zlib
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 
 import hf_compat
 from tests.gpu.acceptance.running import Case
-from tests.gpu.comparing import ON_GPUS, differing
-from tests.gpu.scenarios import GPU_SCENARIOS
+from tests.gpu.comparing import ON_GPUS, OWN, differing
+from tests.gpu.scenarios import GPU_SCENARIOS, compiled
 from tests.support import parity
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.scenarios.common import plain
@@ -33,14 +34,28 @@ LEFT_OUT = ("memory_runs_out", "ddp_", "fsdp", "resume_fsdp")
 """Beginnings of scenarios for a GPU of one size, which :func:`out_of_memory` is for any, and of those for two GPUs."""
 
 
+@contextmanager
+def reproducible() -> Iterator[None]:
+    """Let kernels add in the same order each time, of which many on a GPU have no other way to be equal to the bit."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when the process first multiplies
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def scenario(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
     """Compare a scenario under transformers with itself and with ours, all to the last bit.
 
     Raises:
-        AssertionError: If ours differs where transformers does not differ from itself.
+        AssertionError: If ours differs where transformers does not differ from itself, or one of them cannot run it.
     """
-    noise = differing([name], folder / "noise", subject="upstream")[name]
-    found = differing([name], folder / "ours")[name]
+    with reproducible():
+        noise = differing([name], folder / "noise", subject="upstream")[name]
+        found = differing([name], folder / "ours")[name]
+    for text in (noise, found):
+        assert not text.startswith("Traceback"), text
     assert not found or _is_noise(found, noise), found
     return {"transformers differs from itself": noise, "ours differs": found}
 
@@ -49,6 +64,12 @@ def _is_noise(found: str, noise: str) -> bool:
     """Return whether ``found``, what differs, is what differs from run to run too: the same values."""
     places = [{line.partition(":")[0] for line in text.splitlines()} for text in (found, noise)]
     return places[0] <= places[1]
+
+
+def compiled_kernels(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Compare a model in bf16 whose kernels are compiled for the GPU, of which the fake one has none of its own."""
+    OWN[name] = compiled("aot_eager" if small else "inductor", bf16=True)
+    return scenario(name, folder, small=small)
 
 
 # ---- a steady step ----
@@ -112,37 +133,47 @@ def background_saves(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
     """Save every second step of a large model, synchronously and in the background.
 
     Raises:
-        AssertionError: If a file does not hold what the model and optimizer were at its step, or a run ends otherwise.
+        AssertionError: If a file does not hold what the model and optimizer were at its step, or the losses differ.
     """
     found: dict[str, Any] = {}
     losses = []
-    for kind in ("synchronous", "background"):
-        notes = Notes()
-        args = hf_compat.TrainingArguments(
-            str(folder / kind),
-            max_steps=5,
-            save_steps=2,
-            save_async=kind == "background",
-            per_device_train_batch_size=1,
-            logging_steps=1,
-            report_to="none",
-            disable_tqdm=True,
-        )
-        model, tokens = llama(small=small)
-        rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (8, tokens))]
-        trainer = hf_compat.Trainer(model, args, train_dataset=rows, callbacks=[notes])
-        begin = time.perf_counter()
-        trainer.train()
-        found[kind] = {"seconds": time.perf_counter() - begin, "seconds of steps": notes.seconds()}
-        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-        for step, values in notes.values.items():
-            _check_files(folder / kind / f"checkpoint-{step}", *values)
-        del trainer, model
-        gc.collect()
-        torch.cuda.empty_cache()
-        shutil.rmtree(folder / kind)
+    with reproducible():
+        for kind in ("synchronous", "background"):
+            found[kind], logged = _saving(kind, folder, small=small)
+            losses.append(logged)
     found["losses"] = losses
+    assert losses[0] == losses[1], losses
     return found
+
+
+def _saving(kind: str, folder: Path, *, small: bool) -> tuple[dict[str, Any], list[float]]:
+    """Train with saves of a ``kind``, and check their files; return times and losses."""
+    notes = Notes()
+    args = hf_compat.TrainingArguments(
+        str(folder / kind),
+        max_steps=5,
+        save_steps=2,
+        save_async=kind == "background",
+        per_device_train_batch_size=1,
+        learning_rate=1e-3,  # every step changes weights in bfloat16
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    model, tokens = llama(small=small)
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (8, tokens))]
+    trainer = hf_compat.Trainer(model, args, train_dataset=rows, callbacks=[notes])
+    begin = time.perf_counter()
+    trainer.train()
+    times = {"seconds": time.perf_counter() - begin, "seconds of steps": notes.seconds()}
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    for step, values in notes.values.items():
+        _check_files(folder / kind / f"checkpoint-{step}", *values)
+    del trainer, model
+    gc.collect()
+    torch.cuda.empty_cache()
+    shutil.rmtree(folder / kind)
+    return times, losses
 
 
 class Notes(hf_compat.TrainerCallback):
@@ -200,10 +231,11 @@ def out_of_memory(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
     """
     parity.DEFAULTS.update(ON_GPUS)
     outcomes = []
-    for which in ("upstream", "ours"):
-        outcomes.append(parity.run(_exhausting, which, folder / which))
-        gc.collect()
-        torch.cuda.empty_cache()
+    with reproducible():
+        for which in ("upstream", "ours"):
+            outcomes.append(parity.run(_exhausting, which, folder / which))
+            gc.collect()
+            torch.cuda.empty_cache()
     found = parity.differences(*outcomes)
     assert not found, found
     return {"batch size": outcomes[0].results[-1]["value"]}
@@ -229,9 +261,10 @@ def _exhausting(kit: parity.Kit) -> None:
 
 
 CORRECTNESS: dict[str, Case] = {
-    "steady_steps": Case(steady_steps),
-    "background_saves": Case(background_saves, alone=True),
+    "steady_steps": Case(steady_steps, alone=True),
     "out_of_memory": Case(out_of_memory, alone=True, fake_memory=FAKE_MEMORY),
+    "background_saves": Case(background_saves, alone=True),
+    "compiled_kernels": Case(compiled_kernels),
     **{name: Case(scenario) for name in GPU_SCENARIOS if not name.startswith(LEFT_OUT)},
 }
 """Cases by name, the most telling first."""

@@ -69,7 +69,7 @@ def run_all(cases: Mapping[str, Case], *, results: Path, deadline: float, jobs: 
     """Run ``cases`` and return 0 if all passed, else 1.
 
     Args:
-        cases: By name; those that may run beside others come first.
+        cases: By name, in this order, except that those which run alone come first: only a GPU shows what they do.
         results: The file for the results, which is overwritten.
         deadline: Seconds after which no case starts and those running are ended.
         jobs: How many cases run at a time.
@@ -79,13 +79,13 @@ def run_all(cases: Mapping[str, Case], *, results: Path, deadline: float, jobs: 
     with results.open("w") as file:
         found = Results(file)
         found.add(machine=platform.node(), fake=fake, python=platform.python_version(), **_versions())
+        for name, case in cases.items():
+            if case.alone:
+                _run(name, case, found, end, fake)
         with ThreadPoolExecutor(jobs) as pool:
             beside = [name for name, case in cases.items() if not case.alone]
             for done in [pool.submit(_run, name, cases[name], found, end, fake) for name in beside]:
                 done.result()
-        for name, case in cases.items():
-            if case.alone:
-                _run(name, case, found, end, fake)
     print(f"{found.statuses.count('passed')} of {len(cases)} cases passed; results in {results}")
     return int(found.statuses.count("passed") < len(cases))
 

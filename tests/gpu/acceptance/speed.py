@@ -66,6 +66,7 @@ def steps(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
     memory: dict[str, float] = dict.fromkeys(subjects, 0.0)
     for _ in range(ROUNDS):
         for subject, run in subjects.items():
+            torch.compiler.reset()  # after eight models torch would compile no more, and it keeps them
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

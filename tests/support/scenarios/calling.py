@@ -8,10 +8,10 @@ from typing import Any
 
 from torch.utils.data import SequentialSampler
 
-from hf_compat.overriding import OVERRIDABLE
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
 from tests.support.scenarios.common import classifier, language_model
+from tests.support.trainer_methods import OVERRIDABLE
 
 FIELDS = {"num_train_epochs": 2, "gradient_accumulation_steps": 2}
 ONLY_OLDER = {"_save_checkpoint": "metrics", "_wrap_model": "dataloader"}

@@ -13,6 +13,17 @@ BY_EPOCH = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epoch
 BY_STEPS = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "num_train_epochs": 3}
 
 
+def seen_by_save(kit: Kit, seen: list[int]) -> Any:
+    """Return a Trainer whose ``_save`` adds the number of weights that it gets to ``seen``, on each rank."""
+
+    class Seeing(kit.Trainer):  # type: ignore[misc, name-defined]  # the base is the kit's
+        def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+            seen.append(len(state_dict or {}))
+            super()._save(output_dir, state_dict=state_dict)
+
+    return Seeing
+
+
 @scenario()
 def best_model_by_epoch_and_one_checkpoint(kit: Kit) -> None:
     fields = {"load_best_model_at_end": True, "metric_for_best_model": "accuracy", "save_total_limit": 1}

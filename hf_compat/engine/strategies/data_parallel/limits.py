@@ -7,33 +7,14 @@ from typing import TYPE_CHECKING
 from hf_compat.engine.moving import is_spread
 
 if TYPE_CHECKING:
-    from lightning.pytorch.plugins.precision import Precision
-    from torch import nn
-
-    from hf_compat.arguments import TrainingArguments
-    from hf_compat.arguments.fsdp.settings import FsdpSettings
+    from hf_compat.engine.strategies.traits import StrategyRequest
 
 __all__ = ["data_parallel_limits"]
 
 
-def data_parallel_limits(
-    args: TrainingArguments,
-    *,
-    model: nn.Module | None,
-    has_optimizers: bool,
-    precision: Precision,
-    settings: FsdpSettings | None,
-) -> list[str]:
-    """Return a message for each argument that is not supported with several GPUs in one process.
-
-    Args:
-        args: The training arguments.
-        model: The model, which is not replicated if it is spread over the GPUs; None if ``model_init`` has not been
-            called yet.
-        has_optimizers: Whether an optimizer or a schedule was passed to the Trainer; both are supported.
-        precision: Lightning's precision plugin; any is supported.
-        settings: FSDP's settings, always None.
-    """
+def data_parallel_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with several GPUs in one process."""
+    args, model = request.args, request.model
     if "underflow_overflow" not in args.debug or (model is not None and is_spread(model, args.device)):
         return []
     return [

@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
 from hf_compat.engine.moving import is_in_8_or_4_bits
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def replicated(model: nn.Module) -> nn.Module:
     return model if is_in_8_or_4_bits(model) else nn.DataParallel(model)
 
 
-def data_parallel_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DataParallelStrategy:
+def data_parallel_strategy(
+    process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module
+) -> DataParallelStrategy:
     """Return the strategy of a run on several GPUs of this process."""
     return DataParallelStrategy(args.device)

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.distributed.votes import is_attempting, vote
+from hf_compat.distributed.oom_consensus import is_attempting, vote
 from hf_compat.engine.environments import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import register_communication_hooks
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.ddp.voting import vote_before_exchanges
 from hf_compat.model_facts import is_pretrained_model
@@ -32,16 +32,20 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
     The wrapper is around the model itself: it is the Trainer's ``model_wrapped`` and the ``model`` of ``compute_loss``.
 
     Args:
-        placement: Rank and world size.
+        process_layout: Rank and world size.
         device: The device of this rank.
         settings: Keywords of torch's ``DistributedDataParallel``.
         hooks: Keywords of Lightning's ``DDPStrategy`` for communication hooks and model averaging.
     """
 
+    wraps_each_fit = True
+
     def __init__(
-        self, placement: Placement, device: torch.device, settings: dict[str, Any], hooks: dict[str, Any]
+        self, process_layout: ProcessLayout, device: torch.device, settings: dict[str, Any], hooks: dict[str, Any]
     ) -> None:
-        super().__init__(cluster_environment=LaunchedEnvironment(placement.launch, placement.environment), **hooks)
+        super().__init__(
+            cluster_environment=LaunchedEnvironment(process_layout.launch, process_layout.environment), **hooks
+        )
         self._device = device
         self._settings = settings
 
@@ -49,13 +53,13 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         """Return ``model`` in ``DistributedDataParallel``, which broadcasts the weights of rank 0."""
         return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
 
-    def setup(self, trainer: pl.Trainer) -> None:
+    def setup(self, pl_trainer: pl.Trainer) -> None:
         """Set up a fit; an evaluation outside a fit does not wrap the model."""
-        if trainer.state.fn is TrainerFn.FITTING:
-            super().setup(trainer)
+        if pl_trainer.state.fn is TrainerFn.FITTING:
+            super().setup(pl_trainer)
         else:
             assert self.accelerator is not None, "set by the trainer"
-            self.accelerator.setup(trainer)
+            self.accelerator.setup(pl_trainer)
             self.setup_precision_plugin()
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
@@ -87,7 +91,7 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
             vote_before_exchanges(self.model)
         else:
             register_communication_hooks(self)
-        module.host.take_wrapper(self.model)
+        module.run.take_wrapper(self.model)
 
 
 _DDP_FIELDS = {
@@ -120,6 +124,8 @@ def _checkpoints_activations(model: nn.Module) -> bool:
     return bool(getattr(model, name or "is_gradient_checkpointing", False))
 
 
-def ddp_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DDPStrategy:
+def ddp_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DDPStrategy:
     """Return the DDP strategy of a run."""
-    return DDPStrategy(placement, args.device, ddp_settings(args, model, placement.settings), placement.hooks)
+    return DDPStrategy(
+        process_layout, args.device, ddp_settings(args, model, process_layout.settings), process_layout.hooks
+    )

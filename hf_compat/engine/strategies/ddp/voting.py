@@ -14,7 +14,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_compat.distributed.votes import vote
+from hf_compat.distributed.oom_consensus import vote
 
 __all__ = ["vote_before_exchanges"]
 

@@ -5,51 +5,50 @@ DeepSpeed's own loading would run any code in them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from hf_compat.checkpoint.background import Writes
+from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.zero_files import LATEST_NAME, engine_folder
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointError
 
-__all__ = ["LATEST_NAME", "check_files", "writing_through"]
+__all__ = ["check_files", "load_states", "raise_together", "writing_through"]
 
-LATEST_NAME = "latest"
-"""The file with the name of the folder that contains DeepSpeed's files."""
-_OPTIMIZER_FILES = "*_optim_states.pt"
+_T = TypeVar("_T")
 
 
 class _CheckpointEngine:
-    """DeepSpeed's checkpoint engine, whose files are written from a snapshot when ``writes`` does."""
+    """DeepSpeed's checkpoint engine, whose files are written from a snapshot when ``file_writer`` does."""
 
-    def __init__(self, engine: Any, writes: Writes) -> None:
+    def __init__(self, engine: Any, file_writer: CheckpointFileWriter) -> None:
         self._engine = engine
-        self._writes = writes
+        self._file_writer = file_writer
 
     def save(self, state_dict: Any, path: str) -> None:
-        self._writes(self._engine.save, self._writes.snapshot(state_dict), path)
+        self._file_writer(self._engine.save, self._file_writer.snapshot(state_dict), path)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
 @contextmanager
-def writing_through(engine: Any, writes: Writes) -> Iterator[None]:
-    """Context in which the ``DeepSpeedEngine`` ``engine`` writes the files of a checkpoint through ``writes``."""
+def writing_through(engine: Any, file_writer: CheckpointFileWriter) -> Iterator[None]:
+    """Context in which the ``DeepSpeedEngine`` ``engine`` writes the files of a checkpoint through ``file_writer``."""
     before = engine.checkpoint_engine
-    engine.checkpoint_engine = _CheckpointEngine(before, writes)
+    engine.checkpoint_engine = _CheckpointEngine(before, file_writer)
     try:
         yield
     finally:
         engine.checkpoint_engine = before
 
 
-def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> None:
-    """Check that DeepSpeed may load ``checkpoint``; every rank has to call it.
+def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> int | None:
+    """Check that DeepSpeed may load ``checkpoint``, and return the world size that wrote it; every rank calls it.
 
     On each node, one rank loads each file, allowing only tensors and plain values.
 
@@ -58,59 +57,75 @@ def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> None:
         launch: Rank and world size.
         universal: Whether it is a universal checkpoint, for any world size.
 
+    Returns:
+        The world size if the files depend on it, as under ZeRO; else None.
+
     Raises:
-        CheckpointError: On every rank, if files are missing, contain code, or were written with another world size.
+        CheckpointError: On every rank, if files are missing or contain code.
     """
+    found = raise_together(lambda: _check(checkpoint, launch, universal))
+    known = [each for each in collectives.gather_objects([found]) if each is not None]  # a node may lack the file
+    return known[0] if known else None
+
+
+def _check(checkpoint: str, launch: Launch, universal: bool) -> int | None:
+    folder = _states_folder(checkpoint, universal)
+    files = sorted(folder.rglob("*.pt"))
+    if not files:
+        raise CheckpointError(f"`{folder}` contains no files of DeepSpeed.")
+    for path in files[launch.local_rank :: launch.local_world_size]:
+        load_states(path)
+    models = sorted(folder.glob("*_model_states.pt"))
+    if universal or not models:
+        return None
+    model = load_states(models[0], mmap=True)
+    return model.get("dp_world_size") if isinstance(model, dict) and model.get("param_shapes") else None
+
+
+def raise_together(read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns; every rank calls it.
+
+    Raises:
+        CheckpointError: On every rank, if ``read`` raises it on one.
+    """
+    found: Any = None
     problem: str | None = None
     try:
-        _check(checkpoint, launch, universal)
+        found = read()
     except CheckpointError as error:
         problem = str(error)
     problems = [text for text in collectives.gather_objects([problem]) if text is not None]
     if problems:
         raise CheckpointError(problems[0])
+    return found  # type: ignore[no-any-return]
 
 
-def _check(checkpoint: str, launch: Launch, universal: bool) -> None:
-    folder = _states_folder(checkpoint, universal)
-    world_size = len(list(folder.glob(_OPTIMIZER_FILES)))
-    if world_size not in (0, launch.world_size) and not universal:
-        raise CheckpointError(
-            f"`{checkpoint}` was written by DeepSpeed with world size {world_size}, but this run has world size "
-            f"{launch.world_size}. Start {world_size} processes, or convert the checkpoint with DeepSpeed's "
-            '`ds_to_universal.py` and set `"checkpoint": {"load_universal": true}` in the config.'
-        )
-    files = sorted(folder.rglob("*.pt"))
-    if not files:
-        raise CheckpointError(f"`{folder}` contains no files of DeepSpeed.")
-    for path in files[launch.local_rank :: launch.local_world_size]:
-        load_trusted(path, allowed=_allowed_classes())
+def load_states(path: Path, *, mmap: bool = False) -> Any:
+    """Return the content of one of DeepSpeed's files; ``mmap`` maps it into memory.
+
+    Raises:
+        CheckpointError: If it cannot be read, or contains code, which is not run.
+    """
+    return load_trusted(path, mmap=mmap, allowed=list(_value_classes()))
 
 
 def _states_folder(checkpoint: str, universal: bool) -> Path:
-    latest = Path(checkpoint, f"{LATEST_NAME}_universal" if universal else LATEST_NAME)
-    if not latest.is_file():
+    name = f"{LATEST_NAME}_universal" if universal else LATEST_NAME
+    folder = engine_folder(Path(checkpoint), name)
+    if folder is None:
         remedy = (
             " Convert the checkpoint with DeepSpeed's `ds_to_universal.py`, or remove `checkpoint.load_universal` from "
             "the config."
         )
         raise CheckpointError(
-            f"Can't find a valid checkpoint at `{checkpoint}`: DeepSpeed's `{latest.name}` is missing."
+            f"Can't find a valid checkpoint at `{checkpoint}`: DeepSpeed's `{name}` is missing."
             f"{remedy if universal else ''}"
         )
-    name = latest.read_text(encoding="utf-8").strip()
-    folder = Path(checkpoint, name)
-    if not name or Path(name).name != name or not folder.is_dir():
-        raise CheckpointError(f"`{latest}` contains `{name}`, which is not a folder next to it.")
     return folder
 
 
-def _allowed_classes() -> list[Any]:
-    """Return the classes in DeepSpeed's files that are safe: creating them runs no code."""
-    return list(_value_classes())
-
-
 def _value_classes() -> Iterator[Any]:
+    """Yield the classes in DeepSpeed's files that are safe: creating them runs no code."""
     from deepspeed.runtime.fp16 import loss_scaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

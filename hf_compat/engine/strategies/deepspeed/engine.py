@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hf_compat.distributed.deepspeed import import_deepspeed, prepare_process
+from hf_compat.distributed.deepspeed_process import import_deepspeed, prepare_process
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import TrainerSetupError
 
@@ -97,6 +98,7 @@ def build_engine(
     optimizer: Optimizer | None = None,
     parameters: list[nn.Parameter] | None = None,
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    parallel_state: ModuleType | None = None,
 ) -> Any:
     """Return a ``DeepSpeedEngine`` around ``model``.
 
@@ -108,6 +110,7 @@ def build_engine(
         optimizer: The optimizer; None for the one in ``config``, or for none.
         parameters: The trainable parameters, for an optimizer in ``config``.
         scheduler: Creates a schedule for DeepSpeed's optimizer; None for the one in ``config``, or for none.
+        parallel_state: DeepSpeed's groups of ranks that share sequences; None if each has its own.
 
     Raises:
         TrainerSetupError: If DeepSpeed does not accept the config.
@@ -115,6 +118,8 @@ def build_engine(
     deepspeed = import_deepspeed(device)
     index = 0 if device.index is None else device.index
     given: dict[str, Any] = {"lr_scheduler": scheduler} if scheduler is not None else {}
+    if parallel_state is not None:
+        given["mpu"] = parallel_state
     if optimizer is not None:
         given["optimizer"] = optimizer
     elif parameters is not None:

@@ -5,56 +5,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.engine.precision import FullPrecision
-from hf_compat.optim.settings import plain_name
+from hf_compat.engine.strategies.deepspeed.sequence_parallel import sequence_parallel_limits
+from hf_compat.optim.optimizer_request import plain_name
 
 if TYPE_CHECKING:
-    from lightning.pytorch.plugins.precision import Precision
-    from torch import nn
-
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.arguments.fsdp.settings import FsdpSettings
+    from hf_compat.engine.strategies.traits import StrategyRequest
 
 __all__ = ["deepspeed_limits"]
 
 
-def deepspeed_limits(
-    args: TrainingArguments,
-    *,
-    model: nn.Module | None,
-    has_optimizers: bool,
-    precision: Precision,
-    settings: FsdpSettings | None,
-) -> list[str]:
-    """Return a message for each argument that is not supported with DeepSpeed.
-
-    Args:
-        args: The training arguments, with DeepSpeed's config.
-        model: The model; any is supported.
-        has_optimizers: Whether an optimizer or a schedule was passed to the Trainer.
-        precision: Lightning's precision plugin; other than full precision only if the user passed it.
-        settings: FSDP's settings, always None.
-    """
+def deepspeed_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with DeepSpeed."""
+    args, precision = request.args, request.precision
     assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
     problems = []
-    if has_optimizers:
-        problems.append(
-            "`optimizers` is not supported with `deepspeed`; transformers ignores it silently. Override "
-            "`create_optimizer` and `create_scheduler`, or pass `optimizer_cls_and_kwargs`."
-        )
     if args.save_only_model and args.load_best_model_at_end:
         problems.append(
             "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`: it loads full "
             "checkpoints only. Set one of them to False."
         )
-    if args.auto_find_batch_size:
+    if args.auto_find_batch_size and args.hf_deepspeed_config.is_zero3():
         problems.append(
-            "`auto_find_batch_size` isn't supported yet with DeepSpeed: its engine is built for one batch size. "
-            "Set `per_device_train_batch_size`."
+            "`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3, whose parameters cannot be gathered "
+            "after an error in the middle of a pass. Set `per_device_train_batch_size`, or use ZeRO-1 or 2."
         )
+    problems += _tensor_parallel_problems(args.hf_deepspeed_config.config)
     problems += _writer_problems(args, args.hf_deepspeed_config.config)
     problems += _universal_problems(args, args.hf_deepspeed_config.config)
+    problems += sequence_parallel_limits(read_sequence_parallelism(args), request.model)
     if not isinstance(precision, FullPrecision):
         problems.append(
             f"`lightning={{'plugins': [{type(precision).__name__}]}}` is not supported with `deepspeed`: its config "
@@ -64,6 +46,17 @@ def deepspeed_limits(
     if "optimizer" in args.hf_deepspeed_config.config and not optim.startswith("adamw"):
         problems.append(f"`optim={optim!r}`: the DeepSpeed config has an `optimizer` too. Set only one of them.")
     return problems
+
+
+def _tensor_parallel_problems(config: dict[str, Any]) -> Iterator[str]:
+    """Yield a message if ``config`` has DeepSpeed itself split the model over ranks, which then share batches."""
+    size = (config.get("tensor_parallel") or {}).get("autotp_size", 1)
+    if size not in (None, 0, 1):
+        yield (
+            f"`tensor_parallel.autotp_size={size}` in the DeepSpeed config is not supported: its ranks would have to "
+            "get the same batches, which this Trainer gives them with `tp_size` in `parallelism_config` alone, without "
+            "`deepspeed`. Remove it, and partition the model by ZeRO-3 or set `tp_size`."
+        )
 
 
 def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,24 +16,35 @@ import torch
 from lightning.pytorch import strategies
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
-from hf_compat.checkpoint.background import Writes
-from hf_compat.distributed.deepspeed import import_deepspeed
+from hf_compat.arguments.parallelism import read_sequence_parallelism
+from hf_compat.arguments.sequence_parallelism import SequenceParallelism
+from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.distributed.deepspeed_process import import_deepspeed
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.host import Host, Optimization
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.checkpoint_files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
-from hf_compat.errors import ArgumentsError, CheckpointError, HFCompatWarning
+from hf_compat.engine.strategies.deepspeed.other_world_size import MISFITS, readable_by
+from hf_compat.engine.strategies.deepspeed.sequence_parallel import UlyssesAttention
+from hf_compat.engine.strategies.deepspeed.universal_checkpoints import (
+    differing_settings,
+    warn_of_buffers,
+    warn_of_shared_settings,
+)
+from hf_compat.errors import ArgumentsError, CheckpointError
 from hf_compat.model_facts import is_peft_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.run.optimization import RunOptimization
+    from hf_compat.run.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
@@ -47,34 +57,40 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     It owns the engine: one per fit, with the run's optimizer; with ZeRO-3 also one to evaluate before training.
 
     Args:
-        placement: Rank and world size.
+        process_layout: Rank and world size.
         device: The device of this rank.
         settings: DeepSpeed's config, possibly with ``"auto"`` values.
         finalize: Fills in the ``"auto"`` values that depend on the model and the number of update steps.
         log_level: Level of DeepSpeed's logger in training.
+        sequences: How ranks share sequences; None if each has its own.
 
     Attributes:
         engine: The engine of the current or last fit; None before the first.
     """
 
+    wraps_each_fit = True
+
     def __init__(
         self,
-        placement: Placement,
+        process_layout: ProcessLayout,
         device: torch.device,
         settings: HfTrainerDeepSpeedConfig,
         *,
         finalize: Callable[[HfTrainerDeepSpeedConfig, nn.Module, int], None],
         log_level: int,
+        sequences: SequenceParallelism | None = None,
     ) -> None:
         import_deepspeed(device)
         super().__init__(
-            cluster_environment=LaunchedEnvironment(placement.launch, placement.environment), config=settings.config
+            cluster_environment=LaunchedEnvironment(process_layout.launch, process_layout.environment),
+            config=settings.config,
         )
         self._device = device
-        self._launch = placement.launch
+        self._launch = process_layout.launch
         self._settings = settings
         self._finalize = finalize
         self._log_level = log_level
+        self._ulysses = None if sequences is None else UlyssesAttention(sequences)
 
     # ---- set-up: Lightning changes ``config`` only in ``_init_config_if_needed``, which its own ``setup`` calls ----
 
@@ -84,12 +100,14 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self.accelerator.setup_device(self.root_device)
         self.set_world_ranks()
 
-    def setup(self, trainer: pl.Trainer) -> None:
+    def setup(self, pl_trainer: pl.Trainer) -> None:
         """In a fit, create the optimizer and the engine around the model."""
         assert self.accelerator is not None, "set by the trainer"
-        self.accelerator.setup(trainer)
-        if trainer.state.fn is TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
+        self.accelerator.setup(pl_trainer)
+        if self._ulysses is not None:
+            self._ulysses.enter()
+        if pl_trainer.state.fn is TrainerFn.FITTING:
+            self.setup_optimizers(pl_trainer)
         self.setup_precision_plugin()
 
     @property
@@ -99,21 +117,20 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     # ---- a fit ----
 
-    def setup_optimizers(self, trainer: pl.Trainer) -> None:
+    def setup_optimizers(self, pl_trainer: pl.Trainer) -> None:
         """Create the engine with the run's optimizer; pass engine, optimizer and schedule to the run."""
         module: Any = self.lightning_module
-        host: Host = module.host
+        run: TrainingRun = module.run
         logging.getLogger("DeepSpeed").setLevel(self._log_level)
-        scheduler: LRScheduler | EngineScheduler | None = self._start(module.model, host.optimization)
+        scheduler: LRScheduler | EngineScheduler | None = self._start(module.model, run.optimization)
         optimizer = EngineOptimizer(self.engine.optimizer)
         if self.engine.lr_scheduler is not None:
             scheduler = EngineScheduler(self.engine.lr_scheduler)
-        self.optimizers = [optimizer]
-        self.lr_scheduler_configs = []
-        host.take_wrapper(self.engine)
-        host.take_optimizers(optimizer, scheduler)
+        self.optimizers, self.lr_scheduler_configs = [optimizer], []
+        run.take_wrapper(self.engine)
+        run.take_optimizers(optimizer, scheduler)
 
-    def _start(self, model: nn.Module, optimization: Optimization) -> LRScheduler | None:
+    def _start(self, model: nn.Module, optimization: RunOptimization) -> LRScheduler | None:
         """Create the engine for training; return the run's schedule, None if the engine has one.
 
         The run creates what the config does not contain. A schedule for the config's optimizer is created inside
@@ -132,6 +149,9 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
                 scheduler = optimization.create_scheduler(optimizer)
         elif "scheduler" not in config:
             factory = optimization.create_scheduler
+        parallel_state = None
+        if self._ulysses is not None:
+            parallel_state, config = self._ulysses.begin(model, config)
         self.engine = build_engine(
             model,
             config,
@@ -140,6 +160,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             optimizer=optimizer,
             parameters=[weight for weight in model.parameters() if weight.requires_grad],
             scheduler=factory,
+            parallel_state=parallel_state,
         )
         return scheduler
 
@@ -172,6 +193,17 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         norm = self.engine.get_global_grad_norm()
         return norm.item() if isinstance(norm, Tensor) else norm
 
+    @property
+    def sequence_group(self) -> ProcessGroup | None:
+        """The ranks that share sequences with this one in the current or last fit; None if none do."""
+        return None if self._ulysses is None else self._ulysses.group
+
+    def teardown(self) -> None:
+        """Tear down; attention is transformers' own again."""
+        if self._ulysses is not None:
+            self._ulysses.leave()
+        super().teardown()
+
     # ---- evaluating ----
 
     def prepare_evaluation(self, model: nn.Module) -> nn.Module | None:
@@ -196,16 +228,17 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         self.engine = build_engine(model, settings.config, device=self._device, launch=self._launch)
         return self.engine  # type: ignore[no-any-return]
 
-    def evaluation_model(self, model: nn.Module) -> nn.Module:
-        """Return the unwrapped model: with ZeRO-3 its layers gather their weights when they are called."""
-        return model.module if model is self.engine else model
-
     # ---- weights ----
 
     @property
     def saves_sharded_weights(self) -> bool:  # type: ignore[override]
-        """Whether the config saves ZeRO-3 weights sharded."""
-        return self._is_sharded and not self.engine.zero_gather_16bit_weights_on_model_save()
+        """Whether the config saves ZeRO-3 weights sharded; adapters, which are small, are gathered whatever it says."""
+        return self._stays_sharded and not self._saves_adapters
+
+    @property
+    def _saves_adapters(self) -> bool:
+        """Whether adapters are saved without the model's frozen weights, which ZeRO-3 would have to gather."""
+        return self._is_sharded and is_peft_model(self.engine.module)
 
     @property
     def gathers_weights(self) -> bool:  # type: ignore[override]
@@ -226,6 +259,10 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     def _is_sharded(self) -> bool:
         return bool(self.engine.zero_optimization_partition_weights())
 
+    @property
+    def _stays_sharded(self) -> bool:
+        return self._is_sharded and not self.engine.zero_gather_16bit_weights_on_model_save()
+
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the full state dict of ``model``, with ZeRO-3 on rank 0 only; every rank calls it.
 
@@ -237,7 +274,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
             state: dict[str, Any] = utils.clone_tensors_for_torch_save(model.state_dict())
             return state
-        if self.saves_sharded_weights:
+        if self._stays_sharded:
             text = (
                 "`deepspeed`: `zero_optimization.stage3_gather_16bit_weights_on_model_save=False`, so the full weights "
                 "are not gathered. Set it to true, or use `zero_to_fp32.py` on a checkpoint."
@@ -245,19 +282,25 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             raise ArgumentsError([text], fields=["deepspeed"])
         return self.engine._zero3_consolidated_16bit_state_dict() or {}
 
+    def state_dict_of_adapters(self) -> dict[str, Any] | None:
+        """Return the trainable weights of adapters under ZeRO-3, on rank 0 only; every rank calls it."""
+        if not self._saves_adapters:
+            return None
+        return self.engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=True) or {}
+
     def load_weights(self, model: nn.Module, folder: str, *, trains_on: bool) -> tuple[list[str], list[str]]:
         """Load DeepSpeed's weights, optimizer and schedule in ``folder`` into the engine."""
         self.resume_engine(folder)
         return [], []
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
         """Save this rank's shards to ``folder``; every rank calls it."""
         logger.warning(
             "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: run "
             "`zero_to_fp32.py` in it to consolidate them.",
             folder,
         )
-        self._save_engine(folder, writes)
+        self._save_engine(folder, file_writer)
 
     # ---- the optimizer's state ----
 
@@ -266,14 +309,16 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """Whether the engine has a schedule, which it then saves."""
         return self.engine.lr_scheduler is not None
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
+    ) -> None:
         """Save DeepSpeed's checkpoint to ``folder``; every rank calls it."""
-        self._save_engine(folder, writes)
+        self._save_engine(folder, file_writer)
 
-    def _save_engine(self, folder: str, writes: Writes) -> None:
-        if not writes.is_first(folder):
+    def _save_engine(self, folder: str, file_writer: CheckpointFileWriter) -> None:
+        if not file_writer.is_first(folder):
             return  # sharded weights are in the same files as the optimizer's state
-        with writing_through(self.engine, writes):
+        with writing_through(self.engine, file_writer):
             self.engine.save_checkpoint(folder, exclude_frozen_parameters=is_peft_model(self.engine.module))
 
     def has_optimizer(self, folder: str) -> bool:
@@ -287,16 +332,17 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         """Load weights, optimizer and schedule in ``folder`` into the engine, without running code in the files.
 
         Raises:
-            CheckpointError: If DeepSpeed's files are missing, were written with another world size, or do not fit.
+            CheckpointError: If DeepSpeed's files are missing or do not fit.
         """
         universal = bool(self.engine.load_universal_checkpoint())
-        check_files(folder, launch=self._launch, universal=universal)
+        written = check_files(folder, launch=self._launch, universal=universal)
         if universal:
-            _warn_of_buffers(self.engine.module)
-        differing = _differing_settings(self.engine.optimizer.param_groups) if universal and self._is_sharded else []
+            warn_of_buffers(self.engine.module)
+        differing = differing_settings(self.engine.optimizer.param_groups) if universal and self._is_sharded else []
         try:
-            path, _ = self.engine.load_checkpoint(folder, load_module_strict=not is_peft_model(self.engine.module))
-        except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            with readable_by(self.engine, folder, written) as place:
+                path, _ = self.engine.load_checkpoint(place, load_module_strict=not is_peft_model(self.engine.module))
+        except MISFITS as error:
             raise CheckpointError(
                 f"DeepSpeed could not load `{folder}`: {error or type(error).__name__}. Resume with the model, the "
                 "arguments and the DeepSpeed config that the checkpoint was written with."
@@ -304,7 +350,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         if path is None:
             raise CheckpointError(f"DeepSpeed found no checkpoint in `{folder}`.")
         if universal and self._is_sharded:
-            _warn_of_shared_settings(self.engine.optimizer.optimizer, differing)
+            warn_of_shared_settings(self.engine.optimizer.optimizer, differing)
 
     # ---- the end ----
 
@@ -313,48 +359,11 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         if self.engine is not None:
             self.engine.destroy()
             self.engine = None
+        if self._ulysses is not None:
+            self._ulysses.end()
 
 
-def _warn_of_buffers(model: nn.Module) -> None:
-    """Warn of buffers in the state dict of ``model``, which DeepSpeed does not read from a universal checkpoint."""
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    buffers = [name for name in model.state_dict() if name not in parameters]
-    if buffers:
-        warnings.warn(
-            f"The buffers {', '.join(buffers)} keep their values: DeepSpeed does not restore buffers from a universal "
-            "checkpoint, with transformers' Trainer either. Load them into the model before training.",
-            HFCompatWarning,
-            stacklevel=2,
-        )
-
-
-def _differing_settings(groups: list[dict[str, Any]]) -> list[str]:
-    """Return the names of the settings in which parameter groups differ."""
-    first = groups[0]
-    return [name for name in first if name != "params" and any(first[name] != group[name] for group in groups)]
-
-
-def _warn_of_shared_settings(optimizer: Optimizer, differing: list[str]) -> None:
-    """Warn of what parameter groups have in common after DeepSpeed has read a universal checkpoint under ZeRO-3.
-
-    Args:
-        optimizer: The optimizer inside ZeRO's.
-        differing: The settings in which its groups differed before.
-    """
-    steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
-    facts = [f"continue with the {', '.join(differing)} of the first"] if differing else []
-    if len({id(step) for step in steps}) < len(steps):
-        facts.append(f"share one step counter, which goes up {len(steps)} times an update step")
-    if facts:
-        warnings.warn(
-            f"All parameter groups {' and '.join(facts)}: that is how DeepSpeed reads a universal checkpoint under "
-            "ZeRO-3, also with transformers' Trainer. Use ZeRO-1 or 2 to continue as the checkpoint's run would have.",
-            HFCompatWarning,
-            stacklevel=2,
-        )
-
-
-def deepspeed_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:
+def deepspeed_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:
     """Return the DeepSpeed strategy of a run."""
     assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
 
@@ -362,9 +371,10 @@ def deepspeed_strategy(placement: Placement, args: TrainingArguments, model: nn.
         settings.trainer_config_finalize(args, model, num_training_steps)
 
     return DeepSpeedStrategy(
-        placement,
+        process_layout,
         args.device,
         args.hf_deepspeed_config,
         finalize=finalize,
         log_level=args.get_process_log_level(),
+        sequences=read_sequence_parallelism(args),
     )

@@ -81,7 +81,8 @@ def fsdp_units(model: nn.Module, settings: FsdpSettings) -> list[nn.Module]:
     Raises:
         TrainerSetupError: If a layer class in the settings is not in the model.
     """
-    if settings.wrapping == "none":
+    by_no_size = settings.wrapping == "size" and settings.version == 1 and not settings.min_num_params
+    if settings.wrapping == "none" or by_no_size:
         return []
     if settings.wrapping == "transformer":
         chosen = find_layers(model, settings.layer_classes)

@@ -23,9 +23,9 @@ from torch.distributed.fsdp import (
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, names, optimizer_states, weights
-from hf_compat.checkpoint.background import Writes
+from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.wrapping import Wrapped, sharding_strategy, wrap_model
 from hf_compat.model_facts import unwrap_model
@@ -42,7 +42,7 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
     """Wraps the model in ``FullyShardedDataParallel``, once: later runs use the same wrapper.
 
     Args:
-        placement: Rank and world size.
+        process_layout: Rank and world size.
         device: The device of this rank.
         settings: FSDP's settings.
         dtype: Dtype of mixed precision; None without it.
@@ -52,10 +52,10 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
     precision_plugin = Strategy.precision_plugin  # type: ignore[assignment]
 
     def __init__(
-        self, placement: Placement, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
+        self, process_layout: ProcessLayout, device: torch.device, settings: FsdpSettings, dtype: torch.dtype | None
     ) -> None:
         super().__init__(
-            cluster_environment=LaunchedEnvironment(placement.launch, placement.environment),
+            cluster_environment=LaunchedEnvironment(process_layout.launch, process_layout.environment),
             cpu_offload=settings.cpu_offload,
             state_dict_type=settings.state_dict_type,
             use_orig_params=settings.use_orig_params,
@@ -63,20 +63,20 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         self.sharding_strategy = sharding_strategy(settings)
         self.gathers_weights = True
         self.saves_sharded_weights = settings.state_dict_type == "sharded"
-        self._launch = placement.launch
+        self._launch = process_layout.launch
         self._device = device
         self._settings = settings
         self._dtype = dtype
 
-    def setup(self, trainer: pl.Trainer) -> None:
+    def setup(self, pl_trainer: pl.Trainer) -> None:
         """Wrap the model, in evaluations too, and pass the wrapper to the run; in a fit, create the optimizer."""
         assert self.accelerator is not None, "set by the trainer"
         module: Any = self.lightning_module
-        self.accelerator.setup(trainer)
+        self.accelerator.setup(pl_trainer)
         self.model = self.wrapped(module.model)
-        module.host.take_wrapper(self.model)
-        if trainer.state.fn is TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
+        module.run.take_wrapper(self.model)
+        if pl_trainer.state.fn is TrainerFn.FITTING:
+            self.setup_optimizers(pl_trainer)
         self.setup_precision_plugin()
 
     def wrapped(self, model: nn.Module) -> FullyShardedDataParallel:
@@ -98,7 +98,7 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         wrapped = self._wrapped(model)
         with self._with_state_dict_type(wrapped.root, full=True, rank0_only=True):
             state = wrapped.root.state_dict()
-        return wrapped.tied(state) if self._launch.rank == 0 else {}
+        return state if self._launch.rank == 0 else {}
 
     def evaluation_model(self, model: nn.Module) -> nn.Module:
         """Return ``model`` in its wrapper, whose forward gathers the parameters."""
@@ -145,14 +145,16 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
                 return weights.load_weights(model, folder, trains_on=trains_on)
             return distributed_files.load_model(model, sharded)
 
-    def save_sharded_weights(self, model: nn.Module, folder: str, *, writes: Writes) -> None:
+    def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
         """Save this rank's shards of ``model`` to ``folder``."""
         root = self.wrapped(model)
         with self._with_state_dict_type(root, full=False):
             state = root.state_dict()
-        distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME), writes=writes)
+        distributed_files.save({"model": state}, Path(folder, names.SHARDED_WEIGHTS_NAME), file_writer=file_writer)
 
-    def save_optimizer(self, optimizer: Optimizer, folder: str, *, writes: Writes, saves_common: bool) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, folder: str, *, file_writer: CheckpointFileWriter, saves_common: bool
+    ) -> None:
         """Save the optimizer's state dict, full or sharded, in accelerate's format.
 
         With a full state dict the weights are saved a second time, in the file that transformers resumes from.
@@ -161,16 +163,18 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
         with self._with_state_dict_type(root, full=not self.saves_sharded_weights, rank0_only=True):
             state = FullyShardedDataParallel.optim_state_dict(root, optimizer)
         if self.saves_sharded_weights:
-            distributed_files.save({"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), writes=writes)
+            distributed_files.save(
+                {"optimizer": state}, Path(folder, names.SHARDED_OPTIMIZER_NAME), file_writer=file_writer
+            )
             return
         saves_common = saves_common and self._launch.rank == 0
         if saves_common:
-            writes(torch.save, writes.snapshot(state), Path(folder, names.FULL_OPTIMIZER_NAME))
+            file_writer(torch.save, file_writer.snapshot(state), Path(folder, names.FULL_OPTIMIZER_NAME))
         del state  # before the next file's content is gathered
         model = unwrap_model(root)
         resumable = optimizer_states.weights_for_resuming(model, self.full_state_dict(model))
         if saves_common:
-            writes(torch.save, writes.snapshot(resumable), Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
+            file_writer(torch.save, file_writer.snapshot(resumable), Path(folder, names.FULL_FSDP_WEIGHTS_NAME))
 
     def load_optimizer(self, optimizer: Optimizer, folder: str) -> None:
         """Load this rank's part of the state in ``folder``, full or sharded, saved with any strategy."""
@@ -186,8 +190,8 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
 
 
-def fsdp1_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> FSDP1Strategy:
+def fsdp1_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> FSDP1Strategy:
     """Return the FSDP version 1 strategy of a run."""
-    assert placement.fsdp is not None, "the strategy is FSDP"
+    assert process_layout.fsdp is not None, "the strategy is FSDP"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision)
-    return FSDP1Strategy(placement, args.device, placement.fsdp, dtype)
+    return FSDP1Strategy(process_layout, args.device, process_layout.fsdp, dtype)

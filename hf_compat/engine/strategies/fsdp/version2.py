@@ -9,7 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.parallel_mesh import sharding_mesh
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
 from hf_compat.engine.strategies.fsdp.sharding import shard_model
 
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["fsdp2_strategy"]
 
 
-def fsdp2_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
+def fsdp2_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
     """Return the FSDP version 2 strategy of a run."""
-    settings, device = placement.fsdp, args.device
+    settings, device = process_layout.fsdp, args.device
     assert settings is not None, "the strategy is FSDP"
     dtype = computing_dtype(args)
     # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
@@ -29,9 +30,9 @@ def fsdp2_strategy(placement: Placement, args: TrainingArguments, model: nn.Modu
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if not isinstance(model, FSDPModule):
-            shard_model(model, settings, mesh=mesh["data_parallel"], device=device, precision=precision)
+            shard_model(model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision)
 
-    return DeviceMeshStrategy(placement, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+    return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
 
 
 def computing_dtype(args: TrainingArguments) -> torch.dtype | None:

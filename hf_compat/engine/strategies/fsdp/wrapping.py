@@ -43,12 +43,6 @@ class Wrapped:
     root: FullyShardedDataParallel
     settings: FsdpSettings
     dtype: torch.dtype | None
-    first_names: dict[str, str]
-    """Each name of a parameter → its first name; torch's state dicts contain a copy for each name."""
-
-    def tied(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return the state dict ``state`` with one tensor for all names of a tied parameter."""
-        return {name: state[self.first_names.get(name, name)] for name in state}
 
     @contextmanager
     def state_dicts_through_wrapper(self) -> Iterator[None]:
@@ -112,7 +106,6 @@ def _wrap(
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise TrainerSetupError("`model` is wrapped in FullyShardedDataParallel already. Pass the unwrapped model.")
     _check_frozen(model, settings)
-    first_names = _first_names(model)
     if settings.activation_checkpointing:
         checkpoint_activations(model, find_layers(model, settings.layer_classes))
     units = set(fsdp_units(model, settings))
@@ -137,7 +130,7 @@ def _wrap(
         device_id=device,
         device_mesh=_mesh(settings, launch, device),
     )
-    return Wrapped(root, settings, dtype, first_names)
+    return Wrapped(root, settings, dtype)
 
 
 def _mesh(settings: FsdpSettings, launch: Launch, device: torch.device) -> DeviceMesh:
@@ -156,15 +149,6 @@ def _check_frozen(model: nn.Module, settings: FsdpSettings) -> None:
             f"`fsdp_config={{'use_orig_params': False}}`: some parameters of {type(model).__name__} are frozen, but a "
             "flat parameter is either trainable or frozen. Set it to True."
         )
-
-
-def _first_names(model: nn.Module) -> dict[str, str]:
-    """Return each name of a parameter → its first name."""
-    firsts: dict[int, str] = {}
-    return {
-        name: firsts.setdefault(id(parameter), name)
-        for name, parameter in model.named_parameters(remove_duplicate=False)
-    }
 
 
 def _materialize(model: nn.Module, launch: Launch) -> None:

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL
 from hf_compat.errors import ModelError
 
 __all__ = ["STYLES", "check_plan", "is_split", "split_model"]
@@ -101,7 +102,7 @@ def split_model(model: nn.Module, mesh: DeviceMesh) -> None:
 def _is_ours(model: nn.Module, size: int) -> bool:
     meshes = {item.device_mesh for item in model.parameters() if isinstance(item, DTensor)}
     grids = [dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False)) for mesh in meshes]
-    return any(grid.get("tensor_parallel") == size for grid in grids)
+    return any(grid.get(TENSOR_PARALLEL) == size for grid in grids)
 
 
 def _plan_of(model: nn.Module) -> dict[str, str]:
@@ -138,13 +139,13 @@ def _unsplittable_modules(planned: Mapping[str, tuple[nn.Module, str]], size: in
         if style not in STYLES:
             yield f"the style {style!r} of `{name}` is not supported, only {', '.join((*STYLES, *_REPLICATED))}"
             continue
-        placement = _SPLIT_AXIS.get(type(STYLES[style]()))
-        if placement is None:
+        process_layout = _SPLIT_AXIS.get(type(STYLES[style]()))
+        if process_layout is None:
             continue
         if not isinstance(module, nn.Linear | nn.Embedding):
             yield f"`{name}` is a {type(module).__name__}, but only `Linear` and `Embedding` can be split"
             continue
-        axis = placement.dim if isinstance(module, nn.Linear) else 1 - placement.dim
+        axis = process_layout.dim if isinstance(module, nn.Linear) else 1 - process_layout.dim
         length = module.weight.shape[axis]
         if length % size:
             yield f"`{name}.weight` has {length} {'columns' if axis else 'rows'}, which is not a multiple of {size}"

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.placement import Placement
+from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL, sharding_mesh
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
 from hf_compat.engine.strategies.fsdp.sharding import broadcast_from_rank0, shard_model
 from hf_compat.engine.strategies.tensor_parallel.splitting import is_split, split_model
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["tensor_parallel_strategy"]
 
 
-def tensor_parallel_strategy(placement: Placement, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
+def tensor_parallel_strategy(
+    process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
     """Return the tensor-parallel strategy of a run.
 
     It splits the model by its plan: parameters in the plan are DTensors, the others are replicated. With a
@@ -36,7 +39,7 @@ def tensor_parallel_strategy(placement: Placement, args: TrainingArguments, mode
             "`fp16=True` is not supported with tensor parallelism: there is no gradient scaler for gradients on "
             "several device meshes. Set `bf16=True` instead."
         )
-    settings, device = placement.fsdp or FsdpSettings(version=2), args.device
+    settings, device = process_layout.fsdp or FsdpSettings(version=2), args.device
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
 
@@ -44,8 +47,8 @@ def tensor_parallel_strategy(placement: Placement, args: TrainingArguments, mode
         if is_split(model):
             return
         broadcast_from_rank0(model, device, upcast=dtype is not None)
-        split_model(model, mesh["tensor_parallel"])
-        if mesh["data_parallel"].size() > 1:
-            shard_model(model, settings, mesh=mesh["data_parallel"], device=device, precision=precision)
+        split_model(model, mesh[TENSOR_PARALLEL])
+        if sharding_mesh(mesh).size() > 1:
+            shard_model(model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision)
 
-    return DeviceMeshStrategy(placement, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
+    return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")

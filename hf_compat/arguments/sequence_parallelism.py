@@ -1,0 +1,118 @@
+"""The sequence-parallel part of ``parallelism_config``, or of the launcher's variables, as one value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hf_compat.arguments.checking.problems import Problem
+from hf_compat.arguments.parallelism_values import config_problem, handler_value
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["SequenceParallelism", "sequence_parallel_problems", "sequence_parallelism"]
+
+_DEFAULT_ATTENTION = "sdpa"
+_ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
+"""Attention implementations that can be shared; others are flash-attention kernels of the Hub."""
+_EXCLUDED = ("tp_size", "cp_size")
+"""Sizes that have to be 1 beside ``sp_size``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceParallelism:
+    """Sequences shared by consecutive ranks, each of which has a chunk of every sequence and a share of the heads."""
+
+    size: int
+    """Sequence-parallel size: the ranks that share a sequence."""
+    data: int
+    """Data-parallel size: the groups of such ranks, which train on different batches."""
+    attention: str
+    """The attention implementation, as in the model's config."""
+    length: int | None
+    """Tokens of every sequence; None if batches differ."""
+
+    @property
+    def world_size(self) -> int:
+        """The world size that the sizes need."""
+        return self.size * self.data
+
+    def check_world_size(self, world_size: int) -> str | None:
+        """Return what is wrong about a run of ``world_size`` processes; None if that is the product of the sizes."""
+        if world_size == self.world_size:
+            return None
+        return (
+            f"`sp_size={self.size}` times `dp_replicate_size` x `dp_shard_size` = {self.data} of `parallelism_config` "
+            f"is {self.world_size}, but the world size is {world_size}. Start {self.world_size} processes, or set "
+            f"`dp_shard_size` so that the product is {world_size}."
+        )
+
+
+def sequence_parallelism(given: object, sizes: Mapping[str, int]) -> SequenceParallelism | None:
+    """Return the sequence parallelism that a configuration requests; None without it.
+
+    Args:
+        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variables alone.
+        sizes: Every size by its keyword.
+    """
+    if sizes["sp_size"] == 1:
+        return None
+    return SequenceParallelism(
+        size=sizes["sp_size"],
+        data=sizes["dp_replicate_size"] * sizes["dp_shard_size"],
+        attention=handler_value(given, "sp_handler", "sp_attn_implementation") or _DEFAULT_ATTENTION,
+        length=None if _is_variable(given) else int(handler_value(given, "sp_handler", "sp_seq_length")),
+    )
+
+
+def sequence_parallel_problems(
+    args: TrainingArguments, sizes: Mapping[str, int], *, has_deepspeed: bool
+) -> Iterator[Problem]:
+    """Yield the problems of a ``parallelism_config`` whose ``sp_size`` is above 1.
+
+    Args:
+        args: The training arguments.
+        sizes: Every size by its keyword.
+        has_deepspeed: Whether the arguments or the launcher request DeepSpeed.
+    """
+    given, size = args.parallelism_config, sizes["sp_size"]
+    if not has_deepspeed:
+        others = "; `fsdp` cannot be combined with it" if args.fsdp else ""
+        yield config_problem("sp_size", size, f"sequence parallelism needs DeepSpeed{others}: set `deepspeed`.")
+    for key in _EXCLUDED:
+        if sizes[key] > 1:
+            text = f"cannot be combined with `sp_size={size}`; set one of them to 1."
+            yield config_problem(key, sizes[key], text, unsupported=True)
+    attention = handler_value(given, "sp_handler", "sp_attn_implementation")
+    if attention is not None and attention not in _ATTENTIONS and not _is_flash_kernel(attention):
+        known = ", ".join(map(repr, _ATTENTIONS))
+        text = f"must be one of {known}, or a flash-attention kernel of the Hub: others need a mask of all positions."
+        yield config_problem("sp_attn_implementation", attention, text)
+    if not _is_variable(given):
+        yield from _length_problems(handler_value(given, "sp_handler", "sp_seq_length"), size)
+    if args.label_smoothing_factor:
+        text = (
+            f"label smoothing is not supported with `sp_size={size}`, where each rank computes the loss of its chunk; "
+            "transformers leaves it out in training. Set it to 0, or override `compute_loss`."
+        )
+        yield Problem("label_smoothing_factor", args.label_smoothing_factor, text, unsupported=True)
+
+
+def _length_problems(length: Any, size: int) -> Iterator[Problem]:
+    if not str(length).isdigit() or int(length) % size:
+        text = (
+            f"with `sp_seq_length_is_variable=False` it must be the tokens of every sequence, a multiple of "
+            f"`sp_size={size}`."
+        )
+        yield config_problem("sp_seq_length", length, text)
+
+
+def _is_flash_kernel(attention: object) -> bool:
+    return isinstance(attention, str) and "/" in attention and "flash-attn" in attention
+
+
+def _is_variable(given: object) -> bool:
+    is_variable = handler_value(given, "sp_handler", "sp_seq_length_is_variable")
+    return is_variable is None or str(is_variable).lower() == "true"

@@ -1,0 +1,179 @@
+"""Resuming a checkpoint of ZeRO with another world size: what each rank would have saved, cut anew in memory.
+
+DeepSpeed reads such a checkpoint only with the world size that wrote it. Here its engine gets states where it would
+read files. The checkpoint is mapped into memory, so a rank reads no more of it than it keeps, and is never written to.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor, distributed
+
+from hf_compat.checkpoint.zero_files import LATEST_NAME, engine_folder, state_files
+from hf_compat.checkpoint.zero_partitions import (
+    Partitions,
+    Piece,
+    filled,
+    is_partitioned,
+    joined,
+    pieces_in_a_row,
+    pieces_of_each,
+    range_of_each,
+)
+from hf_compat.engine.strategies.deepspeed.checkpoint_files import load_states, raise_together
+from hf_compat.errors import CheckpointError
+
+__all__ = ["MISFITS", "readable_by"]
+
+logger = logging.getLogger(__name__)
+
+MISFITS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of DeepSpeed and torch about states that do not fit."""
+_LAYOUT = frozenset({"group_paddings", "partition_count", "param_slice_mappings", "param_alignment_paddings"})
+"""Entries of a ZeRO optimizer's state dict that describe how its parameters are cut."""
+
+
+@contextmanager
+def readable_by(engine: Any, checkpoint: str, written: int | None) -> Iterator[str]:
+    """Context in which the ``DeepSpeedEngine`` ``engine`` can load the folder that it yields; every rank enters it.
+
+    Args:
+        engine: The engine.
+        checkpoint: The checkpoint.
+        written: The world size that wrote it; None if any other can load it.
+
+    Raises:
+        CheckpointError: On every rank, if files are missing or their states cannot be cut for this world size.
+    """
+    if written in (None, engine.seq_dp_world_size):
+        yield checkpoint
+        return
+    logger.info(
+        "`%s` was written by DeepSpeed with world size %s; this run, with world size %s, resumes from it all the same.",
+        checkpoint,
+        written,
+        engine.seq_dp_world_size,
+    )
+    model, optimizer = raise_together(lambda: _states(engine, checkpoint, written))
+    before = engine.checkpoint_engine
+    with TemporaryDirectory(prefix="hf_compat_zero_") as folder:
+        # The engine looks for the file of its rank before it reads it.
+        Path(folder, LATEST_NAME).write_text("states", encoding="utf-8")
+        file = Path(engine._get_ckpt_name(folder, "states"))
+        file.parent.mkdir()
+        file.touch()
+        engine.checkpoint_engine = _StatesInMemory(before, model, optimizer)
+        try:
+            yield folder
+        finally:
+            engine.checkpoint_engine = before
+
+
+class _StatesInMemory:
+    """Checkpoint engine of DeepSpeed that returns states where it would read files."""
+
+    def __init__(self, engine: Any, model: dict[str, Any], optimizer: dict[str, Any]) -> None:
+        self._engine = engine
+        self._model = model
+        self._optimizer = optimizer
+
+    def load(self, path: str, map_location: Any = None) -> dict[str, Any]:
+        if path.endswith("_model_states.pt"):
+            return self._model
+        return {"optimizer_state_dict": self._optimizer}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _states(engine: Any, checkpoint: str, written: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what this rank would have saved of the model and of the optimizer with the world size of ``engine``."""
+    folder = engine_folder(Path(checkpoint))
+    assert folder is not None, "checked before"
+    files = state_files(folder)
+    if len(files.optimizers) != written:
+        raise CheckpointError(
+            f"`{checkpoint}` was written by DeepSpeed with world size {written}, but contains the optimizer states of "
+            f"{len(files.optimizers)} ranks, and this run has world size {engine.seq_dp_world_size}. Copy the files of "
+            f"all nodes into one folder, or start {written} processes."
+        )
+    models = [load_states(path, mmap=True) for path in files.models]
+    optimizers = [load_states(path, mmap=True)["optimizer_state_dict"] for path in files.optimizers]
+    group = engine.optimizer.dp_process_group
+    rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
+    try:
+        model = {**models[rank if rank < len(models) else 0], "dp_world_size": ranks}
+        if len(models) > 1 and model.get("frozen_param_fragments") is not None:
+            model["frozen_param_fragments"] = _frozen_parts(models, rank, ranks)
+        saved = Partitions(optimizers, models[0]["param_shapes"])
+        return model, _optimizer_state(engine, saved, rank, ranks)
+    except MISFITS as error:
+        raise CheckpointError(
+            f"`{checkpoint}` was written by DeepSpeed with world size {written}, and its states cannot be divided for "
+            f"world size {ranks}: {error or type(error).__name__}. Resume with the model, the arguments and the "
+            f"DeepSpeed config that the checkpoint was written with, or start {written} processes."
+        ) from error
+
+
+def _frozen_parts(models: Sequence[Mapping[str, Any]], rank: int, ranks: int) -> dict[str, Tensor]:
+    """Return this rank's parts of the parameters that are not trained, which ZeRO-3 divides too."""
+    parts = {}
+    for name, shape in models[0]["frozen_param_shapes"].items():
+        old, size = [model["frozen_param_fragments"][name] for model in models], math.prod(shape)
+        start, stop = range_of_each(size, rank, ranks)
+        parts[name] = old[0].new_zeros(math.ceil(size / ranks))
+        parts[name][: stop - start] = joined(old, size, start, stop)
+    return parts
+
+
+def _optimizer_state(engine: Any, saved: Partitions, rank: int, ranks: int) -> dict[str, Any]:
+    """Return the state dict that the optimizer of this rank would have saved."""
+    shapes, made = engine._get_zero_param_shapes(), engine.optimizer.state_dict()
+    _check_fits(engine, saved, shapes)
+    weights, state = [], {}
+    for number, (size, pieces) in enumerate(_layout(engine.optimizer, saved, shapes, rank, ranks)):
+        name = next(iter(shapes[number]))  # the others of its group have the same entries
+        weights.append(filled(size, pieces, saved.weight, dtype=saved.weight(name, 0, 0).dtype))
+        state[number] = dict(saved.common_state(name))
+        for key, value in state[number].items():
+            if is_partitioned(value):
+                state[number][key] = filled(size, pieces, partial(saved.state, key), dtype=value.dtype)
+    groups = made[saved.optimizer_key]["param_groups"]
+    options = [{**old, "params": new["params"]} for old, new in zip(saved.options, groups, strict=True)]
+    own = {name: value for name, value in saved.ranks[0].items() if name not in _LAYOUT}
+    base = {**own[saved.optimizer_key], "state": state, "param_groups": options}
+    return {**made, **own, saved.weights_key: weights, saved.optimizer_key: base}
+
+
+def _check_fits(engine: Any, saved: Partitions, shapes: Sequence[Mapping[str, Any]]) -> None:
+    """Raise one of ``MISFITS`` unless ``engine`` has the parameters and the stage of what is saved."""
+    if saved.problem is not None:
+        raise TypeError(saved.problem)
+    if saved.are_of_each_parameter != bool(engine.zero_optimization_partition_weights()):
+        raise TypeError("only one of the checkpoint and this run has ZeRO-3")
+    differing = {name for group in shapes for name in group} ^ {name for group in saved.shapes for name in group}
+    if differing:
+        raise LookupError(f"trainable parameters differ: {', '.join(sorted(differing)[:3])}")
+
+
+def _layout(
+    optimizer: Any, saved: Partitions, shapes: Sequence[Mapping[str, Any]], rank: int, ranks: int
+) -> Iterator[tuple[int, list[Piece]]]:
+    """Yield for each group the size of this rank's part, and what lies in it."""
+    if saved.are_of_each_parameter:
+        for group, part in zip(shapes, optimizer.fp32_partitioned_groups_flat, strict=True):
+            yield part.numel(), pieces_of_each(group, rank=rank, ranks=ranks)
+        return
+    # `BF16_Optimizer` has them under another name.
+    parts = getattr(optimizer, saved.weights_key, None) or optimizer.fp32_groups_flat_partition
+    paddings = getattr(optimizer, "round_robin_bit16_padding", None) or [[0] * len(group) for group in shapes]
+    for group, padding, part in zip(shapes, paddings, parts, strict=True):
+        yield part.numel(), pieces_in_a_row(group, padding, size=part.numel(), rank=rank)

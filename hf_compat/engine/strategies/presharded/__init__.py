@@ -1,0 +1,1 @@
+"""Models that ``from_pretrained`` has sharded."""

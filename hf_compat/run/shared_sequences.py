@@ -1,0 +1,65 @@
+"""The train loader of a run whose ranks share sequences, and a warning of the update steps that it loses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import ProcessGroup
+
+from hf_compat.arguments.parallelism import read_sequence_parallelism
+from hf_compat.data.sequence_shards import SequenceShards
+from hf_compat.overriding import WarnOnce
+from hf_compat.plan import RunPlan
+
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["is_carried_on", "share_sequences", "warn_of_lost_steps"]
+
+
+def share_sequences(
+    trainer: Trainer, loader: Iterable[Any], group: Callable[[], ProcessGroup | None], warn_once: WarnOnce
+) -> Iterable[Any]:
+    """Return this rank's chunks of the batches of ``loader``; ``loader`` itself, if no rank shares its sequences.
+
+    Args:
+        trainer: The Trainer.
+        loader: The train loader of this rank.
+        group: Returns the ranks that share sequences; called when the first batch is read.
+        warn_once: Warns of batches whose attention mask would be needed.
+    """
+    sequences = read_sequence_parallelism(trainer.args)
+    if sequences is None:
+        return loader
+    return SequenceShards(
+        loader,
+        group,
+        rank=trainer.args.process_index % sequences.size,
+        size=sequences.size,
+        attends_across=sequences.attention == "sdpa",
+        warn_once=warn_once,
+        carries_on=trainer.semantics.carries_on_with_shared_sequences,
+    )
+
+
+def is_carried_on(loader: object) -> bool:
+    """Return whether an epoch of ``loader`` goes on with the pass of the one before, as under transformers."""
+    return isinstance(loader, SequenceShards) and loader.carries_on
+
+
+def warn_of_lost_steps(loader: object, plan: RunPlan, epoch: int, warn_once: WarnOnce) -> None:
+    """Warn if ``loader`` is carried on from one epoch to the next.
+
+    Args:
+        loader: The train loader.
+        plan: The plan of the run.
+        epoch: Completed epochs at its start.
+        warn_once: Warns.
+    """
+    if is_carried_on(loader) and plan.num_train_epochs > epoch + 1:
+        warn_once(
+            "With sequence parallelism each epoch after the first has one update step less, as under transformers, so "
+            f"the run may end before `max_steps={plan.max_steps}`. Set `TrainingArguments(semantics='corrected')` to "
+            "train on all batches of each epoch."
+        )

@@ -1,0 +1,25 @@
+"""``accelerator_config``."""
+
+import dataclasses
+
+import pytest
+
+from hf_compat.arguments import TrainingArguments
+from hf_compat.errors import ArgumentsError
+
+
+def test_accumulation_of_accelerator_config():
+    """``num_steps`` stands in for ``gradient_accumulation_steps``, also in a copy."""
+    config = {"gradient_accumulation_kwargs": {"num_steps": 4}}
+    args = TrainingArguments("out", accelerator_config=config)
+    assert args.gradient_accumulation_steps == dataclasses.replace(args).gradient_accumulation_steps == 4
+
+
+def test_accelerator_config_file(tmp_path):
+    """The settings are read from a JSON file; a key that is none is refused."""
+    path = tmp_path / "config.json"
+    path.write_text('{"even_batches": false}', encoding="utf-8")
+    assert TrainingArguments("out", accelerator_config=str(path)).accelerator_config.even_batches is False
+    path.write_text('{"even": false}', encoding="utf-8")
+    with pytest.raises(ArgumentsError, match=r"\['even'\]"):
+        TrainingArguments("out", accelerator_config=str(path))

@@ -1,0 +1,116 @@
+"""Streams that say where they are go on there."""
+
+import datasets
+import pytest
+import torch
+
+from hf_compat.data.stream_states import StreamStates
+from hf_compat.errors import CheckpointError
+from tests.support.helpers import WIDTH, Reading
+from tests.support.trainers import seeing_trainer
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("step", [3, 4, 9], ids=["in the middle of a round", "after a round", "in the second pass"])
+def test_a_stream_that_says_where_it_is_is_not_read_again(workers, step, tmp_path):
+    """The run goes on with the batches of the whole run; of those before, at most those of a round are read again."""
+
+    def trainer(name, **fields):
+        def data(rows):
+            return Reading(rows, tmp_path / name)
+
+        settings = {"per_device_train_batch_size": 2, "max_steps": 11, "dataloader_num_workers": workers}
+        return seeing_trainer(tmp_path / f"{name}-out", data=data, **settings | fields)
+
+    whole = trainer("whole", save_steps=step)
+    whole.train()
+    resumed = trainer("rest", save_strategy="no")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole-out" / f"checkpoint-{step}"))
+    assert resumed.seen == whole.seen[step:]
+    assert all(torch.equal(a, b) for a, b in zip(resumed.model.parameters(), whole.model.parameters(), strict=True))
+    read = (tmp_path / "rest").read_text().split()
+    needed = sum(len(batch) for batch in resumed.seen)
+    ahead = 2 * (1 + 2 * workers) * 2  # one batch ahead; workers fetch two each before they are asked
+    again = 2 * max(workers - 1, 0)
+    assert needed <= len(read) <= needed + ahead + again
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_of_datasets_goes_on_at_its_state(workers, tmp_path):
+    """A stream of ``datasets`` without a shuffle buffer is resumed by its state, in its shards too."""
+    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+
+    def trainer(name):
+        fields = {"per_device_train_batch_size": 2, "max_steps": 9, "dataloader_num_workers": workers, "save_steps": 5}
+        made = seeing_trainer(tmp_path / name, **fields)
+        made.train_dataset = table.to_iterable_dataset(num_shards=4).with_format("torch")
+        return made
+
+    whole = trainer("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-5"
+    assert torch.load(checkpoint / "lightning.pt")["stream"]["workers"] == workers
+    resumed = trainer("rest")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen == whole.seen[5:]
+
+
+def test_a_shuffle_buffer_is_filled_again(tmp_path):
+    """The state of a stream that shuffles lacks the buffer's content: such a stream is read from its beginning."""
+    table = datasets.Dataset.from_dict({"features": [[float(n)] * WIDTH for n in range(24)], "labels": [0] * 24})
+
+    def trainer(name):
+        made = seeing_trainer(tmp_path / name, per_device_train_batch_size=2, max_steps=9, save_steps=5)
+        made.train_dataset = table.to_iterable_dataset().shuffle(seed=0, buffer_size=8).with_format("torch")
+        return made
+
+    whole = trainer("whole")
+    whole.train()
+    checkpoint = tmp_path / "whole" / "checkpoint-5"
+    assert "stream" not in torch.load(checkpoint / "lightning.pt")
+    resumed = trainer("rest")
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert resumed.seen == whole.seen[5:]
+
+
+@pytest.mark.parametrize(
+    "stream", [3, {"workers": 0, "states": {0: {"moon": 1}}, "since": 0}], ids=["damaged", "other"]
+)
+def test_a_state_of_a_stream_that_does_not_fit_is_refused(stream, tmp_path):
+    """A state that is none, or another stream's, is an error that names the checkpoint."""
+    fields = {"per_device_train_batch_size": 2, "max_steps": 3, "save_steps": 2}
+    whole = seeing_trainer(tmp_path / "whole", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
+    whole.train()
+    path = tmp_path / "whole" / "checkpoint-2" / "lightning.pt"
+    torch.save({**torch.load(path), "stream": stream}, path)
+    resumed = seeing_trainer(tmp_path / "rest", data=lambda rows: Picky(rows, tmp_path / "notes"), **fields)
+    with pytest.raises(CheckpointError, match="checkpoint-2"):
+        resumed.train(resume_from_checkpoint=str(path.parent))
+
+
+ONE = {"workers": 0, "states": {0: {"next": 1}}, "since": 0}
+TWO = {"workers": 0, "states": {0: {"next": 2}}, "since": 0}
+
+
+@pytest.mark.parametrize(
+    ("saved", "process", "processes", "alone", "following"),
+    [
+        pytest.param(ONE, 0, 1, False, 1, id="one process"),
+        pytest.param([ONE, TWO], 1, 2, False, 2, id="each its own"),
+        pytest.param([ONE, None], 0, 2, True, 1, id="one reads for all"),
+        pytest.param([ONE, None], 0, 2, False, None, id="one did not say"),
+        pytest.param([ONE, TWO], 0, 1, False, None, id="one process after two"),
+        pytest.param(ONE, 0, 2, True, None, id="two processes after one"),
+    ],
+)
+def test_states_of_several_processes(saved, process, processes, alone, following):
+    """A process takes its own states, if there are as many processes as before and all said where they were."""
+    found = StreamStates.of_process(saved, process, processes, alone=alone)
+    assert (None if found is None else found.states[0]["next"]) == following
+
+
+class Picky(Reading):
+    """Takes its own state alone."""
+
+    def load_state_dict(self, state):
+        super().load_state_dict({"next": state["next"], "epoch": state["epoch"]})

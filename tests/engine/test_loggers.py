@@ -1,0 +1,199 @@
+"""``report_to``: each tracker is run by transformers' Trainer and by ours, and what they wrote is read back.
+
+The packages of trackers are not among those of the other tests: their presence alone changes what older releases of
+transformers do. `pip install "hf-compat[comet,mlflow,wandb]"` brings them.
+"""
+
+import importlib.util
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from lightning.pytorch.callbacks import LearningRateMonitor
+from transformers.integrations import integration_utils
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.arguments.checking.trackers import TRACKERS
+from hf_compat.engine.loggers.reporters import OWN_CALLBACKS, TRANSFORMERS_CALLBACKS
+from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
+from hf_compat.errors import MissingPackageError, TrainerSetupError
+from tests.support.helpers import PlainModel, vector_rows
+from tests.support.processes import PATIENCE
+from tests.support.tracker_files import read_comet, read_mlflow, read_tensorboard, read_wandb
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
+HAS_KUBEFLOW = hasattr(integration_utils, "KubeflowCallback")
+OFFLINE = {
+    "COMET_API_KEY": "none", "COMET_START_ONLINE": "0", "COMET_OFFLINE_DIRECTORY": "comet", "HF_HUB_OFFLINE": "1",
+    "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline",
+}  # fmt: skip
+
+
+DIFFERENT = ("logging_dir", "trackio_space_id")
+"""Fields that differ: the first holds the second of its making, the second is None in ours also before 5.6."""
+
+
+def run_tracker(which, name, folder):
+    """Run the script with one tracker in ``folder``."""
+    folder.mkdir()
+    environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(SCRIPT.parents[2])}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), which, name, "out"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def test_every_tracker_has_one_callback():
+    """The names are those of transformers; each has a callback, ours or transformers'."""
+    assert OWN_CALLBACKS.keys().isdisjoint(TRANSFORMERS_CALLBACKS)
+    assert {*OWN_CALLBACKS, *TRANSFORMERS_CALLBACKS} == {*TRACKERS}
+    upstream = integration_utils.INTEGRATION_TO_CALLBACK
+    assert upstream.keys() <= TRACKERS.keys()
+    named = {name: attribute for name, (_, attribute) in OWN_CALLBACKS.items()} | TRANSFORMERS_CALLBACKS
+    assert {name: named[name] for name in upstream} == {name: kind.__name__ for name, kind in upstream.items()}
+
+
+JOB = "KUBEFLOW_TRAINER_SERVER_URL"
+SWITCH = "DISABLE_KUBEFLOW_INTEGRATION"
+VARIABLES = {
+    "job": {JOB: "https://server"},
+    "switched off": {JOB: "https://server", SWITCH: "true"},
+    "another word": {JOB: "https://server", SWITCH: "1"},
+    "no job": {SWITCH: "FALSE"},
+}
+
+
+@pytest.fixture
+def in_job(monkeypatch):
+    """Set the variables of a Kubeflow job."""
+    monkeypatch.setenv(JOB, "https://server")
+
+
+@pytest.mark.parametrize("variables", VARIABLES.values(), ids=VARIABLES)
+@pytest.mark.parametrize("given", ["none", ["none"], "tensorboard", ["mlflow"], "all", ["kubeflow"], None], ids=str)
+def test_kubeflow_jobs_hear_of_every_run(given, variables, tmp_path, monkeypatch):
+    """Whatever ``report_to`` is, upstream since 5.4 adds a job's own tracker, once; a setter of the field does not."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    fields = {} if given is None else {"report_to": given}
+    theirs = transformers.TrainingArguments(str(tmp_path), **fields)
+    ours = TrainingArguments(str(tmp_path), **fields)
+    assert ours.report_to == theirs.report_to
+    assert ours.set_logging(report_to=["tensorboard"]).report_to == ["tensorboard"]
+
+
+def test_releases_without_kubeflow_do_not_report_to_jobs(in_job, tmp_path):
+    """Before 5.4 a job was told nothing, and the installed release must have the callback."""
+    assert TrainingArguments(str(tmp_path), report_to="none", semantics="5.3").report_to == []
+    newer = TrainingArguments(str(tmp_path), report_to="none", semantics="5.4")
+    assert newer.report_to == (["kubeflow"] if HAS_KUBEFLOW else [])
+
+
+def test_the_tracker_of_a_job_contradicts_no_keyword(in_job, tmp_path):
+    """``logger=False`` is refused beside a tracker that the user chose, not beside the one that the job adds."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    assert Trainer(PlainModel(), args, lightning={"logger": False}).args.report_to == []
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="mlflow")
+    with pytest.raises(TrainerSetupError, match="contradicts `report_to="):
+        Trainer(PlainModel(), args, lightning={"logger": False})
+
+
+def parameters_of(name, seen):
+    """Return where what was read keeps the run's configuration, and the prefix of its names."""
+    if name == "mlflow":
+        return seen[0]["params"], ""
+    return (seen["config"], "") if name == "wandb" else (seen["params"], "args|")
+
+
+@pytest.mark.filterwarnings("ignore:The .*noload.* loader strategy:DeprecationWarning")  # MLflow's, in its database
+@pytest.mark.parametrize(
+    ("name", "package", "read"),
+    [
+        ("tensorboard", "tensorboard", read_tensorboard),
+        ("mlflow", "mlflow", read_mlflow),
+        ("wandb", "wandb", read_wandb),
+        ("comet_ml", "comet_ml", read_comet),
+    ],
+)
+def test_writes_what_transformers_writes(tmp_path, name, package, read):
+    """Curves with their steps, values of the run and its configuration are equal; ours has its own fields besides."""
+    pytest.importorskip(package)
+    theirs = read(run_tracker("upstream", name, tmp_path / "upstream"))
+    ours = read(run_tracker("ours", name, tmp_path / "ours"))
+    if name != "tensorboard":
+        (expected, _), (found, prefix) = parameters_of(name, theirs), parameters_of(name, ours)
+        added = {key.removeprefix(prefix) for key in found.keys() - expected.keys()}
+        assert added <= set(TrainingArguments.__dataclass_fields__)
+        for key in found.keys() - expected.keys():
+            del found[key]
+        for key in {prefix + name for name in DIFFERENT} & expected.keys():
+            del found[key], expected[key]
+    assert ours == theirs
+    assert ours
+
+
+def test_lightning_callbacks_write_to_the_same_run(tmp_path):
+    """What a Lightning callback logs is in the same event files, and no other file is beside them."""
+    args = TrainingArguments(
+        str(tmp_path / "out"), max_steps=3, per_device_train_batch_size=2, logging_steps=1, save_strategy="no",
+        report_to="tensorboard", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    monitor = LearningRateMonitor(logging_interval="step")
+    keywords = {"log_every_n_steps": 1}
+    Trainer(PlainModel(), args, train_dataset=vector_rows(8), callbacks=[monitor], lightning=keywords).train()
+    seen = read_tensorboard(tmp_path)
+    assert len(seen["curves"]["lr-AdamW/pg1"]) == len(seen["curves"]["train/loss"]) == 3
+    assert seen["other files"] == []
+
+
+def test_each_trial_has_a_folder(tmp_path):
+    """A search writes the event files of each trial to a folder named after it."""
+    pytest.importorskip("optuna")
+    args = TrainingArguments(
+        str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=2, logging_steps=1, save_strategy="no",
+        eval_strategy="steps", eval_steps=1, report_to="tensorboard", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
+    trainer = Trainer(
+        args=args, model_init=lambda: PlainModel(), train_dataset=vector_rows(8), eval_dataset=vector_rows(2)
+    )
+    trainer.hyperparameter_search(n_trials=2, direction="minimize", hp_name=lambda trial: f"trial {trial.number}")
+    (runs,) = Path(tmp_path, "out/runs").iterdir()
+    assert sorted(path.name for path in runs.iterdir()) == ["trial 0", "trial 1"]
+
+
+def test_a_writer_of_ones_own(tmp_path):
+    """A ``SummaryWriter`` given to the callback is the one that is written to."""
+    writer_module = pytest.importorskip("torch.utils.tensorboard")
+    args = TrainingArguments(
+        str(tmp_path / "out"), max_steps=1, logging_steps=1, save_strategy="no", use_cpu=True, disable_tqdm=True,
+        report_to="none",
+    )  # fmt: skip
+    callback = TensorBoardCallback(writer_module.SummaryWriter(str(tmp_path / "mine")))
+    Trainer(PlainModel(), args, train_dataset=vector_rows(8), callbacks=[callback]).train()
+    assert list(Path(tmp_path, "mine").glob("events*"))
+    assert not Path(tmp_path, "out/runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [pytest.param("wandb", r"hf-compat\[wandb\]", id="ours"), pytest.param("swanlab", "swanlab", id="transformers'")],
+)
+def test_missing_package(tmp_path, name, remedy):
+    """A tracker without its package is an error that says what to install, before anything is trained."""
+    if importlib.util.find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
+    args = TrainingArguments(str(tmp_path), report_to=name, use_cpu=True)
+    with pytest.raises(MissingPackageError, match=f"report_to='{name}'.*{remedy}"):
+        Trainer(PlainModel(), args, train_dataset=vector_rows(8))
+
+
+def test_loggers_are_pickled_without_their_package_objects():
+    """A Trainer with trackers can be sent to the processes that it starts."""
+    restored = pickle.loads(pickle.dumps(TensorBoardCallback()))
+    assert restored.logger.folder is None
