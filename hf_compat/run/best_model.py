@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["determine_best_metric", "load_best_model", "metric_for_best", "note_best_checkpoint", "output_folder"]
+__all__ = ["checked_output_dir", "determine_best_metric", "load_best_model", "metric_for_best", "note_best_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +63,12 @@ def determine_best_metric(trainer: Trainer, metrics: Mapping[str, float]) -> boo
     return True
 
 
-def output_folder(trainer: Trainer, trial: Trial | None) -> str:
-    """Return the Trainer's ``_get_output_dir``, in which the checkpoints of ``trial`` are.
+def checked_output_dir(folder: Any) -> str:
+    """Return ``folder``, which the Trainer's ``_get_output_dir`` has returned.
 
     Raises:
-        OverrideError: If that returns no path.
+        OverrideError: If it is no path.
     """
-    folder: Any = trainer._get_output_dir(trial=trial)
     check_returned(isinstance(folder, str | os.PathLike), folder, "_get_output_dir", "the path of a folder")
     return folder  # type: ignore[no-any-return]
 
@@ -81,7 +80,9 @@ def note_best_checkpoint(trainer: Trainer, run_dir: Path) -> None:
         return
     best = run_dir / names.checkpoint_name(state.best_global_step)
     if state.best_global_step == state.global_step or best.exists():
-        state.best_model_checkpoint = os.path.join(output_folder(trainer, trainer._trial), best.name)
+        state.best_model_checkpoint = os.path.join(
+            checked_output_dir(trainer._get_output_dir(trial=trainer._trial)), best.name
+        )
 
 
 def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:

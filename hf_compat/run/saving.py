@@ -16,7 +16,7 @@ from hf_compat.checkpoint.background import is_requested
 from hf_compat.checkpoint.writer import CheckpointWriter, Part
 from hf_compat.errors import CheckpointWriteError
 from hf_compat.overriding import call_as_defined, is_ours
-from hf_compat.run.best_model import note_best_checkpoint, output_folder
+from hf_compat.run.best_model import checked_output_dir, note_best_checkpoint
 from hf_compat.state import export_states
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class CheckpointSaving:
         trainer, args = self._trainer, self._trainer.args
         if trainer.hp_search_backend is None and trial is None:
             trainer.store_flos()
-        run_dir = Path(output_folder(trainer, trial))
+        run_dir = Path(checked_output_dir(trainer._get_output_dir(trial=trial)))
         step = trainer.state.global_step
         self._writer.write(
             run_dir / names.checkpoint_name(step),
@@ -173,8 +173,8 @@ class CheckpointSaving:
         """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
         trainer = self._trainer
         args, best = trainer.args, trainer.state.best_model_checkpoint
+        folder = checked_output_dir(trainer._get_output_dir(trainer._trial))
         if args.should_save and args.save_total_limit == 1 and best is not None:
-            folder = output_folder(trainer, trainer._trial)
             rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:

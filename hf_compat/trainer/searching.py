@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.checkpoint import publish
 from hf_compat.errors import SearchError
-from hf_compat.run.best_model import output_folder
+from hf_compat.run.best_model import checked_output_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     trainer._train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if trainer.args.should_save:
-        publish.clean_orphans(output_folder(trainer, trial))
+        publish.clean_orphans(checked_output_dir(trainer._get_output_dir(trial)))
 
 
 def output_dir(trainer: Trainer, trial: Trial | None) -> str:
