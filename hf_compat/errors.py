@@ -14,7 +14,7 @@
     │   ├── DataCollatorError (TypeError)      a collator that cannot be called
     │   └── LoaderError (TypeError)            a data loader that is none, or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
-    │   ├── LossError (AttributeError, TypeError)  a loss that is no tensor
+    │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
     ├── CallbackError (TypeError, ValueError)  what is no callback, or one that the Trainer does not have
     ├── MetricsError (AttributeError, TypeError)  a function or override that returns no metrics

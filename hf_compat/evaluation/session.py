@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from hf_compat.callbacks.firing import fire
-from hf_compat.errors import MetricsError, described
+from hf_compat.errors import LossError, MetricsError, described
 from hf_compat.evaluation.accumulate import PAD_INDEX, EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction
 from hf_compat.evaluation.stream import MetricStream, is_metric, synchronise_metric
 from hf_compat.metrics import denumpify_detensorize, has_length
-from hf_compat.nested import Nested, find_batch_size
+from hf_compat.nested import Nested, find_batch_size, leaves
 from hf_compat.optim.losses import loss_logits_and_labels
 from hf_compat.overriding import WarnOnce
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["EvaluationSession"]
 
 _REMEDY = "Prepare the loader, or set `TrainingArguments(semantics='corrected')`."
+
+_LOGITS_REMEDY = (
+    "Leave that output of the model out: name it in `ignore_keys`, or in `keys_to_ignore_at_inference` of its config."
+)
 
 _Losses: TypeAlias = "np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]"
 """A loss per sample: one array, or one per batch with ``eval_do_concat_batches=False``."""
@@ -209,15 +213,15 @@ class EvaluationSession:
         """Gather, accumulate and return predictions, labels and main inputs of the batch over all ranks."""
         trainer = self._trainer
         main_inputs, gather = None, self._gather_whole or trainer.gather_function
-        pad = trainer.accelerator.pad_across_processes
         if "inputs" in trainer.args.include_for_metrics:
             name = getattr(trainer.model, "main_input_name", "input_ids")
-            main_inputs = gather(pad(trainer._prepare_input(inputs[name]), dim=1, pad_index=PAD_INDEX))
+            main_inputs = trainer._prepare_input(inputs[name])
+            main_inputs = gather(trainer.accelerator.pad_across_processes(main_inputs, dim=1, pad_index=PAD_INDEX))
             self._keep(self._inputs, main_inputs)
         if labels is not None:
-            labels = pad(labels, dim=1, pad_index=PAD_INDEX)
+            labels = self._pad(labels, "labels", "Labels are tensors, in lists, tuples or dicts.")
         if logits is not None:
-            logits = pad(logits, dim=1, pad_index=PAD_INDEX)
+            logits = self._pad(logits, "logits", _LOGITS_REMEDY)
             if self._stream is None:  # otherwise they are preprocessed already
                 logits = self._preprocess(logits, labels)
         if logits is not None:
@@ -227,6 +231,19 @@ class EvaluationSession:
             labels = gather(labels)
             self._keep(self._labels, labels)
         return logits, labels, main_inputs
+
+    def _pad(self, values: Nested, part: str, remedy: str) -> Nested:
+        """Return the ``part`` of ``prediction_step``'s result padded to one shape on all ranks."""
+        trainer = self._trainer
+        try:
+            padded: Nested = trainer.accelerator.pad_across_processes(values, dim=1, pad_index=PAD_INDEX)
+        except TypeError as error:
+            wrong = [leaf for leaf in leaves(values) if not isinstance(leaf, Tensor)]
+            if not wrong:
+                raise
+            found = f"`{type(trainer).__name__}.prediction_step` returned {part} with {described(wrong[0])}"
+            raise LossError(f"{found}, but only tensors can be gathered. {remedy}") from error
+        return padded
 
     def _keep(self, accumulator: EvalAccumulator, values: Nested) -> None:
         if self._keeps:

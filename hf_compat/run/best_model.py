@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerState
     from hf_compat.trainer.trainer import Trainer
-    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["checked_output_dir", "determine_best_metric", "load_best_model", "metric_for_best", "note_best_checkpoint"]
 

@@ -3,6 +3,7 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
@@ -269,6 +270,40 @@ def test_no_outputs_beside_the_loss(tmp_path):
     trainer = ReturnsNoLoss(PlainModel(), args, eval_dataset=ListDataset(vector_rows(4)))
     with pytest.raises(LossError, match=r"`ReturnsNoLoss.compute_loss` returned an object of type Tensor for"):
         trainer.evaluate()
+
+
+class ReturnsMore(PlainModel):
+    """Returns, beside its logits, what is no tensor."""
+
+    more = None
+
+    def forward(self, features, labels=None):
+        return {**super().forward(features, labels), "more": self.more}
+
+
+@pytest.mark.parametrize(("more", "named"), [(None, "None"), (["a"], "an object of type str")], ids=["None", "text"])
+@pytest.mark.parametrize("legacy", [False, True], ids=["evaluation_loop", "prediction_loop"])
+def test_outputs_that_are_no_tensors(more, named, legacy, tmp_path):
+    """A model whose further outputs cannot be gathered: upstream raises a TypeError, ours says what to do, which works.
+
+    Without predictions that are kept it does not matter.
+    """
+    model, rows = ReturnsMore(), ListDataset(vector_rows(4))
+    model.more = more
+    args = {"output_dir": str(tmp_path), **QUIET}
+    theirs = transformers.Trainer(model, transformers.TrainingArguments(**args), eval_dataset=rows)
+    trainer = Trainer(model, TrainingArguments(**args), eval_dataset=rows)
+    if legacy:
+        trainer.evaluation_loop = trainer.prediction_loop
+    with pytest.raises(TypeError):
+        theirs.predict(rows)
+    message = f"`Trainer.prediction_step` returned logits with {named}, but only tensors .* name it in `ignore_keys`"
+    with pytest.raises(LossError, match=message) as caught:
+        trainer.predict(rows)
+    assert isinstance(caught.value, TypeError)
+    assert trainer.evaluate()["eval_loss"] == theirs.evaluate()["eval_loss"]
+    ours, expected = trainer.predict(rows, ignore_keys=["more"]), theirs.predict(rows, ignore_keys=["more"])
+    assert (ours.predictions == expected.predictions).all()
 
 
 def test_empty_train_dataset(tmp_path):
