@@ -43,6 +43,7 @@ __all__ = [
     "autocast_forward",
     "forward_precision",
     "input_dtype",
+    "is_under_autocast",
     "precision_plugin",
     "precision_problems",
     "scaled_step",
@@ -274,7 +275,7 @@ def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMana
     References:
         As accelerate's ``prepare_model`` with mixed precision; the model keeps the new forward.
     """
-    if hasattr(model.forward, "_hf_compat_autocast"):
+    if is_under_autocast(model):
         return
     forward: Any = model.forward
     # Bound to the model, so that a deep copy of the model uses its own weights.
@@ -291,9 +292,14 @@ def autocast_forward(model: nn.Module, context: Callable[[], AbstractContextMana
     model.forward = MethodType(in_autocast, model) if owner is model else in_autocast
 
 
+def is_under_autocast(model: nn.Module) -> bool:
+    """Return whether :func:`autocast_forward` has replaced ``model.forward``."""
+    return hasattr(model.forward, "_hf_compat_autocast")
+
+
 def without_autocast(model: nn.Module) -> nn.Module:
     """Undo :func:`autocast_forward` and return ``model``."""
-    if hasattr(model.forward, "_hf_compat_autocast"):
+    if is_under_autocast(model):
         forward: Any = model.__dict__.pop("forward")
         original = forward.__wrapped__
         if not isinstance(forward, MethodType):

@@ -12,7 +12,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.engine.moving import check_offloading
-from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward
+from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
 from hf_compat.overriding import WarnOnce, check_is_module
@@ -104,16 +104,39 @@ def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
     if trainer.args.n_gpu > 1:
         _warn_of_replicas(trainer, wrapped, warn_once)
     backend.model_is_prepared = wrapped is trainer.model
-    return prepare_forward(trainer, backend) if backend.model_is_prepared else wrapped
+    return prepare_forward(trainer, backend, warn_once) if backend.model_is_prepared else wrapped
 
 
-def prepare_forward(trainer: Trainer, backend: LightningBackend) -> nn.Module:
+def prepare_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
     """Return the model with its forward pass under autocast and compiled, each if the arguments say so."""
     if backend.cast_model is not trainer.model:
-        backend.cast_model, precision = trainer.model, backend.precision
-        if isinstance(precision, ForwardMixedPrecision) and precision.casts_forward:
-            autocast_forward(trainer.model, precision.autocast_context_manager)
+        backend.cast_model = trainer.model
+        _cast_forward(trainer, backend, warn_once)
     return _compiled(trainer, backend, trainer.model)
+
+
+def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> None:
+    """Put the model's forward pass under autocast if the precision wants that.
+
+    One that nothing wraps keeps the precision of the first Trainer that has prepared it, or of accelerate.
+    """
+    model, precision = trainer.model, backend.precision
+    casts = isinstance(precision, ForwardMixedPrecision) and precision.casts_forward
+    if backend.process_layout.strategy in ("one device", "data parallel"):
+        if trainer.semantics.corrected:
+            without_autocast(model)
+        elif getattr(model, "_is_accelerate_prepared", False):
+            if casts != is_under_autocast(model):
+                has = "is not" if casts else "stays"
+                warn_once(
+                    f"{type(model).__name__} has been prepared before, in another precision: as in transformers "
+                    f"{trainer.semantics.release}, its forward pass {has} under autocast in this run. Pass another "
+                    "model, or set `TrainingArguments(semantics='corrected')` to compute as this run's arguments say."
+                )
+            return
+        model._is_accelerate_prepared = True
+    if isinstance(precision, ForwardMixedPrecision) and casts:
+        autocast_forward(model, precision.autocast_context_manager)
 
 
 def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:

@@ -235,7 +235,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     check_is_module(wrapped, "_wrap_model")
     model = wrapped
     if wrapped is trainer.model and wrapped is not backend.cast_model:
-        model = trainer.model_wrapped = prepare_forward(trainer, backend)
+        model = trainer.model_wrapped = prepare_forward(trainer, backend, trainer.warn_once)
     prepare_strategy(trainer)
     if wrapped is trainer.model and not backend.model_is_prepared:
         backend.model_is_prepared = True

@@ -11,7 +11,7 @@ from torch import nn
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.engine.precision import autocast_forward
 from hf_compat.errors import TrainerSetupError
-from tests.support.helpers import PlainModel
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 
 class Doubles(nn.Module):
@@ -54,6 +54,20 @@ def test_a_deep_copy_runs_its_own_weights():
     features = torch.ones(1, 2)
     assert torch.equal(twin(features)["logits"], torch.zeros(1, 2))
     assert not torch.equal(model(features)["logits"], torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("orders", [(False, True), (True, False)], ids=["float32, bf16", "bf16, float32"])
+def test_a_second_trainer_computes_in_its_own_precision_if_corrected(tmp_path, orders):
+    """With corrected numbers a model's forward pass is in bfloat16 where the Trainer that is evaluated says so."""
+    model = PlainModel(dropout=0.0)
+    found: list[bool] = []
+    model.body.register_forward_pre_hook(lambda *_: found.append(torch.is_autocast_enabled("cpu")))
+    for bf16 in orders:
+        args = TrainingArguments(
+            output_dir=tmp_path, use_cpu=True, report_to=[], disable_tqdm=True, bf16=bf16, semantics="corrected"
+        )
+        Trainer(model=model, args=args, eval_dataset=ListDataset(vector_rows(2))).evaluate()
+    assert found == list(orders)
 
 
 def test_two_answers_to_how_to_compute_are_refused(tmp_path):
