@@ -185,6 +185,13 @@ def test_generation(thorough, alone):
     assert (seen(thorough, "generated")["predictions"] == seen(alone, "generated")["predictions"]).all()
 
 
+def test_weights_are_left_by_generation(thorough):
+    """After an evaluation that generates, the weights of wrapped layers are what they were before it."""
+    found = seen(thorough, "generated")
+    assert (found["again"] == found["predictions"]).all()
+    assert found["losses"][0] == found["losses"][1]
+
+
 def test_accelerate_launch(tmp_path, alone):
     """``accelerate launch --use_fsdp`` shards a script that says nothing of it, as its options ask."""
     options = ["--use_fsdp", "--fsdp_version=1", "--fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP"]

@@ -226,7 +226,9 @@ def generated(folder: Path) -> Seen:
         data_collator=helpers.PadCollator(),
         eval_dataset=helpers.ListDataset(helpers.token_rows(8, seed=1)),
     )
-    return {"predictions": trainer.predict(trainer.eval_dataset).predictions}
+    first, second = (trainer.predict(trainer.eval_dataset) for _ in range(2))
+    losses = [found.metrics["test_loss"] for found in (first, second)]
+    return {"predictions": first.predictions, "again": second.predictions, "losses": losses}
 
 
 def _in_background(folder: Path, **config: Any) -> Seen:
