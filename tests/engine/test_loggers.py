@@ -1,7 +1,7 @@
 """``report_to``: each tracker is run by transformers' Trainer and by ours, and what they wrote is read back.
 
 The packages of trackers are not among those of the other tests: their presence alone changes what older releases of
-transformers do. `pip install "hf-compat[comet,mlflow,wandb]"` brings them.
+transformers do. `pip install "hf-compat[comet,mlflow,wandb]" aim clearml` brings them.
 """
 
 import importlib.util
@@ -23,11 +23,12 @@ from hf_compat.engine.loggers.tensorboard import TensorBoardCallback
 from hf_compat.errors import MissingPackageError, TrainerSetupError
 from tests.support.helpers import PlainModel, vector_rows
 from tests.support.processes import PATIENCE
-from tests.support.tracker_files import read_comet, read_mlflow, read_tensorboard, read_wandb
+from tests.support.tracker_files import read_aim, read_clearml, read_comet, read_mlflow, read_tensorboard, read_wandb
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "tracker_run.py"
 HAS_KUBEFLOW = hasattr(integration_utils, "KubeflowCallback")
 OFFLINE = {
+    "CLEARML_CACHE_DIR": "clearml", "CLEARML_CONFIG_FILE": "clearml.conf", "CLEARML_OFFLINE_MODE": "1",
     "COMET_API_KEY": "none", "COMET_START_ONLINE": "0", "COMET_OFFLINE_DIRECTORY": "comet", "HF_HUB_OFFLINE": "1",
     "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline",
 }  # fmt: skip
@@ -40,6 +41,8 @@ DIFFERENT = ("logging_dir", "trackio_space_id")
 def run_tracker(which, name, folder):
     """Run the script with one tracker in ``folder``."""
     folder.mkdir()
+    # ClearML forks this process while a thread of it starts git, which then may wait for ever.
+    Path(folder, "clearml.conf").write_text("sdk.development.report_use_subprocess: false")
     environment = {**os.environ, **OFFLINE, "PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), which, name, "out"],
@@ -108,7 +111,8 @@ def parameters_of(name, seen):
     """Return where what was read keeps the run's configuration, and the prefix of its names."""
     if name == "mlflow":
         return seen[0]["params"], ""
-    return (seen["config"], "") if name == "wandb" else (seen["params"], "args|")
+    prefixes = {"comet_ml": "args|"}
+    return seen["config" if name == "wandb" else "params"], prefixes.get(name, "")
 
 
 @pytest.mark.filterwarnings("ignore:The .*noload.* loader strategy:DeprecationWarning")  # MLflow's, in its database
@@ -119,6 +123,8 @@ def parameters_of(name, seen):
         ("mlflow", "mlflow", read_mlflow),
         ("wandb", "wandb", read_wandb),
         ("comet_ml", "comet_ml", read_comet),
+        ("clearml", "clearml", read_clearml),
+        ("aim", "aim", read_aim),
     ],
 )
 def test_writes_what_transformers_writes(tmp_path, name, package, read):

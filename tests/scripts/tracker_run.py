@@ -1,4 +1,7 @@
-"""Trains, evaluates and predicts with trackers: ``tracker_run.py upstream|ours NAMES OUT``; run in an empty folder."""
+"""Trains, evaluates and predicts with trackers: ``tracker_run.py upstream|ours NAMES OUT``; run in an empty folder.
+
+Aim is none of transformers' names: its own callback for transformers' Trainer is passed instead.
+"""
 
 import sys
 
@@ -12,6 +15,13 @@ else:
 
 from transformers import BertConfig, BertForSequenceClassification  # noqa: E402  (after the Trainer's own imports)
 
+callbacks = []
+if "aim" in trackers:
+    from aim.hugging_face import AimCallback
+
+    trackers.remove("aim")
+    callbacks = [AimCallback(system_tracking_interval=None, log_system_params=False, capture_terminal_logs=False)]
+
 torch.manual_seed(0)
 config = BertConfig(
     vocab_size=32, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
@@ -20,7 +30,7 @@ config = BertConfig(
 rows = [{"input_ids": torch.arange(6) + row, "labels": torch.tensor(row % 2)} for row in range(16)]
 args = TrainingArguments(
     output_dir, num_train_epochs=2, per_device_train_batch_size=4, logging_steps=2, eval_strategy="epoch",
-    save_strategy="no", use_cpu=True, disable_tqdm=True, report_to=trackers, run_name="a run",
+    save_strategy="no", use_cpu=True, disable_tqdm=True, report_to=trackers or "none", run_name="a run",
     dataloader_pin_memory=False,
 )  # fmt: skip
 trainer = Trainer(
@@ -28,6 +38,7 @@ trainer = Trainer(
     args,
     train_dataset=rows,
     eval_dataset=rows[:6],
+    callbacks=callbacks,
     compute_metrics=lambda seen: {"accuracy": float((seen.predictions.argmax(-1) == seen.label_ids).mean())},
 )
 trainer.train()

@@ -112,3 +112,46 @@ def read_comet(folder):
             elif message["type"] == "log_other" and payload["key"] == "Name":
                 seen["name"] = payload["value"]
     return seen
+
+
+def read_aim(folder):
+    """Return the curves, with the epoch of each value, and the parameters of the run in ``folder/.aim``."""
+    from aim import Repo, Run
+
+    repo = Repo(str(folder))
+    (name,) = repo.list_all_runs()
+    # Aim's index, which reading alone would need, is written by its server.
+    run = Run(name, repo=repo, system_tracking_interval=None, log_system_params=False, capture_terminal_logs=False)
+    curves = {}
+    for metric in run.metrics():
+        steps, (values, epochs, _) = metric.data.numpy()
+        context = metric.context.to_dict()
+        values = [None] * len(values) if is_time(metric.name) else list(values)
+        curves[metric.name, context.get("subset")] = list(zip(steps, values, epochs, strict=True))
+    seen = {"curves": curves, "params": run["hparams"], "model": run["model"]}
+    run.close()
+    repo.close()
+    return seen
+
+
+def read_clearml(folder):
+    """Return the values, parameters, configuration and name of the offline task in ``folder/clearml``."""
+    (path,) = Path(folder, "clearml").rglob("offline-*.zip")
+    with zipfile.ZipFile(path) as archive:
+        task = json.loads(archive.read("task.json"))
+        lines = [json.loads(line) for line in archive.read("metrics.jsonl").decode().splitlines()]
+    values = [
+        (event["metric"], event["variant"], event["iter"], None if is_time(event["variant"]) else event["value"])
+        for line in lines
+        for event in line
+        if not event["metric"].startswith(":monitor:")  # what ClearML measures itself
+    ]
+    ((section, params),) = task["hyperparams"].items()
+    configuration = {name: item["value"] for name, item in task["configuration"].items()}
+    return {
+        "values": values,
+        "section": section,
+        "params": {name: item.get("value") for name, item in params.items()},
+        "configuration": configuration,
+        "name": (task["project_name"], task["name"]),
+    }

@@ -105,13 +105,13 @@ def test_a_record_has_no_secrets(tmp_path):
 # Comparing
 
 
-def a_record(folder, *, library="transformers", losses=(3.0, 2.0, 1.0), weight=0.0, **fields):
-    """Return the record of a run of three update steps; ``weight`` is what step 2 and later add to one weight."""
+def a_record(folder, *, library="transformers", losses=(3.0, 2.0, 1.0), weight=0.0, since=2, **fields):
+    """Return the record of three update steps; ``weight`` is what step ``since`` and later add to one weight."""
     folder.mkdir(exist_ok=True)
     weights = {}
     for step in range(4):
         tensors = {"body.0.weight": torch.ones(2, 2), "head.bias": torch.full((2,), float(step))}
-        tensors["body.0.weight"][0, 0] += weight * (step >= 2)
+        tensors["body.0.weight"][0, 0] += weight * (step >= since)
         file = folder / f"{library}-{step}.safetensors"
         save_file(tensors, file)
         digests = {name: str(tensor.tolist()) for name, tensor in tensors.items()}
@@ -182,6 +182,14 @@ def test_the_first_difference(tmp_path):
     told = summary(Report("s.py", 3, ours, ours, found))
     assert "weights, first at step 2" in told
     assert "module `body.0`, after step 2" in told
+
+
+def test_weights_that_differ_before_training(tmp_path):
+    """A model that was built without a seed is told as that, with the remedy."""
+    ours = a_record(tmp_path, library="hf_compat", weight=0.5, since=0)
+    told = summary(Report("s.py", 3, ours, ours, compare(a_record(tmp_path), ours, 1e-5)))
+    assert "The weights of module `body.0` differ before the first step" in told
+    assert "`set_seed(42)` before it builds the model" in told
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def _weights_note(comparison: Comparison) -> str:
     weights = comparison.weights
     if weights.module is None or weights.first is None:
         return ""
+    if weights.first == (1, 0):
+        return (
+            f"The weights of module `{weights.module}` differ before the first step: if the script draws them at "
+            "random, call `set_seed(42)` before it builds the model, or pass a `model_init`."
+        )
     return f"The first weights that differ are those of module `{weights.module}`, after step {weights.first[1]}."
 
 
