@@ -242,6 +242,15 @@ class Keyboard:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def heeding_ctrl_c():
+    """Ctrl-C raises a KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeding_ctrl_c")
 @pytest.mark.parametrize("call", ["train", "evaluate", "predict", "evaluate in train", "evaluate after train"])
 @pytest.mark.parametrize("library", [transformers, hf_compat], ids=["upstream", "ours"])
 def test_interrupt_reaches_the_user(call, library, tmp_path):
