@@ -44,3 +44,7 @@ trainer = Trainer(
 trainer.train()
 trainer.evaluate()
 trainer.predict(rows[:4])
+if "mlflow" in trackers:
+    import mlflow
+
+    mlflow.flush_async_logging()  # else what is still on its way is lost when the interpreter ends first
