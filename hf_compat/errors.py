@@ -160,7 +160,10 @@ class ModelError(HFCompatError, ValueError):
 
 
 class LossError(ModelError, AttributeError, TypeError):
-    """A loss that is no tensor, from a model or the user's code, such as ``compute_loss`` and ``prediction_step``."""
+    """A loss, or outputs to gather in an evaluation, that are no tensors.
+
+    From a model or the user's code, such as ``compute_loss`` and ``prediction_step``.
+    """
 
 
 class ModelOutputError(ModelError, IndexError, KeyError):

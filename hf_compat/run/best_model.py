@@ -72,16 +72,14 @@ def checked_output_dir(folder: Any) -> str:
     return folder  # type: ignore[no-any-return]
 
 
-def note_best_checkpoint(trainer: Trainer, run_dir: Path) -> None:
+def note_best_checkpoint(trainer: Trainer, output_dir: str) -> None:
     """Set ``state.best_model_checkpoint`` if the update step of the best evaluation is saved."""
     state: TrainerState = trainer.state
     if not state.best_global_step or trainer.args.save_strategy not in _CADENCES:
         return
-    best = run_dir / names.checkpoint_name(state.best_global_step)
-    if state.best_global_step == state.global_step or best.exists():
-        state.best_model_checkpoint = os.path.join(
-            checked_output_dir(trainer._get_output_dir(trial=trainer._trial)), best.name
-        )
+    best = os.path.join(output_dir, names.checkpoint_name(state.best_global_step))
+    if state.best_global_step == state.global_step or os.path.exists(best):
+        state.best_model_checkpoint = best
 
 
 def load_best_model(state: TrainerState, load: Callable[[str], None]) -> None:

@@ -121,13 +121,13 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
     One that nothing wraps keeps the precision of the first Trainer that has prepared it, or of accelerate.
     """
     model, precision = trainer.model, backend.precision
-    casts = isinstance(precision, ForwardMixedPrecision) and precision.casts_forward
+    mixed = precision if isinstance(precision, ForwardMixedPrecision) and precision.casts_forward else None
     if backend.process_layout.strategy in ("one device", "data parallel"):
         if trainer.semantics.corrected:
             without_autocast(model)
         elif getattr(model, "_is_accelerate_prepared", False):
-            if casts != is_under_autocast(model):
-                has = "is not" if casts else "stays"
+            if is_under_autocast(model) == (mixed is None):
+                has = "stays" if mixed is None else "is not"
                 warn_once(
                     f"{type(model).__name__} has been prepared before, in another precision: as in transformers "
                     f"{trainer.semantics.release}, its forward pass {has} under autocast in this run. Pass another "
@@ -135,8 +135,8 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
                 )
             return
         model._is_accelerate_prepared = True
-    if isinstance(precision, ForwardMixedPrecision) and casts:
-        autocast_forward(model, precision.autocast_context_manager)
+    if mixed is not None:
+        autocast_forward(model, mixed.autocast_context_manager)
 
 
 def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:

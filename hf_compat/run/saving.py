@@ -103,11 +103,11 @@ class CheckpointSaving:
         trainer, args = self._trainer, self._trainer.args
         if trainer.hp_search_backend is None and trial is None:
             trainer.store_flos()
-        run_dir = Path(checked_output_dir(trainer._get_output_dir(trial=trial)))
+        output_dir = checked_output_dir(trainer._get_output_dir(trial=trial))
         step = trainer.state.global_step
         self._writer.write(
-            run_dir / names.checkpoint_name(step),
-            self._parts(run_dir),
+            Path(output_dir, names.checkpoint_name(step)),
+            self._parts(output_dir),
             step=step,
             launch=args.launch,
             writes_files=args.should_save,
@@ -127,9 +127,9 @@ class CheckpointSaving:
 
     # ---- parts ----
 
-    def _parts(self, run_dir: Path) -> list[Part]:
+    def _parts(self, output_dir: str) -> list[Part]:
         """Return the parts of a checkpoint in transformers' order."""
-        best = Part(lambda _: note_best_checkpoint(self._trainer, run_dir), deferrable=True)  # which writes nothing
+        best = Part(lambda _: note_best_checkpoint(self._trainer, output_dir), deferrable=True)  # which writes nothing
         parts = [self._weights(), best]
         if not self._trainer.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")

@@ -111,8 +111,7 @@ def parameters_of(name, seen):
     """Return where what was read keeps the run's configuration, and the prefix of its names."""
     if name == "mlflow":
         return seen[0]["params"], ""
-    prefixes = {"comet_ml": "args|"}
-    return seen["config" if name == "wandb" else "params"], prefixes.get(name, "")
+    return seen["config" if name == "wandb" else "params"], "args|" if name == "comet_ml" else ""
 
 
 @pytest.mark.filterwarnings("ignore:The .*noload.* loader strategy:DeprecationWarning")  # MLflow's, in its database

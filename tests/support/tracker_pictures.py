@@ -125,10 +125,10 @@ def take_terminal(name: str, folder: Path) -> None:
         subprocess.run([*tmux, "kill-server"], check=True)
     console = Console(record=True, width=110, file=io.StringIO())
     console.print(Text.from_ansi(shown), end="")
-    page = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True)
+    html = console.export_html(theme=SVG_EXPORT_THEME, inline_styles=True)
     # Braille is wider than a cell in most fonts.
-    page = re.sub("[\u2800-\u28ff]", r'<b style="display: inline-block; width: 1ch">\g<0></b>', page)
-    (folder / "terminal.html").write_text(page, encoding="utf-8")
+    html = re.sub("[\u2800-\u28ff]", r'<b style="display: inline-block; width: 1ch">\g<0></b>', html)
+    (folder / "terminal.html").write_text(html, encoding="utf-8")
     with browser(folder / "browser") as page:
         page.open(f"file://{folder}/terminal.html", "document.readyState == 'complete'", (1110, 640))
         page.take(IMAGES / f"tracker_{name}.png")
