@@ -1,8 +1,5 @@
 """Fields that newer releases dropped or renamed, at their defaults, their borders and their ends: as in 4.57."""
 
-import os
-import warnings
-
 import pytest
 from packaging.version import Version
 
@@ -183,15 +180,10 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _surroundings(monkeypatch):
-    """Silence deprecations, and undo what transformers 4.57 writes into the environment."""
-    saved = dict(os.environ)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
-    os.environ.clear()
-    os.environ.update(saved)
+pytestmark = [
+    pytest.mark.usefixtures("restored_environment"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
 
 
 def test_every_alias_has_rows():

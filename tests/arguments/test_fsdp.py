@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import warnings
 
 import pytest
 import torch
@@ -38,20 +37,7 @@ LAUNCHED = {
 """What ``accelerate launch --use_fsdp`` sets."""
 
 
-@pytest.fixture(autouse=True)
-def _environment():
-    """Undo what both libraries write into the environment."""
-    saved = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(saved)
-
-
-@pytest.fixture(autouse=True)
-def _deprecations():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("restored_environment", "without_warnings")
 
 
 def plugin_of(args, monkeypatch):

@@ -5,10 +5,8 @@
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import typing
-import warnings
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -45,16 +43,7 @@ class ScriptArguments(TrainingArguments):
 """
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    """Undo what transformers 4.57 writes into the environment, and let it warn of its own."""
-    saved = dict(os.environ)
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    os.environ.clear()
-    os.environ.update(saved)
+pytestmark = pytest.mark.usefixtures("restored_environment", "without_warnings")
 
 
 @pytest.fixture

@@ -27,21 +27,7 @@ DEFAULT_EXCEPTIONS = {
 """Fields whose default may differ from the installed release's, and why."""
 
 
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch):
-    """Undo what transformers 4.57 writes into the environment."""
-    saved = dict(os.environ)
-    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
-    yield
-    os.environ.clear()
-    os.environ.update(saved)
-
-
-@pytest.fixture(autouse=True)
-def _deprecations():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+pytestmark = pytest.mark.usefixtures("restored_environment", "without_warnings")
 
 
 def both(*args, seq2seq=False, **settings):

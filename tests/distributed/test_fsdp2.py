@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 
 from hf_compat.tools.consolidate import consolidate
 from tests.scripts import fsdp2_saving, fsdp2_script
-from tests.scripts.sharded_common import llama, run_scenario
+from tests.scripts.sharded_common import llama
 from tests.support import helpers
 from tests.support.checkpoints import assert_same_checkpoints
-from tests.support.sharded import TOLERANCE, assert_other_members, check, launch, seen
+from tests.support.sharded import TOLERANCE, assert_other_members, check, launch, run_alone, seen
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +24,7 @@ def together(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Return the folder of what one process without FSDP saw."""
-    folder = tmp_path_factory.mktemp("alone")
-    for name, body in fsdp2_script.ONE_PROCESS.items():
-        run_scenario(name, folder, body)
-    return folder
+    return run_alone(fsdp2_script.ONE_PROCESS, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.parametrize(

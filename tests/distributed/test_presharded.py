@@ -20,9 +20,8 @@ from hf_compat.engine.strategies.presharded.strategy import presharded_layout
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ModelError
 from tests.scripts import presharded_script
-from tests.scripts.sharded_common import run_scenario
 from tests.support import helpers
-from tests.support.sharded import check_in_background, launch, seen
+from tests.support.sharded import check_in_background, launch, run_alone, seen
 
 pytestmark = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.24"), reason="older releases have no `DistributedConfig` of sizes"
@@ -39,10 +38,7 @@ def together(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Return the folder of what one process saw with the whole model."""
-    folder = tmp_path_factory.mktemp("alone")
-    for name, body in presharded_script.ONE_PROCESS.items():
-        run_scenario(name, folder, body)
-    return folder
+    return run_alone(presharded_script.ONE_PROCESS, tmp_path_factory.mktemp("alone"))
 
 
 @pytest.mark.slow

@@ -12,11 +12,10 @@ from hf_compat.engine.process_layout import place_run
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
 from hf_compat.errors import ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script
-from tests.scripts.sharded_common import run_scenario
 from tests.support import helpers, sharded
 from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, start
-from tests.support.sharded import TOLERANCE, assert_other_members, check_in_background, launch, seen
+from tests.support.sharded import TOLERANCE, assert_other_members, check_in_background, launch, run_alone, seen
 
 SCRIPT = "tensor_parallel_script.py"
 
@@ -30,10 +29,7 @@ def together(tmp_path_factory):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Return the folder of what one process saw that holds all."""
-    folder = tmp_path_factory.mktemp("alone")
-    for name, body in (tensor_parallel_script.ONE_PROCESS | tensor_parallel_script.BF16).items():
-        run_scenario(name, folder, body)
-    return folder
+    return run_alone(tensor_parallel_script.ONE_PROCESS | tensor_parallel_script.BF16, tmp_path_factory.mktemp("alone"))
 
 
 def check(found, expected):

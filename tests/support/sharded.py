@@ -1,11 +1,13 @@
 """Running the scripts of FSDP and tensor parallelism, and comparing what their ranks saw with one process."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.scripts.sharded_common import run_scenario
 from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.paths import SCRIPTS
 from tests.support.processes import torchrun
@@ -18,6 +20,13 @@ def launch(script: str, folder: Path, *words: str, processes: int = 2) -> Path:
     ended = torchrun(SCRIPTS / script, folder, *words, processes=processes)
     errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
     assert ended.code == 0, "\n".join(errors) or ended.output
+    return folder
+
+
+def run_alone(scenarios: Mapping[str, Callable[[Path], Any]], folder: Path) -> Path:
+    """Run scenarios in this process; return ``folder``, where the results are."""
+    for name, body in scenarios.items():
+        run_scenario(name, folder, body)
     return folder
 
 

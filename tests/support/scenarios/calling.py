@@ -79,6 +79,21 @@ def flow_by_other_names(kit: Kit) -> None:
     kit.train(language_model(kit, subclass=Flowing, fields=FIELDS))
 
 
+@scenario()
+def output_dir_is_asked_for(kit: Kit) -> None:
+    """Once for each checkpoint, whichever is the best, and at the end of the run."""
+    asked: list[Any] = []
+
+    class Asked(kit.Trainer):
+        def _get_output_dir(self, *given: Any, **named: Any) -> Any:
+            asked.append((len(given), sorted(named)))
+            return super()._get_output_dir(*given, **named)
+
+    schedule = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    kit.train(language_model(kit, subclass=Asked, fields={**FIELDS, **schedule, "load_best_model_at_end": True}))
+    kit.keep("asked", asked)
+
+
 @scenario(**AVERAGES)
 def calls_of_every_method(kit: Kit) -> None:
     """As many arguments by position, and the same by keyword, for each method of the release that may be overridden.
