@@ -367,6 +367,13 @@ def test_states_of_callbacks_of_one_class(library, tmp_path):
     assert counts == ([13, 23] if library is hf_compat else [11, 21])
 
 
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+def test_precision_of_a_later_trainer(library, tmp_path):
+    """A Trainer after one with ``bf16`` computes in its own precision; under transformers 4.57 in bf16 too."""
+    found = [trainer_of(library, tmp_path, bf16=bf16).accelerator.mixed_precision for bf16 in (True, False)]
+    assert found == ["bf16", "no" if library is hf_compat or IS_5 else "bf16"]
+
+
 def test_noise_with_a_model_init(tmp_path):
     """The model that ``model_init`` makes gets NEFTune's noise while it is trained."""
     from hf_compat import TrainerCallback

@@ -19,6 +19,7 @@ from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import language_model, plain
+from tests.support.scenarios.models import after_another_trainer
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
@@ -226,6 +227,8 @@ GPU_SCENARIOS: dict[str, Body] = {
     "fp16_overflow_fused": overflowing(optim="adamw_torch_fused"),
     "fp16_overflow_plain": overflowing(optim="adamw_torch"),
     "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),
+    "fp16_after_fp32": lambda kit: after_another_trainer(kit, {}, {"fp16": True}),
+    "fp32_after_fp16": lambda kit: after_another_trainer(kit, {"fp16": True}, {}),
     "bf16_full_evaluation": trained(bf16_full_eval=True),
     "fp16_full_evaluation": trained(fp16_full_eval=True),
     "compiled_eager": compiled("eager"),

@@ -26,6 +26,7 @@ ONE_GPU = {
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
     "resuming": "resume_fp16 resume_bf16",
     "overrides": "overrides_in_fp16 overrides_compiled",
+    "one model": "fp16_after_fp32 fp32_after_fp16 bf16_after_an_evaluation_in_float32",
 }
 """Quick groups of scenarios on one GPU."""
 ONE_GPU_SLOW = {
@@ -61,11 +62,15 @@ FOUR_GPUS_SLOW = {
 }
 EIGHT_GPUS_SLOW = {"context parallel": "cp_replicas"}
 CROSSWISE = "resume_fp32 resume_bf16 resume_fp16"
-SINCE_5 = ("hsdp", "resume_hsdp", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_", "memory_of_the_gpu")
+SINCE_5 = (
+    "hsdp", "resume_hsdp", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_", "memory_of_the_gpu",
+    "fp32_after_fp16",
+)  # fmt: skip
 """Beginnings of the names of scenarios that are not compared with transformers 4.
 
-It sets the older of torch's switches for TF32 alone, holds the last batch to the end of a run, and cannot load in
-shards; what it does with a ``parallelism_config`` has not been compared.
+It sets the older of torch's switches for TF32 alone, holds the last batch to the end of a run, scales the losses of
+every Trainer after one with fp16, and cannot load in shards; what it does with a ``parallelism_config`` has not been
+compared.
 """
 IS_5 = Version(transformers.__version__) >= Version("5")
 

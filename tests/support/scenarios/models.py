@@ -61,7 +61,7 @@ def backends_of_mixed_precision(kit: Kit) -> None:
             train(kit, classifier(kit, fields=fields))
 
 
-def _after_another_trainer(kit: Kit, first: dict[str, Any], then: dict[str, Any], *, trains: bool = True) -> None:
+def after_another_trainer(kit: Kit, first: dict[str, Any], then: dict[str, Any], *, trains: bool = True) -> None:
     """A model that one Trainer has trained, or evaluated, is trained by another with other arguments."""
     model = kit.model(helpers.gpt2)
     trainer = language_model(kit, model=model, fields=first)
@@ -75,18 +75,18 @@ def _after_another_trainer(kit: Kit, first: dict[str, Any], then: dict[str, Any]
 @scenario(warns="has been prepared before, in another precision")
 def bf16_after_float32(kit: Kit) -> None:
     """The second Trainer's forward passes are in float32, too."""
-    _after_another_trainer(kit, {}, {"bf16": True})
+    after_another_trainer(kit, {}, {"bf16": True})
 
 
 @scenario(warns="has been prepared before, in another precision")
 def bf16_after_an_evaluation_in_float32(kit: Kit) -> None:
-    _after_another_trainer(kit, {}, {"bf16": True}, trains=False)
+    after_another_trainer(kit, {}, {"bf16": True}, trains=False)
 
 
 @scenario(warns="has been prepared before, in another precision")
 def float32_after_bf16(kit: Kit) -> None:
     """The second Trainer's forward passes are in bfloat16, too."""
-    _after_another_trainer(kit, {"bf16": True}, {})
+    after_another_trainer(kit, {"bf16": True}, {})
 
 
 @scenario()
