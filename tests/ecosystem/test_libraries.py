@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from tests.gpu import harness
 from tests.support import processes
 from tests.support.paths import SCRIPTS
 
@@ -56,6 +57,13 @@ THOROUGH = [
     pytest.param(["multi_vector_encoder"], marks=MULTI_VECTOR, id="multi-vector"),
     pytest.param(["lora"], marks=PEFT, id="peft"),
 ]
+SPARSE = "sparse_encoder"
+"""Whose sparse tensors the fake GPU has no kernels for."""
+ON_GPUS = [
+    pytest.param([name for name in row.values[0] if name != SPARSE], marks=row.marks, id=f"{row.id}-{when}")
+    for when, rows in (("quick", QUICK), ("thorough", THOROUGH))
+    for row in rows
+]
 WITHOUT_RESUMING = "setfit"
 """Whose ``train`` has no argument for it."""
 LONGER_THAN_ITS_LENGTH = "sentences_without_duplicates"
@@ -76,13 +84,24 @@ RESUMABLE = [
 ]
 
 
-def train(runs: list[str], folder: Path, *words: str, ranks: int = 1) -> None:
-    """Do ``runs`` with transformers' Trainer and with ours, each in new processes, and compare what they leave."""
+def train(runs: list[str], folder: Path, *words: str, ranks: int = 1, gpus: int = 0) -> None:
+    """Do ``runs`` with transformers' Trainer and with ours, each in new processes, and compare what they leave.
+
+    Args:
+        runs: Names of ``tests/support/ecosystem``.
+        folder: Where they write.
+        *words: Further words for the script.
+        ranks: Processes of a run.
+        gpus: Fake GPUs that each process sees; without one a run is on the CPU.
+    """
     for which in ("upstream", "ours"):
         command = (SCRIPT, *runs, "--with", which, "--output", folder / which, *words)
         variables = {"HF_HOME": str(folder / "cache"), "HF_DATASETS_CACHE": str(folder / "cache" / which)}
         variables["PYTHONHASHSEED"] = "0"  # GLiNER and an evaluator of sentence-transformers go through sets
-        if ranks == 1:
+        if gpus:
+            started = {"processes": ranks if ranks > 1 else None, "devices": gpus}
+            ended = harness.run_script_on_gpus(*command, **started, **variables)
+        elif ranks == 1:
             ended = processes.finish([processes.start([sys.executable, *command], folder, **variables)])[0]
         else:
             ended = processes.torchrun(*command, processes=ranks, **variables)
@@ -115,6 +134,15 @@ def test_a_library_resumes_the_same(runs, tmp_path):
     """Slower ones are equal too, and a process that goes on from another's checkpoint ends as upstream's does."""
     train(runs, tmp_path)
     train(runs, tmp_path, "--resume")
+
+
+@harness.needs_fake_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("runs", ON_GPUS)
+def test_a_library_trains_the_same_on_gpus(runs, ranks, tmp_path):
+    """With TRL's own defaults, bfloat16 and activation checkpointing, and on one GPU a rank."""
+    train(runs, tmp_path, ranks=ranks, gpus=ranks)
 
 
 @TRL

@@ -18,6 +18,7 @@ import torch
 from tests.gpu import build, nccl
 
 CAPABILITY = (9, 0)
+_LIBRARY = torch.library.Library("aten", "IMPL")
 GIB = 1 << 30
 DEFAULT_MEMORY = 80 * GIB
 
@@ -48,6 +49,7 @@ def install(devices: int = 1, *, memory: int = DEFAULT_MEMORY) -> None:
     _put_memory()
     _put_generators()
     _put_copies()
+    _put_products()
     nccl.install(device)
 
 
@@ -239,6 +241,28 @@ def _put_memory() -> None:
     _put(lambda: None, "empty_cache", also=(memory,))
     _put(lambda: None, "ipc_collect")
     torch.accelerator.empty_host_cache = lambda: None  # pinned memory is not cached here
+
+
+# ---- operations that a CPU does not have ----
+
+
+def _addmm(
+    added: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """Multiply in half precision with sums in ``dtype``."""
+    return out.copy_(torch.addmm(added.to(dtype), left.to(dtype), right.to(dtype), beta=beta, alpha=alpha))
+
+
+def _put_products() -> None:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::addmm.dtype_out", "CUDA"):
+        _LIBRARY.impl("addmm.dtype_out", _addmm, "CUDA")
 
 
 # ---- generators ----

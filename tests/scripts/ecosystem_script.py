@@ -67,7 +67,7 @@ def main() -> None:
         hf_compat.install()
     rank = os.environ.get("RANK", "0")
     # SetFit's arguments have no `use_cpu`, without which upstream's processes train each alone where there is no GPU.
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.environ["ACCELERATE_USE_CPU"] = str(not pieces.ON_GPUS)
     pieces.save_models(given.output / given.runs[0] / rank)
     for name in given.runs:
         folder = given.output / name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import torch
 
 WORDS = [f"w{number}" for number in range(40)]
 CHAT = "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} {% endfor %}"
+ON_GPUS = "FAKE_GPUS" in os.environ
+"""Whether runs are on the fake GPUs of ``tests/gpu``."""
+DEVICE = "cuda" if ON_GPUS else "cpu"
 ARGUMENTS: dict[str, Any] = {
-    "use_cpu": True,
+    "use_cpu": not ON_GPUS,
     "report_to": "none",
     "disable_tqdm": True,
     "per_device_train_batch_size": 2,
@@ -20,7 +24,7 @@ ARGUMENTS: dict[str, Any] = {
     "max_steps": 4,
     "logging_steps": 1,
     "save_steps": 2,
-    "dataloader_pin_memory": False,
+    "dataloader_pin_memory": ON_GPUS,
     "seed": 3,
 }
 EVALUATED: dict[str, Any] = {**ARGUMENTS, "eval_strategy": "steps", "eval_steps": 2}

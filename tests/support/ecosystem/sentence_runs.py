@@ -7,6 +7,7 @@ from typing import Any
 
 from tests.support.ecosystem.pieces import (
     ARGUMENTS,
+    DEVICE,
     EVALUATED,
     encoder,
     masked_words,
@@ -21,7 +22,7 @@ from tests.support.ecosystem.pieces import (
 def sentence_transformer(folder: Path) -> Any:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(encoder(folder), device="cpu")  # of its tokens' mean
+    return SentenceTransformer(encoder(folder), device=DEVICE)  # of its tokens' mean
 
 
 @run
@@ -111,7 +112,7 @@ def cross_encoder(folder: Path) -> Any:
     from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 
-    model = CrossEncoder(one_score(folder), max_length=32, device="cpu")
+    model = CrossEncoder(one_score(folder), max_length=32, device=DEVICE)
     rows = texts(12, "query", "answer", label=lambda number: float(number % 2))
     ranked = [
         {"query": sentence(at, 4), "positive": [sentence(at + 1, 4)], "negative": [sentence(at + 2, 3)]}
@@ -132,7 +133,7 @@ def sparse_encoder(folder: Path) -> Any:
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
     from sentence_transformers.training_args import BatchSamplers
 
-    model = SparseEncoder(masked_words(folder), device="cpu")
+    model = SparseEncoder(masked_words(folder), device=DEVICE)
     rows = texts(12, "query", "document")
     judged = texts(4, "one", "two", "three")
     evaluator = SparseTripletEvaluator(*(judged[name] for name in ("one", "two", "three")))
@@ -152,7 +153,7 @@ def multi_vector_encoder(folder: Path) -> Any:
     )
     from sentence_transformers.multi_vector_encoder.losses import MultiVectorMultipleNegativesRankingLoss
 
-    model = MultiVectorEncoder(encoder(folder), device="cpu")
+    model = MultiVectorEncoder(encoder(folder), device=DEVICE)
     rows = texts(12, "query", "document")
     args = MultiVectorEncoderTrainingArguments(output(folder), **EVALUATED)
     loss = MultiVectorMultipleNegativesRankingLoss(model)
@@ -186,7 +187,7 @@ def pylate(folder: Path) -> Any:
     from pylate import evaluation, losses, models, utils
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
-    model = models.ColBERT(encoder(folder), embedding_size=8, device="cpu", query_length=8, document_length=16)
+    model = models.ColBERT(encoder(folder), embedding_size=8, device=DEVICE, query_length=8, document_length=16)
     rows = texts(12, "query", "positive", "negative")
     judged = texts(4, "one", "two", "three")
     return SentenceTransformerTrainer(

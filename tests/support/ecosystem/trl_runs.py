@@ -1,4 +1,4 @@
-"""Runs of TRL's trainers; its own defaults of bfloat16 and activation checkpointing are off."""
+"""Runs of TRL's trainers; its own defaults of bfloat16 and activation checkpointing are on with GPUs alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from tests.support.ecosystem.pieces import (
     ARGUMENTS,
     EVALUATED,
+    ON_GPUS,
     dataset,
     language_model,
     output,
@@ -20,7 +21,7 @@ from tests.support.ecosystem.pieces import (
     tokenizer_of,
 )
 
-IN_FLOAT32 = {"bf16": False, "gradient_checkpointing": False}
+IN_FLOAT32 = {} if ON_GPUS else {"bf16": False, "gradient_checkpointing": False}
 PLAIN = {**ARGUMENTS, **IN_FLOAT32}
 WITH_EVALUATION = {**EVALUATED, **IN_FLOAT32}
 SHORT_ANSWERS: dict[str, Any] = {"max_completion_length": 8, "temperature": 1.0}
