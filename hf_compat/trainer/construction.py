@@ -41,6 +41,7 @@ from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import check_is_module, is_ours
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.loaded_models import check_is_model, check_loaded_model
+from hf_compat.trainer.validation import strategy_problems
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -126,7 +127,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
 
     Raises:
         ModelError: If it cannot be trained: it has no loss, or several processes would share the devices it is on.
-        TrainerSetupError: If both were passed.
+        TrainerSetupError: If both were passed, or the strategy does not support what ``model_init`` returned.
     """
     if trainer.model_init is not None:
         if model is not None and trainer.semantics.refuses_model_and_model_init:
@@ -151,12 +152,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     backend = trainer.lightning_backend
     check_loaded_model(model, is_alone=trainer.args.world_size == 1 and backend.process_layout.start is None)
     if trainer.model_init is not None:
-        use_presharded(trainer, model)
-        if is_presharded(model) and trainer.get_tp_size() > 1:
-            raise ModelError(
-                "`model_init` returned a model with a `tp_size` in its `distributed_config`, which decides which ranks "
-                "get which batches before there is a model. Pass the model as `model`."
-            )
+        _check_made_model(trainer, model)
     if not is_presharded(model):
         check_plan(model, trainer.get_tp_size())
     trainer.is_model_parallel = is_spread(model, trainer.args.device)
@@ -166,6 +162,18 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     if trainer.place_model_on_device and backend.process_layout.start is None:  # started processes move it themselves
         trainer._move_model_to_device(model, trainer.args.device)
     return model
+
+
+def _check_made_model(trainer: Trainer, model: nn.Module) -> None:
+    """Check what ``model_init`` returned as a model that is passed was checked before."""
+    use_presharded(trainer, model)
+    if is_presharded(model) and trainer.get_tp_size() > 1:
+        raise ModelError(
+            "`model_init` returned a model with a `tp_size` in its `distributed_config`, which decides which ranks "
+            "get which batches before there is a model. Pass the model as `model`."
+        )
+    if problems := strategy_problems(trainer, model):
+        raise TrainerSetupError("\n  ".join(problems))
 
 
 def _use_as_spread(trainer: Trainer) -> None:

@@ -22,9 +22,11 @@ from hf_compat.overriding import is_ours
 from hf_compat.run.batch_size import batch_size_problems
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["validate"]
+__all__ = ["strategy_problems", "validate"]
 
 
 def validate(trainer: Trainer) -> None:
@@ -54,26 +56,11 @@ def validate(trainer: Trainer) -> None:
 
 def _setup_problems(trainer: Trainer) -> list[str]:
     args, backend = trainer.args, trainer.lightning_backend
-    process_layout, traits = backend.process_layout, backend.traits
-    problems = [*backend.problems]
-    problems += traits.limits(
-        StrategyRequest(
-            args,
-            trainer.model,
-            _has_optimizers(trainer),
-            backend.precision,
-            process_layout.fsdp,
-            process_layout.sizes,
-        )
-    )
+    problems = [*backend.problems, *strategy_problems(trainer, trainer.model)]
     problems += precision_problems(args.mixed_precision, backend.plugins)
     problems += callback_problems(
-        backend.callbacks, for_run(args), shards_model=traits.shards_model, keywords=backend.keywords
+        backend.callbacks, for_run(args), shards_model=backend.traits.shards_model, keywords=backend.keywords
     )
-    if args.auto_find_batch_size and (args.world_size > 1 or process_layout.start is not None):
-        problems += batch_size_problems(
-            process_layout, trainer.model, syncs_norms=bool(backend.keywords.get("sync_batchnorm"))
-        )
     for name in ("dispatch_batches", "split_batches"):
         if not backend.loop.shards_batches and getattr(args.accelerator_config, name):
             problems.append(
@@ -88,6 +75,23 @@ def _setup_problems(trainer: Trainer) -> list[str]:
     if trainer.model is None and trainer.model_init is None:
         problems.append("`model=None`: `Trainer` requires either a `model` or `model_init` argument. Pass one of them.")
     return problems + _given_optimizer_problems(trainer)
+
+
+def strategy_problems(trainer: Trainer, model: nn.Module | None) -> list[str]:
+    """Return what the strategy of ``trainer`` does not support, one message each.
+
+    Args:
+        trainer: The Trainer.
+        model: Its model; None if ``model_init`` has not been called yet.
+    """
+    args, backend = trainer.args, trainer.lightning_backend
+    layout = backend.process_layout
+    problems = backend.traits.limits(
+        StrategyRequest(args, model, _has_optimizers(trainer), backend.precision, layout.fsdp, layout.sizes)
+    )
+    if args.auto_find_batch_size and (args.world_size > 1 or layout.start is not None):
+        problems += batch_size_problems(layout, model, syncs_norms=bool(backend.keywords.get("sync_batchnorm")))
+    return problems
 
 
 def _has_optimizers(trainer: Trainer) -> bool:

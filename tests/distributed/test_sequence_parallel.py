@@ -246,11 +246,13 @@ def recurrent():
         ),
     ],
 )
-def test_models_that_cannot_share_sequences(build, text, tmp_path, monkeypatch):
-    """A model whose heads or layers cannot be shared is refused when the Trainer is made."""
+@pytest.mark.parametrize("name", ["model", "model_init"])
+def test_models_that_cannot_share_sequences(build, text, name, tmp_path, monkeypatch):
+    """A model whose heads or layers cannot be shared is refused when the Trainer is made, also a `model_init`'s."""
     monkeypatch.setattr("hf_compat.engine.backend.place_run", lambda args, keywords, model: layout(args))
+    given = {name: build() if name == "model" else lambda: build()}
     with pytest.raises(TrainerSetupError, match=text):
-        Trainer(build(), sequence_arguments(tmp_path, {"sp_size": 3}), train_dataset=Rows(4))
+        Trainer(args=sequence_arguments(tmp_path, {"sp_size": 3}), train_dataset=Rows(4), **given)
 
 
 def layout(args):

@@ -255,9 +255,25 @@ def test_no_process_is_started_for_a_model_that_cannot_be_shared(case, text, tmp
     """Where the Trainer is to start the processes, more ranks than can share the heads are one error ahead of that."""
     if case == "chunks":
         pytest.importorskip("deepspeed")
-    output = finish([start([sys.executable, SCRIPTS / "shares_script.py", tmp_path, case])])[0].output
+    output = finish([start([sys.executable, SCRIPTS / "shares_script.py", tmp_path, case, "model"])])[0].output
     (line,) = [line for line in output.splitlines() if line.startswith("PROCESS")]
     assert re.search(rf"^PROCESS None: ModelError: .*{text}", line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        pytest.param("matrices", "`config.num_attention_heads=4` is not a multiple of 3", id="matrices"),
+        pytest.param("chunks", r"`num_attention_heads=4`.*over `sp_size=3` ranks", id="sequences"),
+    ],
+)
+def test_no_trainer_is_made_of_a_model_init_that_cannot_be_shared(case, text, tmp_path):
+    """What `model_init` returns is looked at as each process makes its Trainer, and is the same error in each."""
+    if case == "chunks":
+        pytest.importorskip("deepspeed")
+    output = finish([start([sys.executable, SCRIPTS / "shares_script.py", tmp_path, case, "model_init"])])[0].output
+    assert sorted(re.findall(rf"PROCESS (\w+): \w+Error: .*?{text}", output)) == ["0", "1", "2"], output
 
 
 @pytest.mark.parametrize(

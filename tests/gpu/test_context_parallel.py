@@ -198,7 +198,7 @@ def test_lengths(tmp_path: Path):
 @pytest.mark.slow
 def test_no_process_is_started_for_a_model_that_cannot_be_shared(tmp_path: Path):
     """Where the Trainer is to start the processes, attention that they cannot share is one error ahead of that."""
-    output = run_script_on_gpus(SCRIPTS / "shares_script.py", tmp_path, "sequences", devices=3).output
+    output = run_script_on_gpus(SCRIPTS / "shares_script.py", tmp_path, "sequences", "model", devices=3).output
     (line,) = [line for line in output.splitlines() if line.startswith("PROCESS")]
     assert line.startswith("PROCESS None: ModelError: `model`: the attention of LlamaForCausalLM is 'eager', but")
     assert "`cp_size=3`" in line

@@ -1,4 +1,4 @@
-"""A Trainer that is to start processes for a model that they cannot share: says which process has met the error."""
+"""A Trainer of processes that cannot share its model, or what its ``model_init`` returns: each says what it met."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ CASES: dict[str, dict[str, Any]] = {
 """What is shared → training arguments with which three processes would share the model."""
 
 if __name__ == "__main__":
-    folder, case = sys.argv[1:]
+    folder, case, given = sys.argv[1:]
     args = TrainingArguments(folder, report_to="none", **CASES[case])
     model = llama(num_attention_heads=4, attn_implementation="eager" if case == "sequences" else "sdpa")
     try:
-        Trainer(model, args, lightning={"devices": 3})
+        Trainer(args=args, lightning={"devices": 3}, **{given: model if given == "model" else lambda: model})
     except HFCompatError as error:
         print(f"PROCESS {os.environ.get('LOCAL_RANK')}: {type(error).__name__}: {error}", flush=True)

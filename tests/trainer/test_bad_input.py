@@ -1,5 +1,7 @@
 """Bad input: one clear error, before any training, that names the argument."""
 
+from types import SimpleNamespace
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -7,6 +9,9 @@ import transformers
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.arguments.parallelism import ParallelSizes
+from hf_compat.engine.process_layout import ProcessLayout, ProcessStart
 from hf_compat.errors import (
     ArgumentsError,
     ArgumentTypesError,
@@ -54,6 +59,45 @@ def test_no_model(tmp_path):
     """Neither a model nor a way to make one."""
     with pytest.raises(TrainerSetupError, match="`model=None`"):
         Trainer(args=TrainingArguments(output_dir=str(tmp_path), **QUIET))
+
+
+def with_attention(attention):
+    """Return a model that says which attention it has."""
+    model = PlainModel()
+    model.config = SimpleNamespace(_attn_implementation=attention)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "place", "fields", "message"),
+    [
+        pytest.param(
+            lambda: with_attention("eager"),
+            {"strategy": "fsdp2", "fsdp": FsdpSettings(version=2), "sizes": ParallelSizes(cp=3)},
+            {},
+            "is 'eager'.*`cp_size=3`",
+            id="attention that ranks cannot share",
+        ),
+        pytest.param(
+            lambda: nn.SyncBatchNorm(4),
+            {"strategy": "one device", "start": ProcessStart("spawn", 2)},
+            {"auto_find_batch_size": True},
+            "`auto_find_batch_size=True` is not supported with `SyncBatchNorm`",
+            id="norms of all ranks",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["model", "model_init"])
+def test_models_that_the_strategy_does_not_support(build, place, fields, message, name, tmp_path, monkeypatch):
+    """They are refused as the Trainer is made, also one that `model_init` returns."""
+
+    def place_run(args, keywords, model):
+        return ProcessLayout(args.launch, **place)
+
+    monkeypatch.setattr("hf_compat.engine.backend.place_run", place_run)
+    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    with pytest.raises(TrainerSetupError, match=message):
+        Trainer(args=args, **{name: build() if name == "model" else lambda: build()})
 
 
 @pytest.mark.parametrize(
