@@ -43,8 +43,13 @@ def batch_size_problems(process_layout: ProcessLayout, model: nn.Module | None, 
     """
     field, problems = "`auto_find_batch_size=True` is not supported", []
     size = "Set a `per_device_train_batch_size` that fits"
-    fsdp = process_layout.fsdp
-    if fsdp is not None and (fsdp.version == 1 or not hasattr(FSDPModule, "reset_iter_state")):
+    fsdp, is_old = process_layout.fsdp, not hasattr(FSDPModule, "reset_iter_state")
+    if is_old and process_layout.strategy == "presharded":
+        problems.append(
+            f"{field} with a model that `from_pretrained` has sharded and torch before 2.13, which cannot begin again "
+            f"after an error in the middle of a pass. Install a newer torch, or {size[0].lower()}{size[1:]}."
+        )
+    if fsdp is not None and (fsdp.version == 1 or is_old):
         problems.append(
             f"{field} with FSDP version 1, or with torch before 2.13: neither can begin again after an error in the "
             f"middle of a pass. Set `fsdp_config={{'version': 2}}`, or {size[0].lower()}{size[1:]}."

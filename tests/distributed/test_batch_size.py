@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from tests.scripts.memory_scenarios import FURTHER_PLACES, PLACES
 from tests.support.parity import compare
@@ -80,6 +82,18 @@ def test_ranks_that_communicate_in_every_layer(tmp_path, strategy, steps):
         assert ranks[0]["losses"] == ranks[1]["losses"]
     if strategy == "fsdp":
         assert kept_by_both(tmp_path, "nothing fits", scenario) == [[5, 4, 3, 2, 1]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(Version(transformers.__version__) < Version("5.24"), reason="older releases train no experts")
+def test_ranks_that_exchange_tokens(tmp_path):
+    """So do ranks with some of the experts each, which wait for one another in the middle of either pass."""
+    scenario = "ranks_with_experts_run_out_of_memory"
+    run_scenarios(tmp_path, [f"ours:{scenario}"])
+    both = kept_by_both(tmp_path, "forward (0, 1)", scenario)
+    assert (both[0]["found"], both[0]["steps"]) == (3, 4)
+    for place, failing in itertools.product(("forward", "backward"), ("(0,)", "(1,)", "(0, 1)")):
+        assert not list(compare(both, kept_by_both(tmp_path, f"{place} {failing}", scenario), f"{place} {failing}"))
 
 
 @pytest.mark.slow

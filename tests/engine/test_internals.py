@@ -1,9 +1,12 @@
 """The contracts with Lightning's private names: a release that changed one fails here, with the name."""
 
+import ast
 import inspect
+import itertools
 import signal
 import warnings
 from functools import partial
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -23,13 +26,14 @@ from lightning.pytorch.strategies.launchers.subprocess_script import _Subprocess
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.accelerator_connector import _AcceleratorConnector
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
+from torch import distributed, nn
+from torch.distributed import _functional_collectives
 from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import callbacks, evaluating, fsdp, interrupts, loops, strategies
+from hf_compat.engine.internals import callbacks, evaluating, fsdp, interrupts, loops, strategies, voted_collectives
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -349,3 +353,51 @@ def test_ctrl_c_leaves_lightnings_trainer():
     undo()
     assert "_teardown" not in vars(trainer)
     assert "signal.signal(signal.SIGINT, signal.SIG_IGN)" in inspect.getsource(call._call_and_handle_interrupt)
+
+
+TRAINS = ("transformers", "accelerate", "torch/distributed/tensor", "torch/distributed/fsdp", "torch/distributed/nn")
+"""What communicates during training, by its place among the installed packages."""
+
+
+def imported_collectives(path):
+    """Return the names that a module imports from where torch has its collectives."""
+    places = {f"torch.distributed{part}" for part in ("", ".distributed_c10d", "._functional_collectives")}
+    text = path.read_text()
+    tree = ast.parse(text if "torch.distributed" in text else "")
+    return {
+        each.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module in places
+        for each in node.names
+    }
+
+
+def test_collectives_that_are_imported_by_name():
+    """Modules that import collectives by name are those in which they begin with a vote, too."""
+    packages = Path(torch.__file__).parents[1]
+    found = set()
+    for path in itertools.chain.from_iterable((packages / part).rglob("*.py") for part in TRAINS):
+        if imported_collectives(path) & {*voted_collectives._COLLECTIVES}:
+            found.add(".".join(path.relative_to(packages).with_suffix("").parts))
+    assert found <= {*voted_collectives._MODULES}
+
+
+def test_gradients_of_collectives_begin_with_a_vote(monkeypatch):
+    """Functional collectives and their gradients look torch's operators up at each call, and afterwards find them."""
+    votes = []
+    monkeypatch.setattr(voted_collectives, "vote", lambda: votes.append(1))
+    operators = torch.ops._c10d_functional
+    before = operators.all_to_all_single
+    store = distributed.HashStore()
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with voted_collectives.voted_collectives():
+            assert operators.all_to_all_single.default is before.default
+            value = torch.ones(2, requires_grad=True)
+            _functional_collectives.all_to_all_single_autograd(
+                value, [2], [2], distributed.group.WORLD
+            ).sum().backward()
+    finally:
+        distributed.destroy_process_group()
+    assert (len(votes), value.grad.tolist()) == (2, [1.0, 1.0])
+    assert operators.all_to_all_single is before

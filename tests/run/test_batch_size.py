@@ -5,11 +5,14 @@ import torch
 import transformers
 from accelerate.utils import find_executable_batch_size
 from accelerate.utils.memory import should_reduce_batch_size
+from torch.distributed.fsdp import FSDPModule
 
 import hf_compat
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.errors import BatchSizeError
-from hf_compat.run.batch_size import is_out_of_memory, with_smaller_batches
+from hf_compat.run.batch_size import batch_size_problems, is_out_of_memory, with_smaller_batches
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 ERRORS = [
@@ -138,3 +141,17 @@ def test_a_compiled_model_stays_compiled(library, tmp_path):
     after = "OptimizedModule" if library is hf_compat else "PlainModel"
     assert callback.trained == ["OptimizedModule", after, after]
     assert callback.trainer._train_batch_size == 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"strategy": "presharded"}, {"strategy": "fsdp2", "fsdp": FsdpSettings(version=2)}],
+    ids=["sharded by `from_pretrained`", "sharded by the Trainer"],
+)
+def test_shards_that_cannot_begin_again(place, tmp_path, monkeypatch):
+    """With an older torch sharded models are refused: they cannot begin again in the middle of a pass."""
+    layout = ProcessLayout(TrainingArguments(str(tmp_path), use_cpu=True).launch, **place)
+    assert not batch_size_problems(layout, PlainModel(), syncs_norms=False)
+    monkeypatch.delattr(FSDPModule, "reset_iter_state")
+    [text] = batch_size_problems(layout, PlainModel(), syncs_norms=False)
+    assert "torch before 2.13" in text

@@ -17,7 +17,8 @@ from tests.scripts.distributed_scenarios import shared
 from tests.support import helpers
 from tests.support.deepspeed_tools import without_extension
 from tests.support.parity import Kit
-from tests.support.scenarios.common import plain
+from tests.support.presharded import loaded, mixtral
+from tests.support.scenarios.common import language_model, plain
 
 __all__ = ["FURTHER_PLACES", "PLACES"]
 
@@ -80,6 +81,17 @@ class _Memory:
             raise RuntimeError(OUT_OF_MEMORY)
 
 
+def _searching() -> dict[str, Any]:
+    """Return the fields of a run that looks for its batch size, from 5 down."""
+    return {
+        "auto_find_batch_size": True,
+        "per_device_train_batch_size": 5,
+        "ddp_timeout": 1200,
+        "logging_steps": 1,
+        "save_strategy": "no",
+    }
+
+
 def _with_memory(kit: Kit, memory: _Memory, **more: Any) -> Any:
     """Return a Trainer of ``Deep`` that looks for the batch size for which ``memory`` suffices.
 
@@ -124,11 +136,8 @@ def _with_memory(kit: Kit, memory: _Memory, **more: Any) -> Any:
         return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
     fields = {
-        "auto_find_batch_size": True,
-        "per_device_train_batch_size": 5,
+        **_searching(),
         "ddp_bucket_cap_mb": 1,
-        "ddp_timeout": 1200,
-        "logging_steps": 1,
         "save_strategy": "steps" if memory.place == "save" else "no",
         "save_steps": 2,
         **more,
@@ -223,6 +232,38 @@ def ranks_of_zero_1_run_out_of_memory(kit: Kit) -> None:
 @shared
 def ranks_of_zero_2_run_out_of_memory(kit: Kit) -> None:
     _sharded_run_out(kit, "zero_2")
+
+
+@shared
+def ranks_with_experts_run_out_of_memory(kit: Kit) -> None:
+    """Ranks that exchange tokens run out of memory between two exchanges, of either pass."""
+    rank = int(os.environ["RANK"])
+    sizes = {"fsdp_size": 2, "ep_size": 2}
+    for place, failing in itertools.product(("forward", "backward"), ((0,), (1,), (0, 1))):
+        model = loaded(kit.folder, mixtral, **sizes)
+        trainer = language_model(kit, rows=24, model=model, fields={**_searching(), "max_steps": 4})
+
+        def runs_out(trainer: Any = trainer, failing: tuple[int, ...] = failing) -> bool:
+            is_time = trainer.is_in_train and trainer.state.global_step == 1
+            return is_time and rank in failing and trainer._train_batch_size > 3
+
+        def before(layer: Any, given: Any, runs_out: Any = runs_out) -> None:
+            if runs_out():
+                raise RuntimeError(OUT_OF_MEMORY)
+
+        def after(layer: Any, given: Any, hidden: Any, runs_out: Any = runs_out) -> Any:
+            return _FailsBetween.apply(hidden) if runs_out() else hidden
+
+        first, second = model.model.layers
+        if place == "forward":
+            second.mlp.register_forward_pre_hook(before)
+        else:
+            first.mlp.register_forward_hook(after)
+        trainer.train()
+        kept = {"found": trainer._train_batch_size, "steps": trainer.state.global_step}
+        kept["losses"] = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        kept["weights"] = kit.plain(trainer.accelerator.get_state_dict(trainer.model))
+        kit.keep(f"{place} {failing}", kept)
 
 
 @shared
