@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.precision import FullPrecision
+from hf_compat.engine.strategies.deepspeed import engine
 from hf_compat.engine.strategies.deepspeed.limits import deepspeed_limits
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import HFCompatWarning, TrainerSetupError
@@ -23,6 +25,8 @@ from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, outcome, run_scenarios, start
 
 pytest.importorskip("deepspeed")
+from deepspeed.runtime import config as config_errors
+
 from tests.scripts.deepspeed_scenarios import config, global_batch
 
 QUICK = (
@@ -85,6 +89,11 @@ SETUPS = {
         {"deepspeed": config(2, tensor_parallel={"autotp_size": 2})},
         {},
         "`tensor_parallel.autotp_size=2` in the DeepSpeed config is not supported: its ranks would have to get",
+    ),
+    "sequence parallelism of its own": (
+        {"deepspeed": config(2, sequence_parallel_size=3)},
+        {},
+        "`sequence_parallel_size=3` in the DeepSpeed config, but `sp_size` of `parallelism_config` is 1",
     ),
     "saving in the background by a writer": (
         {"deepspeed": config(2, checkpoint={"writer": {"type": "PYTHON"}}), "save_async": True},
@@ -242,6 +251,19 @@ def test_setup_is_refused(tmp_path, fields, given, message):
     rows = vector_rows(4)
     with pytest.raises(TrainerSetupError, match=message):
         Trainer(model, TrainingArguments(str(tmp_path), **chosen), train_dataset=rows, eval_dataset=rows, **given)
+
+
+def test_a_config_that_deepspeed_refuses(tmp_path, monkeypatch):
+    """It is one error of ours, by whichever of its errors DeepSpeed says so."""
+
+    def initialize(**_):
+        raise config_errors.DeepSpeedConfigError("'zero_optimization.mics_shard_size' is no longer supported")
+
+    monkeypatch.setattr(engine, "import_deepspeed", lambda device: SimpleNamespace(initialize=initialize))
+    monkeypatch.setattr(engine, "prepare_process", lambda launch, device: None)
+    launch = TrainingArguments(str(tmp_path), use_cpu=True).launch
+    with pytest.raises(TrainerSetupError, match=r"`deepspeed`: .* Change what it names: .*mics_shard_size"):
+        engine.build_engine(PlainModel(), {}, device=torch.device("cpu"), launch=launch)
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -4,11 +4,15 @@ Compared with transformers in ``test_distributed`` over gloo, and on fake GPUs i
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
 from packaging.version import Version
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.fsdp.settings import FsdpSettings
@@ -20,6 +24,7 @@ from hf_compat.engine.strategies.presharded.strategy import presharded_layout
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ModelError
 from tests.scripts import presharded_script
+from tests.scripts.sharded_common import llama
 from tests.support import helpers
 from tests.support.sharded import check_in_background, launch, run_alone, seen
 
@@ -175,6 +180,35 @@ def test_float16_of_split_matrices(tmp_path):
     [text] = presharded_limits(StrategyRequest(args, loaded_model(tp_size=2), False, None, None, ParallelSizes()))
     assert text.startswith("`fp16=True` is not supported with a model that was loaded with `tp_size=2`")
     assert presharded_limits(StrategyRequest(args, loaded_model(fsdp_size=2), False, None, None, ParallelSizes())) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "text"),
+    [
+        pytest.param({"num_attention_heads": 3, "num_key_value_heads": 3}, "heads=3` and `num_key_v", id="all"),
+        pytest.param(
+            {"num_attention_heads": 2, "num_key_value_heads": 1}, "divide `num_key_value_heads=1", id="shared"
+        ),
+        pytest.param({"num_attention_heads": 2, "num_key_value_heads": 2}, None, id="neither"),
+    ],
+)
+def test_heads_that_cannot_be_shared(heads, text, tmp_path):
+    """Of a model whose attention is split, they are refused: its first forward pass would fail."""
+    model, args = llama(hidden_size=24, **heads), TrainingArguments(str(tmp_path), use_cpu=True)
+    model.config.distributed_config = SimpleNamespace(tp_size=2)
+    request = StrategyRequest(args, model, False, None, None, ParallelSizes())
+    assert presharded_limits(request) == []
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+        for name in ("q_proj", "k_proj", "v_proj"):
+            projection = getattr(model.model.layers[0].self_attn, name)
+            projection.weight = nn.Parameter(DTensor.from_local(projection.weight.data, mesh, [Shard(0)]))
+        found = presharded_limits(request)
+    finally:
+        distributed.destroy_process_group()
+    assert len(found) == (text is not None)
+    assert text is None or text in found[0]
 
 
 def test_a_model_init_that_splits(tmp_path, monkeypatch):

@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 from hf_compat import Trainer, TrainingArguments
+from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import place_run
+from hf_compat.engine.strategies.fsdp.limits import fsdp_limits
 from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
+from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script
 from tests.support import helpers, sharded
@@ -299,3 +302,11 @@ def test_models_that_cannot_be_split(build, text):
     """Each is refused with what to do, over four processes."""
     with pytest.raises(ModelError, match=text):
         check_plan(build(), 4)
+
+
+def test_float16_is_refused(tmp_path):
+    """As the Trainer is made: torch's gradient scaler takes no gradients on several device meshes."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, fp16=True)
+    [text] = fsdp_limits(StrategyRequest(args, None, False, None, None, ParallelSizes(tp=2)))
+    assert text.startswith("`fp16=True` is not supported with `tp_size=2`")
+    assert fsdp_limits(StrategyRequest(args, None, False, None, None, ParallelSizes(dp_shard=2))) == []

@@ -5,6 +5,7 @@ The engine clips gradients, steps the optimizer and, if its config has one, the 
 
 from __future__ import annotations
 
+import importlib
 from argparse import Namespace
 from collections.abc import Callable
 from types import ModuleType
@@ -127,6 +128,14 @@ def build_engine(
     prepare_process(launch, device)
     try:
         engine, *_ = deepspeed.initialize(args=Namespace(device_rank=index), model=model, config=config, **given)
-    except (AssertionError, ValueError) as error:
-        raise TrainerSetupError(f"`deepspeed`: DeepSpeed does not accept the config for this run: {error}") from error
+    except (AssertionError, ValueError, _config_error()) as error:
+        raise TrainerSetupError(
+            f"`deepspeed`: DeepSpeed does not accept the config for this run. Change what it names: {error}"
+        ) from error
     return engine
+
+
+def _config_error() -> type[Exception]:
+    """Return DeepSpeed's error for a config that it refuses."""
+    error: type[Exception] = importlib.import_module("deepspeed.runtime.config").DeepSpeedConfigError
+    return error

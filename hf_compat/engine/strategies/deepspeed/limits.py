@@ -13,6 +13,7 @@ from hf_compat.optim.optimizer_request import plain_name
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.sequence_parallelism import SequenceParallelism
     from hf_compat.engine.strategies.traits import StrategyRequest
 
 __all__ = ["deepspeed_limits"]
@@ -34,6 +35,7 @@ def deepspeed_limits(request: StrategyRequest) -> list[str]:
             "after an error in the middle of a pass. Set `per_device_train_batch_size`, or use ZeRO-1 or 2."
         )
     problems += _tensor_parallel_problems(args.hf_deepspeed_config.config)
+    problems += _sequence_problems(read_sequence_parallelism(args), args.hf_deepspeed_config.config)
     problems += _writer_problems(args, args.hf_deepspeed_config.config)
     problems += _universal_problems(args, args.hf_deepspeed_config.config)
     problems += sequence_parallel_limits(read_sequence_parallelism(args), request.model)
@@ -56,6 +58,17 @@ def _tensor_parallel_problems(config: dict[str, Any]) -> Iterator[str]:
             f"`tensor_parallel.autotp_size={size}` in the DeepSpeed config is not supported: its ranks would have to "
             "get the same batches, which this Trainer gives them with `tp_size` in `parallelism_config` alone, without "
             "`deepspeed`. Remove it, and partition the model by ZeRO-3 or set `tp_size`."
+        )
+
+
+def _sequence_problems(sequences: SequenceParallelism | None, config: dict[str, Any]) -> Iterator[str]:
+    """Yield a message if ``config`` has another number of ranks share sequences than ``sequences``."""
+    size, wanted = config.get("sequence_parallel_size"), 1 if sequences is None else sequences.size
+    if size not in (None, wanted):
+        yield (
+            f"`sequence_parallel_size={size}` in the DeepSpeed config, but `sp_size` of `parallelism_config` is "
+            f"{wanted}: the Trainer shares out sequences and batches by the latter alone. Remove the former, and set "
+            "`sp_size`."
         )
 
 

@@ -14,11 +14,15 @@ __all__ = ["fsdp_limits"]
 
 
 def fsdp_limits(request: StrategyRequest) -> list[str]:
-    """Return a message for each argument that is not supported with FSDP."""
-    args, settings = request.args, request.fsdp
+    """Return a message for each argument that is not supported with FSDP, or with tensor parallelism."""
+    args, settings, problems = request.args, request.fsdp, list[str]()
+    if request.sizes.tp > 1 and args.mixed_precision == "fp16":
+        problems.append(
+            f"`fp16=True` is not supported with `tp_size={request.sizes.tp}`: there is no gradient scaler for "
+            "gradients on several device meshes. Set `bf16=True` instead."
+        )
     if settings is None:  # tensor parallelism only
-        return []
-    problems = []
+        return problems
     if args.save_on_each_node and args.launch.num_nodes > 1:
         problems.append(
             f"`save_on_each_node=True` with {args.launch.num_nodes} nodes is not supported with FSDP: only rank 0 has "

@@ -15,7 +15,6 @@ from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
 from hf_compat.engine.strategies.fsdp.sharding import broadcast_from_rank0, shard_model
 from hf_compat.engine.strategies.tensor_parallel.splitting import is_split, split_model
-from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -30,15 +29,7 @@ def tensor_parallel_strategy(
 
     It splits the model by its plan: parameters in the plan are DTensors, the others are replicated. With a
     data-parallel size above 1 all are sharded too, as with FSDP version 2.
-
-    Raises:
-        TrainerSetupError: If it is to train in float16.
     """
-    if args.mixed_precision == "fp16":
-        raise TrainerSetupError(
-            "`fp16=True` is not supported with tensor parallelism: there is no gradient scaler for gradients on "
-            "several device meshes. Set `bf16=True` instead."
-        )
     settings, device = process_layout.fsdp or FsdpSettings(version=2), args.device
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
