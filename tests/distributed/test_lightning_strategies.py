@@ -43,3 +43,6 @@ def test_arguments(tmp_path):
     assert told["static"] is True
     assert told["hook"] == told["wrapper"] >= 4
     assert told["apart"] == [False, False, True, False]  # after a step of their own the ranks are averaged
+    hook, size = told["refused"]  # by torch, as it wraps the model
+    assert "torch does not accept `ddp_comm_hook` of `DDPStrategy` on this device: BF16 all reduce" in hook
+    assert "torch does not accept the keywords of `DDPStrategy`" in size

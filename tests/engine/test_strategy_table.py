@@ -160,6 +160,10 @@ class FromScratch(Strategy):
         pass
 
 
+def print_bucket(bucket):
+    """No hook: it takes no state."""
+
+
 @pytest.mark.parametrize(
     ("strategy", "told"),
     [
@@ -173,6 +177,10 @@ class FromScratch(Strategy):
             "`model_averaging_period` and a `PostLocalSGDState`",
             id="an averaging without a state",
         ),
+        pytest.param(DDPStrategy(bucket_size=1), "`bucket_size` is not a keyword of `Distr", id="no keyword of DDP"),
+        pytest.param(DDPStrategy(device_ids=[0]), "`device_ids` is chosen by the Trainer", id="a device"),
+        pytest.param(DDPStrategy(ddp_comm_hook="fp16"), "`ddp_comm_hook='fp16'` must be a function", id="no hook"),
+        pytest.param(DDPStrategy(ddp_comm_hook=print_bucket), "must be a function of a state and", id="another hook"),
     ],
 )
 def test_instances_that_cannot_be(tmp_path, strategy, told):

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_wrapper
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.errors import TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 
@@ -85,7 +86,23 @@ def instances(folder):
         "hook": len(counted),
         "wrapper": len(wrapped),
         "apart": apart.seen,
+        "refused": [refusal(folder, strategy) for strategy in REFUSED_BY_TORCH],
     }
+
+
+REFUSED_BY_TORCH = (
+    DDPStrategy(ddp_comm_hook=allreduce_hook, ddp_comm_wrapper=bf16_compress_wrapper),
+    DDPStrategy(bucket_cap_mb="1 MB"),
+)
+"""The first needs GPUs, the second has a value of another type."""
+
+
+def refusal(folder, strategy):
+    """Return the error of a training under ``strategy``."""
+    try:
+        trained(folder, PlainModel(), strategy=strategy)
+    except TrainerSetupError as error:
+        return str(error)
 
 
 def by_names(folder, names):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar, cast
 
 import lightning.pytorch as pl
@@ -29,6 +29,8 @@ __all__ = [
     "starts_no_processes",
 ]
 
+_CHOSEN_BY_TRAINER = ("module", "device_ids", "output_device")
+"""Keywords of torch's DDP that are not the user's."""
 _StrategyClass = TypeVar("_StrategyClass", bound=type[Strategy])
 
 
@@ -117,7 +119,7 @@ def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str,
     Contract: Lightning's ``DDPStrategy`` stores each argument as an attribute with an underscore.
     """
     hooks = ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period")
-    problems = []
+    problems = [*_keyword_problems(strategy._ddp_kwargs), *_hook_problems(strategy._ddp_comm_hook)]
     chosen = [name for name in hooks if getattr(strategy, f"_{name}") is not None]
     if chosen and strategy._ddp_comm_hook is None:
         problems.append(f"`{chosen[0]}` has no effect without `ddp_comm_hook`, pass that too")
@@ -126,6 +128,33 @@ def parse_ddp_strategy(strategy: DDPStrategy) -> tuple[dict[str, Any], dict[str,
             "`model_averaging_period` and a `PostLocalSGDState` as `ddp_comm_state` need each other, pass both"
         )
     return dict(strategy._ddp_kwargs), {name: getattr(strategy, f"_{name}") for name in hooks}, problems
+
+
+def _keyword_problems(given: Iterable[str]) -> Iterator[str]:
+    """Yield what is wrong about the names of keywords for torch's DDP."""
+    known = [*inspect.signature(DistributedDataParallel.__init__).parameters][1:]
+    for name in given:
+        if name not in known:
+            free = ", ".join(each for each in known if each not in _CHOSEN_BY_TRAINER)
+            yield f"`{name}` is not a keyword of `DistributedDataParallel`, use {free}"
+        elif name in _CHOSEN_BY_TRAINER:
+            yield f"`{name}` is chosen by the Trainer, do not pass it"
+
+
+def _hook_problems(hook: object) -> Iterator[str]:
+    """Yield what is wrong about a communication hook."""
+    if hook is None:
+        return
+    text = f"`ddp_comm_hook={hook!r}` must be a function of a state and a `GradBucket`, such as torch's"
+    if not callable(hook):
+        yield text
+        return
+    try:
+        inspect.signature(hook).bind(None, None)
+    except TypeError:
+        yield text
+    except ValueError:  # it tells no signature
+        pass
 
 
 def changed_options(strategy: Strategy, names: Iterable[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -18,6 +20,7 @@ from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.ddp.voting import vote_before_exchanges
+from hf_compat.errors import TrainerSetupError
 from hf_compat.model_facts import is_pretrained_model
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
 
     def wrap(self, model: nn.Module) -> DistributedDataParallel:
         """Return ``model`` in ``DistributedDataParallel``, which broadcasts the weights of rank 0."""
-        return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
+        with _naming("the keywords of `DDPStrategy`, or the fields `ddp_...`,"):
+            return DistributedDataParallel(model, device_ids=self.determine_ddp_device_ids(), **self._settings)
 
     def setup(self, pl_trainer: pl.Trainer) -> None:
         """Set up a fit; an evaluation outside a fit does not wrap the model."""
@@ -90,8 +94,21 @@ class DDPStrategy(ModelStrategy, strategies.DDPStrategy):
         if is_attempting():
             vote_before_exchanges(self.model)
         else:
-            register_communication_hooks(self)
+            with _naming("`ddp_comm_hook` of `DDPStrategy`"):
+                register_communication_hooks(self)
         module.run.take_wrapper(self.model)
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Context in which torch's error for a type or a value says what the user chose."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TrainerSetupError(
+            f"`lightning={{'strategy': ...}}`: torch does not accept {what} on this device: {error}. Pass others, or "
+            "none."
+        ) from error
 
 
 _DDP_FIELDS = {
