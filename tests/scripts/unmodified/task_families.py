@@ -1,4 +1,4 @@
-"""Scripts for transformers' Trainer, one for each family of tasks: `task_families.py OUTPUT TASK [--resume]`."""
+"""Scripts for transformers' Trainer, one a family of tasks: `task_families.py OUTPUT TASK [--resume] [--gpu]`."""
 
 import argparse
 import json
@@ -387,7 +387,7 @@ TASKS = {
 }  # fmt: skip
 
 
-def run(task: str, folder: str, resume: bool) -> None:
+def run(task: str, folder: str, resume: bool, gpu: bool) -> None:
     set_seed(11)
     made, train = TASKS[task](12, 0)
     _, held_out = TASKS[task](5, 1)
@@ -406,7 +406,8 @@ def run(task: str, folder: str, resume: bool) -> None:
         eval_steps=3,
         save_steps=3,
         remove_unused_columns=False,
-        use_cpu=True,
+        use_cpu=not gpu,
+        bf16=gpu,
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,
@@ -428,6 +429,7 @@ if __name__ == "__main__":
     parser.add_argument("output")
     parser.add_argument("tasks", nargs="+", choices=sorted(TASKS))
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--gpu", action="store_true", help="train on a GPU, in bfloat16")
     options = parser.parse_args()
     for name in options.tasks:
-        run(name, os.path.join(options.output, name), options.resume)
+        run(name, os.path.join(options.output, name), options.resume, options.gpu)
