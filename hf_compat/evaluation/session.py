@@ -324,7 +324,7 @@ class EvaluationSession:
 
     def _mean_loss(self, losses: _Losses | None) -> float | None:
         if isinstance(losses, list) and losses:
-            losses = np.concatenate(losses)
+            losses = np.concatenate([np.atleast_1d(loss) for loss in losses])  # gathered as objects they have no axis
         if not isinstance(losses, np.ndarray):
             return None
         if self._trainer.semantics.drops_non_finite_eval_losses and self._trainer.args.logging_nan_inf_filter:

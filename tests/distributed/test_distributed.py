@@ -107,7 +107,11 @@ def finished(tmp_path_factory):
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
     own += ["ours:nodes_with_a_shared_disk", "ours:unknown_error_in_the_background"]
-    own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
+    own += [
+        "ours:one_batch_is_gathered_as_objects",
+        "ours:nodes_without_a_shared_disk",
+        "ours:streams_go_on_at_their_state",
+    ]
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
 
@@ -310,6 +314,13 @@ def test_every_sample_is_evaluated_once(finished):
     """Evaluating seven samples on two processes predicts seven, not the eight that fill the batches up."""
     kept = [each for each in outcome(finished, "stream_is_dispatched", "ours", 0).results if each["name"] == "predict"]
     assert [len(each["value"]["predictions"]) for each in kept] == [7]
+
+
+def test_one_batch_gathered_as_objects(finished):
+    """An evaluation of one batch on each process has the mean of its losses."""
+    kept = outcome(finished, "one_batch_is_gathered_as_objects", "ours", 0).results
+    assert [each["name"] for each in kept] == ["as objects", "as objects", "as tensors"]
+    assert len({each["value"] for each in kept}) == 1
 
 
 def test_ranks_train_one_model_after_an_evaluation(tmp_path):

@@ -131,6 +131,17 @@ def objects_are_gathered(kit: Kit) -> None:
 
 
 @shared
+def one_batch_is_gathered_as_objects(kit: Kit) -> None:
+    """Evaluate four rows at once, a batch of two on each process, and again with the losses kept on the CPU."""
+    model = helpers.PlainModel()
+    for by_object, steps in ((True, None), (True, 1), (False, None)):
+        fields = {"eval_use_gather_object": by_object, "eval_accumulation_steps": steps}
+        fields["per_device_eval_batch_size"] = 2
+        trainer = plain(kit, fields=fields, model=model, eval_dataset=helpers.vector_rows(4, seed=1))
+        kit.keep("as objects" if by_object else "as tensors", trainer.evaluate()["eval_loss"])
+
+
+@shared
 def save_is_called_on_each_rank(kit: Kit) -> None:
     """An override of ``_save`` sees the calls of its rank: of two checkpoints, and of the script."""
     seen: list[int] = []
