@@ -255,6 +255,10 @@ class Accelerator(ProcessState):
         """The gradient scaler of all runs, None without fp16."""
         return self._backend.scaler
 
+    @scaler.setter
+    def scaler(self, value: GradScaler | None) -> None:
+        self._backend.scaler = value
+
     @property
     def has_lomo_optimizer(self) -> bool:
         """Whether the run's optimizer updates parameters in the backward pass."""

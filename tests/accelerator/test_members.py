@@ -280,6 +280,16 @@ def test_steps_by_the_scaler(is_in_fit, tmp_path):
     assert seen == (theirs, scaler.get_scale(), False)
 
 
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_a_scaler_needs_float16(bf16, tmp_path, ours):
+    """A scaler of the script is refused where nothing is scaled, None is not; ``tests/gpu`` trains with one."""
+    accelerator = new_trainer(tmp_path, library=ours, bf16=bf16).accelerator
+    with pytest.raises(NotSupportedError, match="for float16, which this Trainer does not compute in"):
+        accelerator.scaler = torch.amp.GradScaler("cpu")
+    accelerator.scaler = None
+    assert accelerator.scaler is None
+
+
 def test_safetensors_hold_a_state_dict(tmp_path, ours):
     """Tied weights are saved once; what a file cannot hold is an error, and no file."""
     accelerator = new_trainer(tmp_path, library=ours).accelerator

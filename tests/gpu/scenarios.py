@@ -83,6 +83,33 @@ def overflowing(**fields: Any) -> Body:
     return body
 
 
+def own_scaler(*, in_override: bool = False, **fields: Any) -> Body:
+    """Return a scenario in which the script puts a gradient scaler of its own into the accelerator.
+
+    Args:
+        in_override: Whether an override of the method that makes the accelerator does so, and not the script.
+        **fields: Training arguments.
+    """
+
+    def body(kit: Kit) -> None:
+        def put(trainer: Any) -> None:
+            trainer.accelerator.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**8, growth_interval=2)
+
+        class Own(kit.Trainer):  # type: ignore[misc, name-defined]
+            def create_accelerator_and_postprocess(self) -> None:
+                super().create_accelerator_and_postprocess()
+                put(self)
+
+        chosen = {"subclass": Own} if in_override else {}
+        trainer = plain(kit, fields={**CADENCE, "fp16": True, **fields}, **chosen)
+        if not in_override:
+            put(trainer)
+        train(kit, trainer)
+        kit.keep("scaler", trainer.accelerator.scaler.state_dict())
+
+    return body
+
+
 def compiled(backend: str, **fields: Any) -> Body:
     """Return a scenario of a compiled model; its forward passes are not recorded, the hook would be compiled too."""
 
@@ -227,6 +254,8 @@ GPU_SCENARIOS: dict[str, Body] = {
     "fp16_overflow_fused": overflowing(optim="adamw_torch_fused"),
     "fp16_overflow_plain": overflowing(optim="adamw_torch"),
     "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),
+    "scaler_of_the_script": own_scaler(),
+    "scaler_of_an_override": own_scaler(in_override=True, gradient_accumulation_steps=2, optim="adamw_torch"),
     "fp16_after_fp32": lambda kit: after_another_trainer(kit, {}, {"fp16": True}),
     "fp32_after_fp16": lambda kit: after_another_trainer(kit, {"fp16": True}, {}),
     "bf16_full_evaluation": trained(bf16_full_eval=True),

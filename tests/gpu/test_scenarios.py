@@ -23,6 +23,7 @@ SUBJECT: Which = os.environ.get("PARITY_SUBJECT", "ours")  # type: ignore[assign
 
 ONE_GPU = {
     "precision": "fp32 bf16_on_gpu fp16 fp16_overflow_fused fp16_overflow_plain tf32_on tf32_off",
+    "gradient scalers": "scaler_of_the_script scaler_of_an_override",
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
     "resuming": "resume_fp16 resume_bf16",
     "overrides": "overrides_in_fp16 overrides_compiled",
