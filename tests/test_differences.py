@@ -535,6 +535,48 @@ def test_parallelism_on_the_cpu(library, tmp_path):
         assert f"<{rank}: {told}" in ended.output
 
 
+DISPATCHED = """
+import importlib, sys
+import torch
+from tests.support.helpers import WIDTH, ListDataset, PlainModel
+
+library = importlib.import_module(sys.argv[1])
+seen = []
+
+class Sees(library.Trainer):
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        seen.extend(inputs["features"][:, 0].int().tolist())
+        return super().training_step(model, inputs, num_items_in_batch)
+
+rows = ListDataset([{"features": [float(number)] * WIDTH, "labels": 0} for number in range(16)])
+args = library.TrainingArguments(
+    sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, num_train_epochs=1, save_strategy="steps",
+    save_steps=2, per_device_train_batch_size=2, accelerator_config={"dispatch_batches": True},
+    save_only_model=True, dataloader_pin_memory=False,
+)
+for checkpoint in (None, sys.argv[2] + "/checkpoint-2"):
+    seen.clear()
+    torch.manual_seed(0)
+    Sees(PlainModel(), args, train_dataset=rows).train(resume_from_checkpoint=checkpoint)
+    print(f"<{args.process_index}: {'whole' if checkpoint is None else 'rest'} {seen}>", flush=True)
+"""
+
+
+@pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
+def test_dispatched_batches_are_skipped(library, tmp_path):
+    """A resumed run trains on what is left of 16 rows; transformers skips 4 of the 8 that two processes have had."""
+    script = tmp_path / "script.py"
+    script.write_text(DISPATCHED)
+    ended = torchrun(script, library.__name__, tmp_path / "out")
+    assert ended.code == 0, ended.output
+    found = re.findall(r"<\d: (whole|rest) \[(.*?)\]>", ended.output)
+    rows = {kind: [int(row) for each, text in found if each == kind for row in text.split(", ")] for kind, _ in found}
+    whole = [text.split(", ") for kind, text in found if kind == "whole"]
+    left = {int(row) for texts in whole for row in texts[4:]}
+    assert sorted(rows["whole"]) == list(range(16))
+    assert (set(rows["rest"]) == left) == (library is hf_compat)
+
+
 class Longer:
     """A batch sampler that yields more batches than it says."""
 
