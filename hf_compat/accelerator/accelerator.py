@@ -32,7 +32,7 @@ from hf_compat.distributed.process_state import DistributedType, ProcessState
 from hf_compat.distributed.run_state import RunState
 from hf_compat.engine.moving import has_device_map
 from hf_compat.engine.parallel_mesh import CONTEXT_PARALLEL
-from hf_compat.engine.precision import ForwardMixedPrecision
+from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler
 from hf_compat.engine.ring_attention import shared_sequences
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
@@ -257,7 +257,7 @@ class Accelerator(ProcessState):
 
     @scaler.setter
     def scaler(self, value: GradScaler | None) -> None:
-        self._backend.scaler = value
+        set_scaler(self._backend.precision, value)
 
     @property
     def has_lomo_optimizer(self) -> bool:

@@ -45,7 +45,7 @@ from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
 from hf_compat.engine.loggers.user_loggers import user_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.moving import settle_model
-from hf_compat.engine.precision import forward_precision, input_dtype, precision_plugin
+from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.process_layout import ProcessLayout, place_run, presume_layout
 from hf_compat.engine.run_settings import Settings
 from hf_compat.engine.stop_iterations import unwraps_stop_iteration
@@ -53,7 +53,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from hf_compat.engine.strategies.traits import StrategyTraits
-from hf_compat.errors import NotSupportedError, TrainerSetupError
+from hf_compat.errors import TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 
@@ -166,17 +166,6 @@ class LightningBackend:
     def scaler(self) -> GradScaler | None:
         """The gradient scaler of all runs, None without fp16."""
         return getattr(self.precision, "scaler", None)
-
-    @scaler.setter
-    def scaler(self, value: GradScaler | None) -> None:
-        if forward_precision(self.precision) != "fp16":
-            if value is None:
-                return
-            raise NotSupportedError(
-                f"`accelerator.scaler = {type(value).__name__}(...)`: a gradient scaler is for float16, which this "
-                "Trainer does not compute in. Set `fp16=True` on a GPU, or assign no scaler."
-            )
-        self.precision.scaler = value  # type: ignore[attr-defined]  # of ForwardMixedPrecision alone
 
     @property
     def step_was_skipped(self) -> bool:

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.engine.internals.stepping import call_hook
-from hf_compat.errors import HFCompatWarning, MissingPackageError
+from hf_compat.errors import HFCompatWarning, MissingPackageError, NotSupportedError
 from hf_compat.nested import map_nested
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ __all__ = [
     "precision_plugin",
     "precision_problems",
     "scaled_step",
+    "set_scaler",
     "true_precision",
     "without_autocast",
 ]
@@ -213,6 +214,21 @@ def _grad_scaler(device: torch.device, *, flat_shards: bool) -> GradScaler:
         own: GradScaler = accelerator_module(device).amp.GradScaler()
         return own
     return GradScaler(device.type)
+
+
+def set_scaler(plugin: Precision, scaler: GradScaler | None) -> None:
+    """Let ``plugin`` scale losses by ``scaler``, or not at all.
+
+    Raises:
+        NotSupportedError: If ``plugin`` does not compute in float16.
+    """
+    if isinstance(plugin, ForwardMixedPrecision) and forward_precision(plugin) == "fp16":
+        plugin.scaler = scaler
+    elif scaler is not None:
+        raise NotSupportedError(
+            f"`accelerator.scaler = {type(scaler).__name__}(...)`: a gradient scaler is for float16, which this "
+            "Trainer does not compute in. Set `fp16=True` on a GPU, or assign no scaler."
+        )
 
 
 def precision_problems(mixed_precision: str, plugins: Iterable[Any]) -> list[str]:
