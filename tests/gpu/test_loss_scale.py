@@ -1,14 +1,15 @@
-"""The count of update steps after which the loss scale of fp16 grows, in checkpoints of a sharded model."""
+"""The loss scale of fp16: its growth in checkpoints of a sharded model, and beside a Trainer of another precision."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 import hf_compat
-from tests.gpu.harness import needs_fake_gpu, run_on_gpus
+from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.scripts.sharded_common import llama
 from tests.support import helpers
 
@@ -44,3 +45,40 @@ def test_a_save_is_no_update_step(tmp_path):
     variables = {"FSDP_VERSION": "2", "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT"}  # which transformers 4.57 reads
     for found in run_on_gpus(counted_in_a_step, tmp_path, variables=variables):
         assert found == {"transformers": 2, "hf_compat": 1}
+
+
+def largest_norms(folder: Path, library: str) -> list[float]:
+    """Return the largest logged gradient norm of a run with fp16, alone, and where one with bf16 is made before it."""
+    trainers = {"transformers": transformers, "hf_compat": hf_compat}[library]
+
+    def made(name: str, **precision: bool) -> Any:
+        args = trainers.TrainingArguments(
+            str(folder / name),
+            max_steps=2,
+            per_device_train_batch_size=2,
+            logging_steps=1,
+            save_strategy="no",
+            disable_tqdm=True,
+            report_to="none",
+            **precision,
+        )
+        rows = helpers.ListDataset(helpers.vector_rows(8))
+        torch.manual_seed(0)
+        return trainers.Trainer(helpers.PlainModel(dropout=0.0), args, train_dataset=rows)
+
+    found = []
+    for between in (False, True):
+        trainer = made("float16", fp16=True)
+        if between:
+            made("bfloat16", bf16=True)
+        trainer.train()
+        found.append(max(log["grad_norm"] for log in trainer.state.log_history if "grad_norm" in log))
+    return found
+
+
+def test_a_trainer_keeps_its_scale_beside_another(tmp_path):
+    """A Trainer with bf16 that is made before one with fp16 trains leaves transformers' gradients scaled."""
+    alone, beside = run_on_gpu(largest_norms, tmp_path, "hf_compat")
+    assert beside == alone
+    alone, beside = run_on_gpu(largest_norms, tmp_path, "transformers")
+    assert beside > 1000 * alone
