@@ -428,6 +428,37 @@ def test_float16_of_a_tensor_parallel_model(tmp_path):
         tensor_parallel_strategy(ProcessLayout(args.launch, "tensor parallel"), args, PlainModel())
 
 
+LONE = """
+import sys
+import torch
+import {library} as library
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+torch.manual_seed(0)
+args = library.TrainingArguments(
+    "{folder}", max_steps=2, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True
+)
+trainer = library.Trainer(PlainModel(dropout=0.0), args, train_dataset=ListDataset(vector_rows(32)))
+group = torch.distributed.get_world_size()
+loss = trainer.train().training_loss
+print("seen:", group, type(trainer.model_wrapped).__name__, args.parallel_mode.value, loss, flush=True)
+"""
+
+
+def test_a_lone_process_of_a_launcher(tmp_path):
+    """With ``use_cpu`` it has a process group in both libraries, and DDP's wrapper in transformers alone."""
+    found = []
+    for library in ("transformers", "hf_compat"):
+        script = tmp_path / f"{library}_script.py"
+        script.write_text(LONE.format(library=library, folder=tmp_path / library))
+        ended = torchrun(script, processes=1)
+        assert ended.code == 0, ended.output
+        found.append(re.search(r"seen: (\S+) (\S+) (\S+) (\S+)", ended.output).groups())
+    (upstream, ours), numbers = zip(*((each[1:3], (each[0], each[3])) for each in found), strict=True)
+    assert numbers[0] == numbers[1]
+    assert (upstream, ours) == (("DistributedDataParallel", "distributed"), ("PlainModel", "not_parallel"))
+
+
 def test_a_backend_in_a_single_process(tmp_path):
     """There is nothing to communicate with; transformers raises an error on the CPU."""
     with pytest.raises(ValueError, match="process group has not been initialized"):

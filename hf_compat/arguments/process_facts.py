@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.fields.choices import LOG_LEVELS
 from hf_compat.arguments.fsdp.settings import read_fsdp
 from hf_compat.distributed import accelerate_state, processes
-from hf_compat.distributed.accelerators import accelerator_type
+from hf_compat.distributed.accelerators import accelerator_type, default_backend
 from hf_compat.distributed.devices import device_index, wants_cpu
-from hf_compat.distributed.launch import BY_TRAINER, Launch, read_launch
+from hf_compat.distributed.launch import BY_TRAINER, Launch, is_launched, read_launch
 from hf_compat.errors import TrainerSetupError
 from hf_compat.logger_levels import library_logger
 
@@ -161,12 +161,14 @@ def join_processes(args: TrainingArguments, device: torch.device) -> None:
         offloads=fsdp is not None and fsdp.cpu_offload,
         timeout=args.ddp_timeout_delta,
     )
+    if is_single_rank(args) and default_backend(device) is not None:  # as accelerate: scripts call torch.distributed
+        processes.join_alone(device, backend=args.ddp_backend)
 
 
 def find_launch() -> Launch:
     """Return the launcher and the ranks, from a process group of the script or from the environment."""
     group, launch = processes.process_group(), read_launch()
-    if group is None or launch.launcher is not None:
+    if group is None or is_launched():
         return launch
     size, rank = int(group.get_world_size()), int(group.get_rank())
     return Launch("the script", world_size=size, rank=rank, local_rank=rank, local_world_size=size)

@@ -53,6 +53,7 @@ def random_states(which: Which, folder: Path) -> dict[str, Any]:
     parity.DEFAULTS.update(ON_GPUS)
     kit = Kit(which, folder / which)
     trainer = plain(kit, fields={"save_strategy": "epoch"})
+    group = torch.distributed.get_world_size()
     trainer.train()
     (file,) = (folder / which).rglob("rng_state*.pth")
     saved = torch.load(file, weights_only=False)["cuda"]
@@ -62,6 +63,7 @@ def random_states(which: Which, folder: Path) -> dict[str, Any]:
         "states": [state.tolist() for state in saved],
         "mode": trainer.args.parallel_mode.value,
         "GPUs": trainer.args.n_gpu,
+        "processes of the group": group,
     }
 
 
@@ -71,7 +73,7 @@ def test_a_single_process_of_a_launcher(tmp_path: Path):
     (ours,) = run_on_gpus(random_states, "ours", tmp_path, processes=1, devices=2, by_torchrun=True)
     assert ours == upstream
     assert (ours["file"], ours["kind"], len(ours["states"])) == ("rng_state.pth", "list", 2)
-    assert (ours["mode"], ours["GPUs"]) == ("distributed", 1)
+    assert (ours["mode"], ours["GPUs"], ours["processes of the group"]) == ("distributed", 1, 1)
 
 
 def test_a_gpu_of_its_own_for_each_rank(tmp_path: Path):
