@@ -19,7 +19,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hf_compat
-from hf_compat.errors import HFCompatError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
 from tests.support.processes import torchrun
@@ -416,16 +415,6 @@ def test_arguments_of_transformers_are_copied(tmp_path):
     assert trainer.train().global_step == 2
     trainer.args.max_steps = 1
     assert trainer.train().global_step == 1
-
-
-def test_float16_of_a_tensor_parallel_model(tmp_path):
-    """It is refused."""
-    from hf_compat.engine.process_layout import ProcessLayout
-    from hf_compat.engine.strategies.tensor_parallel.strategy import tensor_parallel_strategy
-
-    args = arguments(hf_compat, tmp_path, fp16=True)
-    with pytest.raises(HFCompatError, match="`fp16=True` is not supported with tensor parallelism"):
-        tensor_parallel_strategy(ProcessLayout(args.launch, "tensor parallel"), args, PlainModel())
 
 
 LONE = """
