@@ -246,14 +246,18 @@ def planned(plan, **modules):
 PAIR = {"up": "colwise", "down": "rowwise"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+cannot_be_shared = pytest.mark.parametrize(
     ("case", "text"),
     [
         pytest.param("matrices", "`config.num_attention_heads=4` is not a multiple of 3", id="matrices"),
         pytest.param("chunks", r"`num_attention_heads=4`.*over `sp_size=3` ranks", id="sequences"),
     ],
 )
+"""Models whose heads three ranks cannot share, and what the error says."""
+
+
+@pytest.mark.slow
+@cannot_be_shared
 def test_no_process_is_started_for_a_model_that_cannot_be_shared(case, text, tmp_path):
     """Where the Trainer is to start the processes, more ranks than can share the heads are one error ahead of that."""
     if case == "chunks":
@@ -264,13 +268,7 @@ def test_no_process_is_started_for_a_model_that_cannot_be_shared(case, text, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "text"),
-    [
-        pytest.param("matrices", "`config.num_attention_heads=4` is not a multiple of 3", id="matrices"),
-        pytest.param("chunks", r"`num_attention_heads=4`.*over `sp_size=3` ranks", id="sequences"),
-    ],
-)
+@cannot_be_shared
 def test_no_trainer_is_made_of_a_model_init_that_cannot_be_shared(case, text, tmp_path):
     """What `model_init` returns is looked at as each process makes its Trainer, and is the same error in each."""
     if case == "chunks":
