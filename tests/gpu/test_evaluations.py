@@ -1,4 +1,4 @@
-"""An evaluation waits for the GPU no more often than transformers', however many metrics there are."""
+"""An evaluation waits for the GPU no more often than transformers', and leaves a sharded model sharded."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from torch.distributed.tensor import DTensor
 
+import hf_compat
 from tests.gpu.comparing import ON_GPUS
-from tests.gpu.harness import needs_fake_gpu, run_on_gpu
-from tests.support import parity
+from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
+from tests.scripts.sharded_common import llama
+from tests.support import helpers, parity
 from tests.support.parity import Kit, Which
 from tests.support.scenarios.common import plain
 
@@ -57,3 +61,35 @@ def test_an_evaluation(given: dict[str, Any], is_in_fit: bool, tmp_path: Path):
     for ours, theirs in zip(found, expected, strict=True):
         more = {kind: count - theirs.get(kind, 0) for kind, count in ours.items() if count > theirs.get(kind, 0)}
         assert more == {}, (ours, theirs)
+
+
+def whole_parameters(folder: Path) -> dict[str, tuple[float, int]]:
+    """Return the loss of an evaluation under FSDP 2 and the parameters that it leaves whole, by library."""
+    found = {}
+    for library in (transformers, hf_compat):
+        args = library.TrainingArguments(
+            str(folder / library.__name__),
+            max_steps=1,
+            per_device_train_batch_size=1,
+            per_device_eval_batch_size=1,
+            save_strategy="no",
+            fsdp="full_shard auto_wrap",
+            fsdp_config={"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+            disable_tqdm=True,
+            report_to="none",
+        )
+        rows = helpers.ListDataset(helpers.token_rows(4))
+        trainer = library.Trainer(llama(), args, train_dataset=rows, eval_dataset=rows)
+        trainer.train()
+        loss = trainer.evaluate()["eval_loss"]
+        found[library.__name__] = loss, sum(not isinstance(item, DTensor) for item in trainer.model.parameters())
+    return found
+
+
+def test_a_sharded_model_stays_sharded(tmp_path: Path):
+    """What FSDP 2 gathers last of all is still gathered after an evaluation of transformers'; losses are equal."""
+    for found in run_on_gpus(whole_parameters, tmp_path, variables={"FSDP_VERSION": "2"}):
+        (their_loss, theirs), (our_loss, ours) = found["transformers"], found["hf_compat"]
+        assert our_loss == their_loss
+        assert theirs > 0
+        assert ours == 0
