@@ -161,8 +161,16 @@ def join_processes(args: TrainingArguments, device: torch.device) -> None:
         offloads=fsdp is not None and fsdp.cpu_offload,
         timeout=args.ddp_timeout_delta,
     )
-    if is_single_rank(args) and default_backend(device) is not None:  # as accelerate: scripts call torch.distributed
+    if is_single_rank(args) and _has_backend(device):  # as accelerate: scripts call torch.distributed
         processes.join_alone(device, backend=args.ddp_backend)
+
+
+def _has_backend(device: torch.device) -> bool:
+    """Return whether this build of torch has the process-group backend of ``device``; on Windows there is no NCCL."""
+    from torch import distributed
+
+    backend = default_backend(device)
+    return backend is not None and distributed.is_available() and distributed.is_backend_available(backend)
 
 
 def find_launch() -> Launch:
