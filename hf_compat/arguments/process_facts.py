@@ -65,8 +65,8 @@ def _count_gpus(args: TrainingArguments, device: torch.device) -> int:
     """Return the number of GPUs that this process may use: all that it sees, unless a launcher has started it."""
     import torch
 
-    is_launched = args.launch.launcher not in (None, "the script") or is_single_rank(args)
-    if device.type != "cuda" or is_launched or args.world_size > 1 or args.deepspeed_plugin is not None:
+    has_launcher = args.launch.launcher not in (None, "the script") or is_single_rank(args)
+    if device.type != "cuda" or has_launcher or args.world_size > 1 or args.deepspeed_plugin is not None:
         return int(device.type != "cpu")
     return torch.cuda.device_count()
 
@@ -161,24 +161,26 @@ def join_processes(args: TrainingArguments, device: torch.device) -> None:
         offloads=fsdp is not None and fsdp.cpu_offload,
         timeout=args.ddp_timeout_delta,
     )
-    if is_single_rank(args) and _has_backend(device):  # as accelerate: scripts call torch.distributed
+    if is_single_rank(args) and _has_backend(args, device):  # as accelerate: scripts call torch.distributed
         processes.join_alone(device, backend=args.ddp_backend)
 
 
-def _has_backend(device: torch.device) -> bool:
-    """Return whether this build of torch has the process-group backend of ``device``; on Windows there is no NCCL."""
+def _has_backend(args: TrainingArguments, device: torch.device) -> bool:
+    """Return whether this build of torch has the process group's backend; on Windows there is no NCCL."""
     from torch import distributed
 
-    backend = default_backend(device)
+    backend = args.ddp_backend or default_backend(device)
     return backend is not None and distributed.is_available() and distributed.is_backend_available(backend)
 
 
 def find_launch() -> Launch:
     """Return the launcher and the ranks, from a process group of the script or from the environment."""
     group, launch = processes.process_group(), read_launch()
-    if group is None or is_launched():
+    if group is None or launch.launcher is not None:
         return launch
     size, rank = int(group.get_world_size()), int(group.get_rank())
+    if size == 1 and is_launched():  # that of a process started alone, see `join_processes`
+        return launch
     return Launch("the script", world_size=size, rank=rank, local_rank=rank, local_world_size=size)
 
 

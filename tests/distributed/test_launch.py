@@ -1,7 +1,11 @@
 """What launchers' variables say of a process."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from hf_compat.arguments.process_facts import find_launch
+from hf_compat.distributed import processes
 from hf_compat.distributed.launch import OWN_MARK, Launch, read_launch
 from hf_compat.errors import TrainerSetupError
 
@@ -76,6 +80,15 @@ def test_lsf(tmp_path):
     assert read_launch(rank | place | {"LSB_JOBID": "23456", "LSB_DJOB_RANKFILE": str(listed)}) == launch
     with pytest.raises(TrainerSetupError, match=r"LSB_DJOB_RANKFILE=.*/none: the hosts of this LSF job"):
         read_launch(rank | place | {"LSB_JOBID": "23456", "LSB_DJOB_RANKFILE": str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_group_of_the_script_in_a_job_of_one_task(size, monkeypatch):
+    """A script that was launched alone may start processes itself: their group then says how many they are."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    group = SimpleNamespace(get_world_size=lambda: size, get_rank=lambda: size - 1)
+    monkeypatch.setattr(processes, "process_group", lambda: group)
+    assert find_launch() == (Launch() if size == 1 else Launch("the script", 2, 1, 1, 2))
 
 
 def test_nodes():
