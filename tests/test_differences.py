@@ -95,6 +95,15 @@ def trainer_of(library: Any, folder: Any, kind: Any = None, model: Any = None, r
     return (kind or library.Trainer)(args=args, train_dataset=data, eval_dataset=data, **own)
 
 
+def launched(text: str, library: Any, folder: Any, *, processes: int = 2) -> str:
+    """Return what the processes of a script print, whose words are the name of ``library`` and an output folder."""
+    script = folder / "script.py"
+    script.write_text(text)
+    ended = torchrun(script, library.__name__, folder / library.__name__, processes=processes)
+    assert ended.code == 0, ended.output
+    return ended.output
+
+
 # ---- what transformers refuses, and works here ----
 
 
@@ -418,31 +427,28 @@ def test_arguments_of_transformers_are_copied(tmp_path):
 
 
 LONE = """
-import sys
+import importlib, sys
 import torch
-import {library} as library
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
+library = importlib.import_module(sys.argv[1])
 torch.manual_seed(0)
 args = library.TrainingArguments(
-    "{folder}", max_steps=2, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True
+    sys.argv[2], max_steps=2, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True
 )
 trainer = library.Trainer(PlainModel(dropout=0.0), args, train_dataset=ListDataset(vector_rows(32)))
 group = torch.distributed.get_world_size()
 loss = trainer.train().training_loss
-print("seen:", group, type(trainer.model_wrapped).__name__, args.parallel_mode.value, loss, flush=True)
+print(f"<{group} {type(trainer.model_wrapped).__name__} {args.parallel_mode.value} {loss}>", flush=True)
 """
 
 
 def test_a_lone_process_of_a_launcher(tmp_path):
     """With ``use_cpu`` it has a process group in both libraries, and DDP's wrapper in transformers alone."""
     found = []
-    for library in ("transformers", "hf_compat"):
-        script = tmp_path / f"{library}_script.py"
-        script.write_text(LONE.format(library=library, folder=tmp_path / library))
-        ended = torchrun(script, processes=1)
-        assert ended.code == 0, ended.output
-        found.append(re.search(r"seen: (\S+) (\S+) (\S+) (\S+)", ended.output).groups())
+    for library in (transformers, hf_compat):
+        output = launched(LONE, library, tmp_path, processes=1)
+        found.append(re.search(r"<(\S+) (\S+) (\S+) (\S+)>", output).groups())
     (upstream, ours), numbers = zip(*((each[1:3], (each[0], each[3])) for each in found), strict=True)
     assert numbers[0] == numbers[1]
     assert (upstream, ours) == (("DistributedDataParallel", "distributed"), ("PlainModel", "not_parallel"))
@@ -546,13 +552,10 @@ print(f"<{args.process_index}: {told}>", flush=True)
 @pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
 def test_parallelism_on_the_cpu(library, tmp_path):
     """Two processes train under a `parallelism_config`; accelerate, and so transformers, has none for the CPU."""
-    script = tmp_path / "script.py"
-    script.write_text(PARALLEL)
-    ended = torchrun(script, library.__name__, tmp_path / "out")
-    assert ended.code == 0, ended.output
+    output = launched(PARALLEL, library, tmp_path)
     for rank in (0, 1):
         told = "2>" if library is hf_compat else "ParallelismConfig is only compatible"
-        assert f"<{rank}: {told}" in ended.output
+        assert f"<{rank}: {told}" in output
 
 
 DISPATCHED = """
@@ -585,11 +588,7 @@ for checkpoint in (None, sys.argv[2] + "/checkpoint-2"):
 @pytest.mark.parametrize("library", [hf_compat, transformers], ids=lambda library: library.__name__)
 def test_dispatched_batches_are_skipped(library, tmp_path):
     """A resumed run trains on what is left of 16 rows; transformers skips 4 of the 8 that two processes have had."""
-    script = tmp_path / "script.py"
-    script.write_text(DISPATCHED)
-    ended = torchrun(script, library.__name__, tmp_path / "out")
-    assert ended.code == 0, ended.output
-    found = re.findall(r"<\d: (whole|rest) \[(.*?)\]>", ended.output)
+    found = re.findall(r"<\d: (whole|rest) \[(.*?)\]>", launched(DISPATCHED, library, tmp_path))
     rows = {kind: [int(row) for each, text in found if each == kind for row in text.split(", ")] for kind, _ in found}
     whole = [text.split(", ") for kind, text in found if kind == "whole"]
     left = {int(row) for texts in whole for row in texts[4:]}

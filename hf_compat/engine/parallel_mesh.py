@@ -13,6 +13,7 @@ __all__ = [
     "LOSSES",
     "TENSOR_PARALLEL",
     "create_device_mesh",
+    "float16_problem",
     "has_replicas",
     "sharding_mesh",
 ]
@@ -53,3 +54,11 @@ def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Return the part of ``mesh`` that FSDP shards parameters over: with replicas, those by the shards of each."""
     sharded = _SHARDED_TOGETHER if CONTEXT_PARALLEL in (mesh.mesh_dim_names or ()) else SHARDED
     return mesh[_REPLICAS, sharded] if has_replicas(mesh) else mesh[sharded]
+
+
+def float16_problem(split: str) -> str:
+    """Return the message that float16 is not supported with the sizes in ``split``, by which parameters are split."""
+    return (
+        f"`fp16=True` is not supported with {split}: torch's gradient scaler takes no gradients on several device "
+        "meshes. Set `bf16=True` instead."
+    )

@@ -107,11 +107,8 @@ def finished(tmp_path_factory):
     if Version("5.17") <= HERE_RELEASE:
         own.append("ours:resume_batches_of_equal_cost_later")
     own += ["ours:nodes_with_a_shared_disk", "ours:unknown_error_in_the_background"]
-    own += [
-        "ours:one_batch_is_gathered_as_objects",
-        "ours:nodes_without_a_shared_disk",
-        "ours:streams_go_on_at_their_state",
-    ]
+    own += ["ours:nodes_without_a_shared_disk", "ours:streams_go_on_at_their_state"]
+    own.append("ours:one_batch_is_gathered_as_objects")
     run_scenarios(folder, [*words, *resuming, *own])
     return folder
 

@@ -48,7 +48,7 @@ def test_a_save_is_no_update_step(tmp_path):
 
 
 def largest_norms(folder: Path, library: str) -> list[float]:
-    """Return the largest logged gradient norm of a run with fp16, alone, and where one with bf16 is made before it."""
+    """Return the largest norm of a run with fp16, alone, and with a Trainer with bf16 made before it trains."""
     trainers = {"transformers": transformers, "hf_compat": hf_compat}[library]
 
     def made(name: str, **precision: bool) -> Any:

@@ -1,9 +1,10 @@
-"""The arguments of a Trainer that are not supported with FSDP."""
+"""The arguments of a Trainer that are not supported with FSDP or with tensor parallelism."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hf_compat.engine.parallel_mesh import float16_problem
 from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.model_facts import is_peft_model
 
@@ -17,10 +18,7 @@ def fsdp_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with FSDP, or with tensor parallelism."""
     args, settings, problems = request.args, request.fsdp, list[str]()
     if request.sizes.tp > 1 and args.mixed_precision == "fp16":
-        problems.append(
-            f"`fp16=True` is not supported with `tp_size={request.sizes.tp}`: there is no gradient scaler for "
-            "gradients on several device meshes. Set `bf16=True` instead."
-        )
+        problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
     if settings is None:  # tensor parallelism only
         return problems
     if args.save_on_each_node and args.launch.num_nodes > 1:

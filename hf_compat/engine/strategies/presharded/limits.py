@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL
+from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL, float16_problem
+from hf_compat.engine.strategies.tensor_parallel.splitting import indivisible_heads
 from hf_compat.model_facts import presharded_size
 
 if TYPE_CHECKING:
@@ -31,10 +32,7 @@ def presharded_limits(request: StrategyRequest) -> list[str]:
     problems = [*_divided_heads(request.model, sizes["tp_size"])]
     if request.args.mixed_precision == "fp16" and max(sizes.values()) > 1:
         split = " and ".join(f"`{name}={size}`" for name, size in sizes.items() if size > 1)
-        problems.append(
-            f"`fp16=True` is not supported with a model that was loaded with {split}: torch's gradient scaler takes no "
-            "gradients on several device meshes. Set `bf16=True` instead."
-        )
+        problems.append(float16_problem(f"a model that was loaded with {split}"))
     return problems
 
 
@@ -42,11 +40,9 @@ def _divided_heads(model: nn.Module | None, size: int) -> Iterator[str]:
     """Yield a message if the ``size`` ranks that split matrices of attention have parts of heads."""
     if model is None or size == 1:
         return
-    config: Any = model.config
-    text = config.get_text_config()
     split = {name.split(".")[-2] for name, item in model.named_parameters() if "." in name and _is_split(item)}
-    numbers = {number: getattr(text, number, None) for name, number in _HEADS.items() if name in split}
-    wrong = [f"`{name}={count}`" for name, count in numbers.items() if isinstance(count, int) and count % size]
+    computed = {_HEADS[name] for name in _HEADS.keys() & split}
+    wrong = [f"`{name}={count}`" for name, count in indivisible_heads(model, size) if name in computed]
     if wrong:
         yield (
             f"`model`: {type(model).__name__} was loaded with `tp_size={size}`, which does not divide "

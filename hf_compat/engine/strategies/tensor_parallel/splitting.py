@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL
 from hf_compat.errors import ModelError
 
-__all__ = ["STYLES", "check_plan", "is_split", "split_model"]
+__all__ = ["STYLES", "check_plan", "indivisible_heads", "is_split", "split_model"]
 
 
 def _replicated_with_grad_allreduce() -> ParallelStyle:
@@ -76,7 +76,8 @@ def check_plan(model: nn.Module, size: int) -> None:
             f"`model`: {name} has no tensor-parallel plan for any of its modules. Set one, such as "
             "`model.tp_plan = {'layers.*.up': 'colwise', 'layers.*.down': 'rowwise'}`, or train without `tp_size`."
         )
-    problems = [*_indivisible_heads(model, size), *_unsplittable_modules(planned, size)]
+    problems = [f"`config.{key}={count}` is not a multiple of {size}" for key, count in indivisible_heads(model, size)]
+    problems += _unsplittable_modules(planned, size)
     problems += _unplanned_parameters(model, planned)
     if problems:
         raise ModelError(f"`model`: {name} cannot be split over {size} ranks: {'; '.join(problems)}.")
@@ -125,13 +126,14 @@ def _planned_modules(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     return {name: row for name, row in found.items() if name not in shared}
 
 
-def _indivisible_heads(model: nn.Module, size: int) -> Iterator[str]:
+def indivisible_heads(model: nn.Module, size: int) -> Iterator[tuple[str, int]]:
+    """Yield the name and the value of each number of heads in ``model``'s config that is not a multiple of ``size``."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for name in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, name, None)
         if isinstance(count, int) and count % size:
-            yield f"`config.{name}={count}` is not a multiple of {size}"
+            yield name, count
 
 
 def _unsplittable_modules(planned: Mapping[str, tuple[nn.Module, str]], size: int) -> Iterator[str]:
