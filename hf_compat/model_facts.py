@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ __all__ = [
     "accepts_loss_kwargs",
     "count_parameters",
     "ignores_item_count",
+    "indivisible_heads",
     "is_bare_model",
     "is_causal_lm",
     "is_compiled",
@@ -222,6 +223,16 @@ def count_parameters(model: nn.Module, *, trainable_only: bool = False, whole: b
     """
     counted = [item for item in model.parameters() if item.requires_grad or not trainable_only]
     return sum(int(getattr(item, "ds_numel", item.numel())) if whole else item.numel() for item in counted)
+
+
+def indivisible_heads(model: nn.Module, size: int) -> Iterator[tuple[str, int]]:
+    """Yield the name and the value of each number of heads in ``model``'s config that is not a multiple of ``size``."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(config, name, None)
+        if isinstance(count, int) and count % size:
+            yield name, count
 
 
 def number_of_arguments(func: Callable[..., Any]) -> int:

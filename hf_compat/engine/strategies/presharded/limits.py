@@ -9,8 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL, float16_problem
-from hf_compat.engine.strategies.tensor_parallel.splitting import indivisible_heads
-from hf_compat.model_facts import presharded_size
+from hf_compat.model_facts import indivisible_heads, presharded_size
 
 if TYPE_CHECKING:
     from hf_compat.engine.strategies.traits import StrategyRequest

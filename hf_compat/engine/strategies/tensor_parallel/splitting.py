@@ -20,8 +20,9 @@ from torch.distributed.tensor.parallel import (
 
 from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL
 from hf_compat.errors import ModelError
+from hf_compat.model_facts import indivisible_heads
 
-__all__ = ["STYLES", "check_plan", "indivisible_heads", "is_split", "split_model"]
+__all__ = ["STYLES", "check_plan", "is_split", "split_model"]
 
 
 def _replicated_with_grad_allreduce() -> ParallelStyle:
@@ -124,16 +125,6 @@ def _planned_modules(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     held = Counter(id(parameter) for part in model.modules() for parameter in part._parameters.values())
     shared = {name for name, (module, _) in found.items() if any(held[id(item)] > 1 for item in module.parameters())}
     return {name: row for name, row in found.items() if name not in shared}
-
-
-def indivisible_heads(model: nn.Module, size: int) -> Iterator[tuple[str, int]]:
-    """Yield the name and the value of each number of heads in ``model``'s config that is not a multiple of ``size``."""
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        count = getattr(config, name, None)
-        if isinstance(count, int) and count % size:
-            yield name, count
 
 
 def _unsplittable_modules(planned: Mapping[str, tuple[nn.Module, str]], size: int) -> Iterator[str]:
