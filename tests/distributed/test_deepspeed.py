@@ -25,6 +25,7 @@ from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, outcome, run_scenarios, start
 
 pytest.importorskip("deepspeed")
+from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.runtime import config as config_errors
 
 from tests.scripts.deepspeed_scenarios import config, global_batch
@@ -276,6 +277,29 @@ def test_batch_size_of_zero_3(tmp_path, stage):
     assert ["`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3" in text for text in told] == [True] * (
         stage == 3
     )
+
+
+@pytest.mark.parametrize(("size", "refused"), [(1, False), (2, False), (3, True), (4, False), (8, False)])
+def test_partitions_of_zero_3(tmp_path, monkeypatch, size, refused):
+    """A group of ranks that hold all parameters divides the ranks, or is all of them, as DeepSpeed reads the number."""
+    monkeypatch.setattr(TrainingArguments, "world_size", 4)
+    args = TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True)
+    args.hf_deepspeed_config.config["zero_optimization"]["zero_hpz_partition_size"] = size
+    told = deepspeed_limits(StrategyRequest(args, None, False, FullPrecision(), None, ParallelSizes()))
+    assert ["zero_hpz_partition_size=3` in the DeepSpeed config does not divide the 4" in text for text in told] == [
+        True
+    ] * refused
+
+
+def test_offloading_to_a_disk(tmp_path):
+    """Where DeepSpeed cannot build what writes to it, that is an error as the Trainer is made."""
+    if AsyncIOBuilder().is_compatible(verbose=False):
+        pytest.skip("DeepSpeed builds async_io on this machine")
+    args = TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True)
+    offloaded = {"device": "nvme", "nvme_path": str(tmp_path)}
+    args.hf_deepspeed_config.config["zero_optimization"] |= {"offload_optimizer": offloaded}
+    with pytest.raises(TrainerSetupError, match=r"offload_optimizer.device=nvme` .* cannot build .* Install libaio"):
+        Trainer(PlainModel(), args, train_dataset=vector_rows(4))
 
 
 def test_given_optimizer(tmp_path):

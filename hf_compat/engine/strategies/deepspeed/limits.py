@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from hf_compat.engine.strategies.traits import StrategyRequest
 
 __all__ = ["deepspeed_limits"]
+
+_OFFLOADED = ("offload_param", "offload_optimizer")
+"""Sections of ``zero_optimization`` that offload to the CPU or to a disk."""
 
 
 def deepspeed_limits(request: StrategyRequest) -> list[str]:
@@ -36,6 +40,8 @@ def deepspeed_limits(request: StrategyRequest) -> list[str]:
         )
     problems += _tensor_parallel_problems(args.hf_deepspeed_config.config)
     problems += _sequence_problems(read_sequence_parallelism(args), args.hf_deepspeed_config.config)
+    problems += _partition_problems(args.world_size, args.hf_deepspeed_config.config)
+    problems += _disk_problems(args.hf_deepspeed_config.config)
     problems += _writer_problems(args, args.hf_deepspeed_config.config)
     problems += _universal_problems(args, args.hf_deepspeed_config.config)
     problems += sequence_parallel_limits(read_sequence_parallelism(args), request.model)
@@ -70,6 +76,35 @@ def _sequence_problems(sequences: SequenceParallelism | None, config: dict[str, 
             f"{wanted}: the Trainer shares out sequences and batches by the latter alone. Remove the former, and set "
             "`sp_size`."
         )
+
+
+def _partition_problems(world_size: int, config: dict[str, Any]) -> Iterator[str]:
+    """Yield a message if the ranks cannot be divided into the groups that each hold all parameters of ZeRO-3."""
+    size = (config.get("zero_optimization") or {}).get("zero_hpz_partition_size", 1)
+    if isinstance(size, int) and 1 < size < world_size and world_size % size:
+        yield (
+            f"`zero_optimization.zero_hpz_partition_size={size}` in the DeepSpeed config does not divide the "
+            f"{world_size} processes into groups of that size. Set a divisor of {world_size}, or 1."
+        )
+
+
+def _disk_problems(config: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for each section that offloads to a disk where DeepSpeed cannot read and write in parallel."""
+    sections = config.get("zero_optimization") or {}
+    offloaded = [name for name in _OFFLOADED if (sections.get(name) or {}).get("device") == "nvme"]
+    if offloaded and not _has_parallel_files():
+        yield (
+            f"{' and '.join(f'`zero_optimization.{name}.device=nvme`' for name in offloaded)} in the DeepSpeed config: "
+            "DeepSpeed cannot build its operation `async_io` here. Install libaio with its header (libaio-dev or "
+            "libaio-devel) and ninja, or set the device to cpu. `ds_report` lists what it can build."
+        )
+
+
+def _has_parallel_files() -> bool:
+    git_version_info = importlib.import_module("deepspeed.git_version_info")
+    if git_version_info.installed_ops.get("async_io"):
+        return True
+    return bool(importlib.import_module("deepspeed.ops.op_builder").AsyncIOBuilder().is_compatible(verbose=False))
 
 
 def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
