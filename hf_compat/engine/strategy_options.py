@@ -51,7 +51,8 @@ OPTIONS: dict[str, dict[str, Support]] = {
         "precision_plugin": refused("the DeepSpeed config sets the precision", "`bf16`, `fp16` or `precision`"),
         "config": works(
             "The DeepSpeed config. Batch size, accumulation, clipping, `fp16` and `bf16` are `'auto'`, unless it has "
-            "them: they follow the training arguments."
+            "them: they follow the training arguments. Lightning itself drops the options that its constructor makes "
+            "a config of (`stage` and those of offloading, `aio` and checkpointing) if it is given one."
         ),
         "zero_optimization": works("False is stage 0."),
         "logging_batch_size_per_gpu": works(
