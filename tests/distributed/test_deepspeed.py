@@ -40,6 +40,7 @@ THOROUGH = (
     "zero_0",
     "zero_2",
     "zero_3",
+    "accumulation_that_the_config_leaves_out",
     "optimizer_of_the_config",
     "schedule_of_the_config",
     "deepspeed_in_bf16",

@@ -53,6 +53,13 @@ def zero_1(kit: Kit) -> None:
 
 
 @shared
+def accumulation_that_the_config_leaves_out(kit: Kit) -> None:
+    settings = config(2)
+    del settings["gradient_accumulation_steps"], settings["train_batch_size"]
+    trained(kit, settings)
+
+
+@shared
 def zero_2(kit: Kit) -> None:
     """An override of ``_save`` sees the calls of its rank."""
     seen: list[int] = []
