@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
@@ -311,6 +312,7 @@ def test_places_that_are_none(command, path, place, monkeypatch, capsys):
     if (command, path) in USABLE:
         return
     monkeypatch.setattr("hf_compat.tools.run_script.install_here_and_in_children", lambda: None)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # `-m script.py` looks into the module `script`
     (place / "loop").symlink_to(place / "loop")
     status, printed = end_of([*COMMANDS[command], path], capsys, place)
     assert status == 2, printed

@@ -153,7 +153,8 @@ def test_children_have_it_too(variables, have, tmp_path):
     others.mkdir()
     (others / "sitecustomize.py").write_text("print('the other one')\n")
     path = os.pathsep.join([processes.clean_environment()["PYTHONPATH"], str(others)])
-    status, output, errors = run(tmp_path, *OURS, "program.py", PYTHONPATH=path, **variables)
+    # Unbuffered, as each of both processes prints at its start.
+    status, output, errors = run(tmp_path, *OURS, "program.py", PYTHONPATH=path, PYTHONUNBUFFERED="1", **variables)
     assert (status, errors) == (0, "")
     assert output.splitlines()[:2] == ["the other one"] * 2  # of `run` itself, and of the child
     assert (output.split()[-1] == "hf_compat") == have
