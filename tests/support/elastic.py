@@ -35,7 +35,7 @@ def logs(folder: Path) -> list[list[float]]:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Return the whole weights at the end."""
-    return torch.load(folder / "weights.pt", weights_only=True)
+    return torch.load(folder / "weights.pt", weights_only=True, map_location="cpu")
 
 
 def samples(folder: Path) -> Counter[int]:
