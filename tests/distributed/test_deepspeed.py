@@ -1,6 +1,7 @@
 """DeepSpeed in two processes: our Trainer and transformers' do the same to the last bit."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -280,27 +281,35 @@ def test_batch_size_of_zero_3(tmp_path, stage):
     )
 
 
-@pytest.mark.parametrize(("size", "refused"), [(1, False), (2, False), (3, True), (4, False), (8, False)])
-def test_partitions_of_zero_3(tmp_path, monkeypatch, size, refused):
-    """A group of ranks that hold all parameters divides the ranks, or is all of them, as DeepSpeed reads the number."""
+def limits_of(folder, stage, **zero):
+    """Return what is refused about these keys of ``zero_optimization``; no model is partitioned in this process."""
+    args = TrainingArguments(str(folder), deepspeed=config(2), use_cpu=True)
+    args.hf_deepspeed_config.config["zero_optimization"] |= {"stage": stage, **zero}
+    args.hf_deepspeed_config.set_stage_and_offload()
+    return deepspeed_limits(StrategyRequest(args, None, False, FullPrecision(), None, ParallelSizes()))
+
+
+@pytest.mark.parametrize(
+    ("stage", "size", "refused"),
+    [(3, 1, False), (3, 2, False), (3, 3, True), (3, 4, False), (3, 8, False), (2, 3, False)],
+)
+def test_partitions_of_zero_3(tmp_path, monkeypatch, stage, size, refused):
+    """A group of ranks that hold all parameters divides the ranks, or is all of them; other stages have none."""
     monkeypatch.setattr(TrainingArguments, "world_size", 4)
-    args = TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True)
-    args.hf_deepspeed_config.config["zero_optimization"]["zero_hpz_partition_size"] = size
-    told = deepspeed_limits(StrategyRequest(args, None, False, FullPrecision(), None, ParallelSizes()))
+    told = limits_of(tmp_path, stage, zero_hpz_partition_size=size)
     assert ["zero_hpz_partition_size=3` in the DeepSpeed config does not divide the 4" in text for text in told] == [
         True
     ] * refused
 
 
-def test_offloading_to_a_disk(tmp_path):
-    """Where DeepSpeed cannot build what writes to it, that is an error as the Trainer is made."""
+@pytest.mark.parametrize("stage", [2, 3])
+def test_offloading_to_a_disk(tmp_path, stage):
+    """Where DeepSpeed cannot build what writes to it, that is an error; ZeRO-2 offloads to the CPU instead."""
     if AsyncIOBuilder().is_compatible(verbose=False):
         pytest.skip("DeepSpeed builds async_io on this machine")
-    args = TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True)
-    offloaded = {"device": "nvme", "nvme_path": str(tmp_path)}
-    args.hf_deepspeed_config.config["zero_optimization"] |= {"offload_optimizer": offloaded}
-    with pytest.raises(TrainerSetupError, match=r"offload_optimizer.device=nvme` .* cannot build .* Install libaio"):
-        Trainer(PlainModel(), args, train_dataset=vector_rows(4))
+    told = limits_of(tmp_path, stage, offload_optimizer={"device": "nvme", "nvme_path": str(tmp_path)})
+    wanted = r"offload_optimizer.device=nvme` .* cannot build .* Install libaio"
+    assert [re.search(wanted, text) is not None for text in told] == [True] * (stage == 3)
 
 
 def test_given_optimizer(tmp_path):

@@ -25,33 +25,34 @@ _OFFLOADED = ("offload_param", "offload_optimizer")
 
 def deepspeed_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with DeepSpeed."""
-    args, precision = request.args, request.precision
-    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
+    args, precision, deepspeed = request.args, request.precision, request.args.hf_deepspeed_config
+    assert deepspeed is not None, "the strategy is DeepSpeed"
+    config, sequences = deepspeed.config, read_sequence_parallelism(args)
     problems = []
     if args.save_only_model and args.load_best_model_at_end:
         problems.append(
             "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`: it loads full "
             "checkpoints only. Set one of them to False."
         )
-    if args.auto_find_batch_size and args.hf_deepspeed_config.is_zero3():
+    if args.auto_find_batch_size and deepspeed.is_zero3():
         problems.append(
             "`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3, whose parameters cannot be gathered "
             "after an error in the middle of a pass. Set `per_device_train_batch_size`, or use ZeRO-1 or 2."
         )
-    problems += _tensor_parallel_problems(args.hf_deepspeed_config.config)
-    problems += _sequence_problems(read_sequence_parallelism(args), args.hf_deepspeed_config.config)
-    problems += _partition_problems(args.world_size, args.hf_deepspeed_config.config)
-    problems += _disk_problems(args.hf_deepspeed_config.config)
-    problems += _writer_problems(args, args.hf_deepspeed_config.config)
-    problems += _universal_problems(args, args.hf_deepspeed_config.config)
-    problems += sequence_parallel_limits(read_sequence_parallelism(args), request.model)
+    problems += _tensor_parallel_problems(config)
+    problems += _sequence_problems(sequences, config)
+    if deepspeed.is_zero3():
+        problems += _zero_3_problems(args.world_size, config["zero_optimization"])
+    problems += _writer_problems(args, config)
+    problems += _universal_problems(args, config)
+    problems += sequence_parallel_limits(sequences, request.model)
     if not isinstance(precision, FullPrecision):
         problems.append(
             f"`lightning={{'plugins': [{type(precision).__name__}]}}` is not supported with `deepspeed`: its config "
             "sets the precision. Remove the plugin."
         )
     optim = str(plain_name(args.optim))
-    if "optimizer" in args.hf_deepspeed_config.config and not optim.startswith("adamw"):
+    if "optimizer" in config and not optim.startswith("adamw"):
         problems.append(f"`optim={optim!r}`: the DeepSpeed config has an `optimizer` too. Set only one of them.")
     return problems
 
@@ -78,29 +79,26 @@ def _sequence_problems(sequences: SequenceParallelism | None, config: dict[str, 
         )
 
 
-def _partition_problems(world_size: int, config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message if the ranks cannot be divided into the groups that each hold all parameters of ZeRO-3."""
-    size = (config.get("zero_optimization") or {}).get("zero_hpz_partition_size", 1)
+def _zero_3_problems(world_size: int, zero: dict[str, Any]) -> Iterator[str]:
+    """Yield a message for each key of the section ``zero`` that ZeRO-3 reads, as no other stage does, and fails on."""
+    size = zero.get("zero_hpz_partition_size", 1)
     if isinstance(size, int) and 1 < size < world_size and world_size % size:
         yield (
             f"`zero_optimization.zero_hpz_partition_size={size}` in the DeepSpeed config does not divide the "
             f"{world_size} processes into groups of that size. Set a divisor of {world_size}, or 1."
         )
-
-
-def _disk_problems(config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each section that offloads to a disk where DeepSpeed cannot read and write in parallel."""
-    sections = config.get("zero_optimization") or {}
-    offloaded = [name for name in _OFFLOADED if (sections.get(name) or {}).get("device") == "nvme"]
-    if offloaded and not _has_parallel_files():
+    offloaded = [name for name in _OFFLOADED if (zero.get(name) or {}).get("device") == "nvme"]
+    if offloaded and not _loads_async_io():
+        keys = " and ".join(f"`zero_optimization.{name}.device=nvme`" for name in offloaded)
         yield (
-            f"{' and '.join(f'`zero_optimization.{name}.device=nvme`' for name in offloaded)} in the DeepSpeed config: "
-            "DeepSpeed cannot build its operation `async_io` here. Install libaio with its header (libaio-dev or "
-            "libaio-devel) and ninja, or set the device to cpu. `ds_report` lists what it can build."
+            f"{keys} in the DeepSpeed config: DeepSpeed cannot build its op `async_io` here. Install libaio "
+            "with its header (libaio-dev or libaio-devel) and ninja, or set the device to cpu. `ds_report` lists what "
+            "it can build."
         )
 
 
-def _has_parallel_files() -> bool:
+def _loads_async_io() -> bool:
+    """Return whether DeepSpeed's op that reads and writes a disk is installed, or can be built."""
     git_version_info = importlib.import_module("deepspeed.git_version_info")
     if git_version_info.installed_ops.get("async_io"):
         return True
