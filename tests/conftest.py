@@ -6,6 +6,7 @@ import os
 import threading
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start, too: two of theirs wait for one core otherwise
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest

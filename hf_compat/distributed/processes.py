@@ -7,9 +7,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.distributed.accelerators import accelerator_module, default_backend, is_initialized
@@ -32,6 +33,10 @@ __all__ = [
 
 _logger = logging.getLogger(__name__)
 
+_GLOO_POLL = 0.01
+"""Seconds between two looks at gloo's threads: more than one needs to release tensors once it runs."""
+_GLOO_WAIT = 5.0
+"""Seconds after which a process no longer waits for them: an operation whose other ranks are gone may never end."""
 _SAME_GPU = (
     ". Several ranks of a node use the same GPU, which NCCL does not allow: start as many processes as there are GPUs, "
     "let CUDA_VISIBLE_DEVICES show each rank a GPU of its own, or set `ddp_backend='gloo'`."
@@ -54,18 +59,46 @@ def leave_processes(group: Any = None) -> None:
 
 
 def wait_for_gloo_threads() -> None:
-    """Wait shortly for gloo's threads if there is a process group; call it before this process forks or exits.
+    """Wait until gloo's threads are idle, if there are any; call it before this process forks or exits.
 
     They release the tensors of an operation shortly after it is done, which needs the interpreter lock. A fork at that
-    moment leaves the lock held in the child, which then hangs; when the interpreter exits, they abort the process.
+    moment leaves the lock held in the child, which then hangs. While the interpreter exits, they abort the process, and
+    destroying the group does not prevent it: they run as long as a model or a mesh refers to the group.
     """
-    if process_group() is not None:
-        time.sleep(0.05)
+    if not sys.platform.startswith("linux"):  # the states of threads cannot be read
+        if process_group() is not None:
+            time.sleep(_GLOO_POLL)
+        return
+    before, end = _gloo_activity(), time.monotonic() + _GLOO_WAIT
+    while before and time.monotonic() < end:
+        time.sleep(_GLOO_POLL)
+        after = _gloo_activity()
+        if after == before and all(state == "S" for state, _ in after.values()):
+            return
+        before = after
 
 
-def _leave_at_exit() -> None:
+def _gloo_activity() -> dict[str, tuple[str, str]]:
+    """Return the state of each thread that runs gloo's operations, and how often it has gone to sleep; Linux only."""
+    if "torch" not in sys.modules:
+        return {}
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
+            if fields["Name"] == "pt_gloo_runloop":
+                found[task.name] = fields["State"][0], fields["voluntary_ctxt_switches"]
+    return found
+
+
+def _leave() -> None:
     wait_for_gloo_threads()
     leave_processes()
+
+
+def _at_exit(function: Callable[[], None]) -> None:
+    atexit.unregister(function)
+    atexit.register(function)
 
 
 def choose_backend(device: torch.device, backend: str | None) -> str:
@@ -102,6 +135,8 @@ def join_processes(
     import torch
 
     _make_current(device)
+    if process_group() is not None:
+        _at_exit(wait_for_gloo_threads)  # the script that joined leaves by itself, if at all
     if launch.world_size == 1 or process_group() is not None:
         return
     chosen = choose_backend(device, backend)
@@ -127,7 +162,7 @@ def join_processes(
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} with the backend {chosen} "
             f"(`ddp_backend={backend!r}`): {error}{_SAME_GPU if 'Duplicate GPU' in str(error) else ''}"
         ) from error
-    atexit.register(_leave_at_exit)  # NCCL would block the exit of the interpreter
+    _at_exit(_leave)  # NCCL would block the exit of the interpreter
 
 
 def join_alone(device: torch.device, *, backend: str | None = None) -> None:
@@ -145,7 +180,7 @@ def join_alone(device: torch.device, *, backend: str | None = None) -> None:
     if process_group() is None:
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group(choose_backend(device, backend), store=store, rank=0, world_size=1)
-        atexit.register(leave_processes)
+        _at_exit(_leave)
 
 
 def _make_current(device: torch.device) -> None:

@@ -10,6 +10,8 @@ import torch
 from hf_compat import TrainingArguments
 from hf_compat.distributed.launch import Launch
 from hf_compat.distributed.processes import join_processes
+from tests.support.paths import SCRIPTS
+from tests.support.processes import torchrun
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 OFFLOADED = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
@@ -63,3 +65,10 @@ def test_backend_of_arguments(fields, backend, joined, monkeypatch, tmp_path):
     monkeypatch.setattr(type(args), "launch", Launch("torchrun", world_size=2, rank=0, local_rank=0))
     args.join_processes(GPU)
     assert joined[-1]["backend"] == backend
+
+
+@pytest.mark.parametrize("words", [(), ("destroys",), ("before",), ("before", "destroys")], ids=" ".join)
+def test_exit_waits_for_gloo(words, tmp_path):
+    """A process whose threads release tensors while the interpreter exits would be aborted."""
+    ended = torchrun(SCRIPTS / "leaving_script.py", tmp_path, *words)
+    assert ended.code == 0, ended.output
