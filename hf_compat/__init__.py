@@ -11,8 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.logger_levels import follow_transformers
-from hf_compat.shared_names import ModuleWithDefaults
-from hf_compat.upstream_names import hand_on, is_handed_on
+from hf_compat.upstream_names import ModuleWithDefaults, hand_on, is_handed_on
 from hf_compat.version import __version__ as __version__
 
 if TYPE_CHECKING:

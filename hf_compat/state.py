@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeGuard
 
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.atomic_files import read_json_object, write_text
-from hf_compat.counterparts import CountsCounterparts
 from hf_compat.errors import CheckpointError, HFCompatError, StateValueError, TrainerSetupError
+from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments

@@ -1,4 +1,4 @@
-"""Names of transformers that ``hf_compat`` re-exports, so that a script's import can be switched in one line.
+"""Names and classes of transformers: those handed on or shared by modules, and those counted as hf_compat's.
 
 What belongs to the Trainer's contract is ours. Everything else that transformers' modules around its Trainer offer, and
 its models, tokenizers and configurations, is transformers' own object, imported when it is first used.
@@ -7,11 +7,21 @@ its models, tokenizers and configurations, is transformers' own object, imported
 from __future__ import annotations
 
 import importlib
+from abc import ABCMeta
+from types import ModuleType
 from typing import Any
 
 from hf_compat.errors import MissingPackageError, is_installed
 
-__all__ = ["HANDED_ON", "find_upstream", "hand_on", "is_handed_on"]
+__all__ = [
+    "HANDED_ON",
+    "CountsCounterparts",
+    "ModuleWithDefaults",
+    "derives_from_counterpart",
+    "find_upstream",
+    "hand_on",
+    "is_handed_on",
+]
 
 _NAMES: dict[str, str] = {
     "optimization": """
@@ -102,6 +112,10 @@ _MODULES = (
 )
 """Where these names are looked for next: some moved between releases."""
 
+_DEFAULTS = "hf_compat.callbacks.default_callbacks"
+
+_COUNTERPARTS = {"hf_compat": "transformers", "transformers": "hf_compat"}
+
 
 def is_handed_on(name: str) -> bool:
     """Return whether ``name``, which is not ours, may be one of transformers': listed above, or a class's name."""
@@ -142,3 +156,50 @@ def hand_on(name: str) -> Any:
             f'`{name}` comes from transformers, which is not installed. Run: pip install "hf-compat[transformers]"'
         )
     raise AttributeError(f"hf_compat has no {name!r}. If it comes from transformers, install that first.")
+
+
+def _shared(name: str) -> property:
+    def get(_: ModuleType) -> Any:
+        return getattr(importlib.import_module(_DEFAULTS), name)
+
+    def assign(_: ModuleType, value: Any) -> None:
+        setattr(importlib.import_module(_DEFAULTS), name, value)
+
+    return property(get, assign, doc=f"As in ``{_DEFAULTS}``.")
+
+
+class ModuleWithDefaults(ModuleType):
+    """The class of the modules in which scripts find the default callbacks, as in ``transformers.trainer``.
+
+    Scripts assign to them there. A module can answer for a name itself, but only its class can take an assignment.
+    """
+
+    DEFAULT_CALLBACKS = _shared("DEFAULT_CALLBACKS")
+    DEFAULT_PROGRESS_CALLBACK = _shared("DEFAULT_PROGRESS_CALLBACK")
+
+
+class CountsCounterparts(ABCMeta):
+    """Metaclass of the classes that scripts test for: ``isinstance`` and ``issubclass`` accept transformers' class too.
+
+    ``isinstance(callback, hf_compat.TrainerCallback)`` is true of a callback of transformers. A class that a script
+    derives from one of ours has no counterpart. It is derived from ``ABCMeta``, so that a subclass may be abstract.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        # ABCMeta remembers which classes it has found to be none, and then asks `__subclasscheck__` no more.
+        return super().__instancecheck__(instance) or derives_from_counterpart(type(instance), cls)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) or derives_from_counterpart(subclass, cls)
+
+
+def derives_from_counterpart(subclass: type, kind: type) -> bool:
+    """Return whether ``subclass`` is, or derives from, the other library's class of the name of ``kind``."""
+    library = _COUNTERPARTS.get(_package(kind))
+    return library is not None and any(
+        base.__name__ == kind.__name__ and _package(base) == library for base in subclass.__mro__
+    )
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]

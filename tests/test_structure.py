@@ -13,7 +13,7 @@ import hf_compat
 from hf_compat import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from hf_compat.arguments import FIELD_RULES
 from hf_compat.arguments.releases.fields import OWN_FIELDS, may_be_lacking
-from hf_compat.tools.field_reads import fields_read, readers_of
+from hf_compat.tools.explain import fields_read, readers_of
 from tests.support.helpers import PlainModel
 from tests.support.paths import FACTS_FOLDER
 

@@ -54,8 +54,8 @@ from hf_compat.arguments.setters import (
     set_fields,
 )
 from hf_compat.arguments.warmup import warmup_update_steps
-from hf_compat.counterparts import CountsCounterparts
 from hf_compat.distributed.launch import Launch
+from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """Callbacks: the base class, the handler that calls them, and the built-in ones."""
 
 from hf_compat.callbacks.console import PrinterCallback, ProgressCallback
-from hf_compat.callbacks.default_flow import DefaultFlowCallback
+from hf_compat.callbacks.default_callbacks import DefaultFlowCallback
 from hf_compat.callbacks.early_stopping import EarlyStoppingCallback
 from hf_compat.callbacks.handler import CallbackHandler
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
-from hf_compat.callbacks.log_lines import log_line, shorten_floats, shortens_floats
-from hf_compat.callbacks.progress_stats import ProgressStats
+from hf_compat.callbacks.progress_stats import ProgressStats, log_line, shorten_floats, shortens_floats
 from hf_compat.callbacks.terminal_bars import TerminalBar, is_terminal
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.environment import is_switched_on

@@ -6,9 +6,9 @@ import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from hf_compat.callbacks.default_flow import DefaultFlowCallback
+from hf_compat.callbacks.default_callbacks import DefaultFlowCallback
 from hf_compat.callbacks.trainer_callback import TrainerCallback, is_kind_of
 from hf_compat.errors import CallbackError
 from hf_compat.state import TrainerControl, TrainerState
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["CallbackHandler", "new_instance"]
+__all__ = ["CallbackHandler", "close_progress_bars", "fire", "new_instance"]
 
 logger = logging.getLogger("transformers.trainer_callback")
 """Upstream's: scripts set its level, and look there for these warnings."""
 
 _BASE_MODULES = (TrainerCallback.__module__, "transformers.trainer_callback")
-
 
 _EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
@@ -316,3 +316,33 @@ class CallbackHandler(TrainerCallback):
     ) -> TrainerControl:
         """Call every callback before a push to the Hub."""
         return self.call_event("on_push_begin", args, state, control, **kwargs)
+
+
+def fire(trainer: Trainer, event: str, *given: Any) -> None:
+    """Call ``event`` of every callback of ``trainer``, and keep the control that they leave behind.
+
+    Args:
+        trainer: The Trainer.
+        event: The name of a ``TrainerCallback`` method, such as ``"on_step_end"``.
+        *given: What the event carries besides arguments, state and control: metrics or logs.
+    """
+    trainer.control = getattr(trainer.callback_handler, event)(trainer.args, trainer.state, trainer.control, *given)
+
+
+@runtime_checkable
+class _HasBars(Protocol):
+    """A callback that draws on the terminal."""
+
+    def close_progress_bars(self, *, evaluation_only: bool = False) -> None: ...
+
+
+def close_progress_bars(trainer: Trainer, *, evaluation_only: bool = False) -> None:
+    """Close the bars that the callbacks of ``trainer`` have left open, so that the traceback starts on a new line.
+
+    Args:
+        trainer: The Trainer.
+        evaluation_only: Leave the bars of the training.
+    """
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, _HasBars):
+            callback.close_progress_bars(evaluation_only=evaluation_only)

@@ -1,4 +1,4 @@
-"""Numbers beside a progress bar: epoch, loss, learning rate, samples per second and the run's speed."""
+"""Numbers beside a progress bar, such as the loss and samples per second, and logs as lines."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.releases.semantics import resolve_semantics
+
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.state import TrainerState
 
-__all__ = ["Pace", "ProgressStats", "clock"]
+__all__ = ["Pace", "ProgressStats", "clock", "log_line", "shorten_floats", "shortens_floats"]
 
 _LOGGED = {"loss": "loss={:.4g}", "learning_rate": "lr={:.3g}"}
 """Name in the logs → what is shown of it."""
@@ -141,3 +143,35 @@ def _samples_per_update_step(args: TrainingArguments, loader: object) -> int | N
     if not isinstance(size, int):
         return None
     return size * (args.world_size if over_all_ranks is None else 1) * args.gradient_accumulation_steps
+
+
+def shortens_floats(args: TrainingArguments) -> bool:
+    """Return whether the release shows floats with 4 significant digits, as 5.0 and later do."""
+    return resolve_semantics(getattr(args, "semantics", None)).release.major >= 5
+
+
+def shorten_floats(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``logs`` with floats as texts of 4 significant digits."""
+    return {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in logs.items()}
+
+
+def log_line(args: TrainingArguments, logs: Mapping[str, Any], max_str_len: int) -> str:
+    """Return the line that is written above a bar: ``logs`` without ``total_flos``, as a dict.
+
+    Args:
+        args: The arguments of the run.
+        logs: What is logged.
+        max_str_len: Maximum length of a string; longer ones are not shown.
+    """
+    shown = {name: _shorten(value, max_str_len) for name, value in logs.items() if name != "total_flos"}
+    if shortens_floats(args):
+        shown = shorten_floats(shown)
+    elif "epoch" in shown:
+        shown["epoch"] = round(shown["epoch"], 2)
+    return str(shown)
+
+
+def _shorten(value: Any, max_str_len: int) -> Any:
+    if isinstance(value, str) and len(value) > max_str_len:
+        return f"[{len(value)} characters, more than `max_str_len={max_str_len}`]"
+    return value

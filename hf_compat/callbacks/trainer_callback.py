@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.counterparts import CountsCounterparts, derives_from_counterpart
 from hf_compat.state import TrainerControl, TrainerState
+from hf_compat.upstream_names import CountsCounterparts, derives_from_counterpart
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments

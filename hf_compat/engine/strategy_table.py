@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from hf_compat.engine.support import Support, refused, works
 
-__all__ = ["ABSTRACT", "CLASSES", "ENVIRONMENTS", "NAMES", "refused_strategy"]
+__all__ = ["ABSTRACT", "CLASSES", "ENVIRONMENTS", "NAMES", "is_of_ray", "refused_strategy"]
 
 _ON_TPU = refused("TPUs are not supported", "a machine with GPUs")
 ABSTRACT = "it is an abstract class"
 """Why the classes are refused from which a user's own may inherit directly."""
+
+_RAY = "ray.train.lightning"
 
 
 def _deepspeed(stage: int, offloaded: str = "") -> Support:
@@ -116,3 +118,12 @@ def refused_strategy(name: str) -> Support | None:
     """Return what becomes of a strategy or a class of that name, if it is refused; else None."""
     found = CLASSES.get(name) or NAMES.get(name)
     return None if found is None or found.works else found
+
+
+def is_of_ray(part: object) -> bool:
+    """Return whether ``part`` is a strategy of Ray's, such as ``RayDDPStrategy``, not of a class derived from one.
+
+    Such a strategy overrides where ranks and the device come from. The Trainer has the same ones: in each worker, Ray
+    sets the variables that torchrun sets.
+    """
+    return type(part).__module__.startswith(_RAY)

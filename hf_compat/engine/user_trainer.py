@@ -13,9 +13,9 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from hf_compat.engine.internals.evaluating import renew_loops
 from hf_compat.engine.internals.strategies import has_plain_ddp, plain_class, replace_strategy
-from hf_compat.engine.ray_strategies import is_of_ray
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.kinds import device_keywords
+from hf_compat.engine.strategy_table import is_of_ray
 from hf_compat.errors import TrainerSetupError
 from hf_compat.model_facts import unwrap_model
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from torch import Tensor, nn
 
-from hf_compat.callbacks.firing import fire
+from hf_compat.callbacks.handler import fire
 from hf_compat.errors import LossError, MetricsError, described
 from hf_compat.evaluation.accumulate import PAD_INDEX, EvalAccumulator
 from hf_compat.evaluation.results import EvalLoopOutput, EvalPrediction

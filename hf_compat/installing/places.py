@@ -12,7 +12,7 @@ from typing import Any
 
 import hf_compat
 from hf_compat.installing.replaced_names import is_theirs, is_watched, names_in
-from hf_compat.shared_names import ModuleWithDefaults
+from hf_compat.upstream_names import ModuleWithDefaults
 
 __all__ = ["NameInModule", "Replacement", "modules_of_transformers", "places_in", "places_of"]
 

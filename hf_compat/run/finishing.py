@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.callbacks.firing import fire
+from hf_compat.callbacks.handler import fire
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.metrics import speed_metrics
 

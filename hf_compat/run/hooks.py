@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.callbacks.firing import close_progress_bars, fire
+from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window
 from hf_compat.engine.first_and_last_callbacks import LastCallback
 from hf_compat.engine.stop_iterations import wraps_stop_iteration

@@ -3,9 +3,9 @@
 import sys
 from typing import TYPE_CHECKING
 
-from hf_compat.shared_names import ModuleWithDefaults
 from hf_compat.trainer.seq2seq_trainer import Seq2SeqTrainer
 from hf_compat.trainer.trainer import Trainer
+from hf_compat.upstream_names import ModuleWithDefaults
 
 if TYPE_CHECKING:
     from hf_compat.callbacks.default_callbacks import DEFAULT_CALLBACKS, DEFAULT_PROGRESS_CALLBACK

@@ -17,7 +17,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
-from hf_compat.callbacks.firing import close_progress_bars, fire
+from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.limiting import FirstBatches
 from hf_compat.data.loader import check_is_loader
 from hf_compat.data.rank_batches import check_even, check_gatherable

@@ -23,9 +23,8 @@ from hf_compat import metrics as metric_files
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
-from hf_compat.callbacks.firing import fire
+from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint.writer import CheckpointWriter
-from hf_compat.counterparts import CountsCounterparts
 from hf_compat.data import columns
 from hf_compat.data.collators import default_collator_for
 from hf_compat.engine.backend import LightningBackend
@@ -67,6 +66,7 @@ from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
 from hf_compat.trainer.setup_log import announce_setup
 from hf_compat.trainer.views import View, counts_of, keep_views
+from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -12,9 +12,9 @@ import torch
 
 from hf_compat import Trainer, TrainingArguments, cli
 from hf_compat.errors import CheckpointError
+from hf_compat.tools.plot.drawing import smoothed, usual_weight
 from hf_compat.tools.plot.history import read_histories, read_history
 from hf_compat.tools.plot.panels import panels_of
-from hf_compat.tools.plot.smoothing import smoothed, usual_weight
 from tests.support import helpers
 
 

@@ -17,13 +17,11 @@ from safetensors.torch import save_file
 from hf_compat import Trainer, TrainerCallback, TrainingArguments, cli
 from hf_compat.errors import ReportError
 from hf_compat.tools.verify.command import split_words
-from hf_compat.tools.verify.comparing import compare, relative_difference
-from hf_compat.tools.verify.comparing_weights import tensor_difference
+from hf_compat.tools.verify.comparing import compare, relative_difference, tensor_difference
 from hf_compat.tools.verify.record import Record, Weights, read_record
 from hf_compat.tools.verify.recorder import Recorder, callback_class
-from hf_compat.tools.verify.redirecting import refuse_writes
+from hf_compat.tools.verify.redirecting import copy_working_directory, refuse_writes
 from hf_compat.tools.verify.report import Report, as_json, as_page, as_table, summary
-from hf_compat.tools.verify.working_copy import copy_working_directory
 from tests.support import helpers
 from tests.support.paths import ROOT, SCRIPTS
 from tests.support.processes import clean_environment
@@ -389,7 +387,7 @@ def test_a_missing_package_is_named_before_anything_is_run(package, monkeypatch,
 
 def test_an_error_names_what_is_too_large(tmp_path, monkeypatch):
     """A working directory above the limit is refused, with the option that does without a copy."""
-    monkeypatch.setattr("hf_compat.tools.verify.working_copy._MOST_BYTES", 3)
+    monkeypatch.setattr("hf_compat.tools.verify.redirecting._MOST_BYTES", 3)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_text("four")
     with pytest.raises(ReportError, match="--no-copy"):

@@ -170,11 +170,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "logging_strategy",
         "plan",
-        "callbacks/default_flow.py",
+        "callbacks/default_callbacks.py",
         "Whether to log every N update steps, every epoch, or not at all.",
     ),
     FieldRule("logging_steps", "plan", "state.py", "Update steps between two logs."),
-    FieldRule("logging_first_step", "plan", "callbacks/default_flow.py", "The first update step is logged too."),
+    FieldRule("logging_first_step", "plan", "callbacks/default_callbacks.py", "The first update step is logged too."),
     FieldRule(
         "log_on_each_node",
         "plan",
@@ -222,11 +222,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "eval_strategy",
         "plan",
-        "callbacks/default_flow.py",
+        "callbacks/default_callbacks.py",
         "Whether to evaluate every N update steps, every epoch, or not at all; inside Lightning's fit.",
     ),
     FieldRule("eval_steps", "plan", "state.py", "Update steps between two evaluations."),
-    FieldRule("eval_delay", "plan", "callbacks/default_flow.py", "No evaluation before this epoch or update step."),
+    FieldRule(
+        "eval_delay", "plan", "callbacks/default_callbacks.py", "No evaluation before this epoch or update step."
+    ),
     FieldRule(
         "per_device_eval_batch_size",
         "plan",
@@ -267,7 +269,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "save_strategy",
         "plan",
-        "callbacks/default_flow.py",
+        "callbacks/default_callbacks.py",
         "Whether to save every N update steps, every epoch, whenever the metric improves, or not at all.",
     ),
     FieldRule("save_steps", "plan", "state.py", "Update steps between two checkpoints."),

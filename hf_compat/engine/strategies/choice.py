@@ -26,9 +26,8 @@ from hf_compat.engine.internals.strategies import (
     plain_class,
 )
 from hf_compat.engine.internals.subprocesses import start_method
-from hf_compat.engine.ray_strategies import is_of_ray
 from hf_compat.engine.strategy_options import refused_options
-from hf_compat.engine.strategy_table import ABSTRACT, CLASSES, NAMES, refused_strategy
+from hf_compat.engine.strategy_table import ABSTRACT, CLASSES, NAMES, is_of_ray, refused_strategy
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:

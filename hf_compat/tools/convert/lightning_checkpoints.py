@@ -14,7 +14,6 @@ from hf_compat.checkpoint import distributed_files
 from hf_compat.checkpoint.unpickle import Unread, load_known
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.convert.deepspeed_folders import read_engine
-from hf_compat.tools.convert.sharded_optimizers import optimizers_in
 
 __all__ = [
     "META_NAME",
@@ -22,6 +21,7 @@ __all__ = [
     "LightningCheckpoint",
     "is_lightning_folder",
     "is_plain",
+    "optimizers_in",
     "read_lightning_checkpoint",
 ]
 
@@ -178,3 +178,29 @@ def is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
     return not isinstance(value, list | tuple | set) or all(is_plain(item) for item in value)
+
+
+def optimizers_in(entries: Mapping[tuple[Any, ...], Any]) -> dict[str, dict[str, Any]]:
+    """Return the state dict of each optimizer, by parameter name, under the first part of its entries' paths.
+
+    Args:
+        entries: Path → value, of a whole folder; paths that do not begin with ``"optimizer"`` are passed over.
+    """
+    states: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[int, dict[str, Any]]] = {}
+    for path, value in entries.items():
+        top = str(path[0])
+        if not top.startswith("optimizer"):
+            continue
+        state, numbered = states.setdefault(top, {}), groups.setdefault(top, {})
+        match path[1:]:
+            case ("state", str(name), str(key)):
+                state.setdefault(name, {})[key] = value
+            case ("param_groups", int(number), str(key)):
+                numbered.setdefault(number, {})[key] = value
+            case ("param_groups",):
+                groups[top] = dict(enumerate(value))
+    return {
+        top: {"state": state, "param_groups": [groups[top][number] for number in sorted(groups[top])]}
+        for top, state in states.items()
+    }

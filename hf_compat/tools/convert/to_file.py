@@ -34,10 +34,9 @@ from hf_compat.tools.convert.conversion_options import Options
 from hf_compat.tools.convert.deepspeed_folders import EngineStates, read_engine
 from hf_compat.tools.convert.extra_entry import OWN_KEY, Carried
 from hf_compat.tools.convert.grouping import numbered, regroup, regroup_schedule
-from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY
+from hf_compat.tools.convert.lightning_checkpoints import VERSION_KEY, optimizers_in
 from hf_compat.tools.convert.lightning_progress import Counters, loops_state
 from hf_compat.tools.convert.optimizer_names import Candidates, NamedOptimizer, name_parameters, trained_of
-from hf_compat.tools.convert.sharded_optimizers import optimizers_in
 
 __all__ = ["convert_to_file"]
 

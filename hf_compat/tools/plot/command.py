@@ -10,8 +10,7 @@ from typing import Any
 from hf_compat.errors import ReportError
 from hf_compat.tools.plot.drawing import as_png, as_svg, draw, require_matplotlib
 from hf_compat.tools.plot.history import History, read_histories
-from hf_compat.tools.plot.output import check_targets, write_files
-from hf_compat.tools.plot.page import inline_svg, page, table
+from hf_compat.tools.plot.output import check_targets, inline_svg, page, table, write_files
 
 __all__ = ["plot"]
 

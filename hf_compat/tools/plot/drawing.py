@@ -14,9 +14,19 @@ from hf_compat.errors import require_package
 from hf_compat.tools.plot.history import History, Series
 from hf_compat.tools.plot.output import MADE_BY
 from hf_compat.tools.plot.panels import Panel, is_evaluation, panels_of
-from hf_compat.tools.plot.smoothing import smoothed, usual_weight
 
-__all__ = ["FONTS", "Style", "as_png", "as_svg", "draw", "plain_axes", "require_matplotlib", "style_of"]
+__all__ = [
+    "FONTS",
+    "Style",
+    "as_png",
+    "as_svg",
+    "draw",
+    "plain_axes",
+    "require_matplotlib",
+    "smoothed",
+    "style_of",
+    "usual_weight",
+]
 
 _COLOURS = ("#0b5394", "#c55a11", "#1b7f4d", "#8e3a80", "#b8860b", "#2b2b2b", "#b22222")
 _LINES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)), (0, (9, 3)))
@@ -36,6 +46,9 @@ FONTS = {
     "axes.formatter.use_mathtext": False,
 }
 """Settings of matplotlib, for as long as a figure is made or saved."""
+
+_SHARE = 25
+"""A curve's number of points over those that count most in a smoothed value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +230,29 @@ def _saved(figure: Any, **options: Any) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script that the font lacks
         figure.savefig(content, **options)
     return content.getvalue()
+
+
+def usual_weight(points: int) -> float:
+    """Return the weight of the past with which a curve of so many points is legible; 0 for a few points."""
+    return max(0.0, 1 - 2 / (1 + points / _SHARE))
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Return the exponential moving average, without a bias towards 0 at the beginning.
+
+    Values that are not finite stay as they are, and do not count in those after them.
+
+    Args:
+        values: At equal distances.
+        weight: Of the past, from 0, which changes nothing, to below 1.
+    """
+    average, total = 0.0, 0.0
+    result = []
+    for value in values:
+        if math.isfinite(value):
+            average = weight * average + (1 - weight) * value
+            total = weight * total + (1 - weight)
+            result.append(average / total)
+        else:
+            result.append(value)
+    return result

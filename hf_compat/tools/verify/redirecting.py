@@ -1,16 +1,19 @@
-"""Keeps a recorded run out of the user's folders: outputs go elsewhere, and other writes there are refused."""
+"""Keeps a recorded run out of the user's folders: it works in a copy, and writes elsewhere are refused."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Outputs", "refuse_writes"]
+from hf_compat.errors import ReportError
+
+__all__ = ["Outputs", "copy_working_directory", "refuse_writes"]
 
 _FIELDS = ("output_dir", "logging_dir")
 _CACHES = ("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "TORCH_HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")
@@ -27,6 +30,9 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
 }
 """Audit event → of each path that it changes, where the path is among its arguments, and the folder it starts from."""
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+_LEFT_OUT = frozenset({".git", ".hg", "__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache", "node_modules"})
+_MOST_BYTES = 2**30
 
 
 class Outputs:
@@ -140,3 +146,57 @@ def _depth(path: str, folders: Sequence[str]) -> int:
     """Return the length of the longest of ``folders`` that ``path`` is in, 0 if it is in none."""
     prefixes = (folder.rstrip(os.sep) + os.sep for folder in folders)
     return max((len(prefix) for prefix in prefixes if (path + os.sep).startswith(prefix)), default=0)
+
+
+def copy_working_directory(source: Path, target: Path) -> list[str]:
+    """Copy a folder without version control, caches and virtual environments, and return where its links lead.
+
+    Raises:
+        ReportError: If it is too large, or a file in it cannot be read.
+    """
+    try:
+        return _copy(source, target)
+    except OSError as error:
+        raise ReportError(
+            f"`{source}` cannot be copied: {error}. Start from another folder, or pass `--no-copy`."
+        ) from error
+
+
+def _copy(source: Path, target: Path) -> list[str]:
+    links: list[str] = []
+    total = 0
+    pending = [source]
+    while pending:
+        folder = pending.pop()
+        goal = target / folder.relative_to(source)
+        goal.mkdir(parents=True, exist_ok=True)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.is_symlink():
+                    links.append(os.path.realpath(path))
+                    (goal / entry.name).symlink_to(links[-1])
+                elif entry.is_dir() and not _is_left_out(path, target):
+                    pending.append(path)
+                elif entry.is_file():
+                    total += entry.stat().st_size
+                    _refuse_above(total, source)
+                    shutil.copy2(path, goal / entry.name)
+    return links
+
+
+def _is_left_out(folder: Path, target: Path) -> bool:
+    return (
+        folder.name in _LEFT_OUT
+        or (folder / "pyvenv.cfg").exists()
+        or folder.resolve() in (target.resolve(), *target.resolve().parents)
+    )
+
+
+def _refuse_above(size: int, source: Path) -> None:
+    if size > _MOST_BYTES:
+        raise ReportError(
+            f"`{source}` has more than 1 GiB of files, and each compared run works in a copy of it. Start from a "
+            "smaller folder, or pass `--no-copy`: the script then runs in the folder itself, and may read but not "
+            "write there."
+        )

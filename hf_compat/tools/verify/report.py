@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from hf_compat.tools.plot.output import MADE_BY
-from hf_compat.tools.plot.page import inline_svg, page, table
+from hf_compat.tools.plot.output import MADE_BY, inline_svg, page, table
 from hf_compat.tools.verify.comparing import Comparison, Row
 from hf_compat.tools.verify.record import Moment, Record
 

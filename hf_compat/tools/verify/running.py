@@ -14,7 +14,7 @@ from hf_compat.errors import ReportError
 from hf_compat.installing.children import VARIABLE
 from hf_compat.masking import masked_text, secrets_in
 from hf_compat.tools.verify.record import Record, names_below, read_record
-from hf_compat.tools.verify.working_copy import copy_working_directory
+from hf_compat.tools.verify.redirecting import copy_working_directory
 
 __all__ = ["ScriptRun", "run_recorded"]
 
