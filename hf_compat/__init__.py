@@ -76,12 +76,12 @@ if TYPE_CHECKING:
     )
     from hf_compat.data.columns import RemoveColumnsCollator as RemoveColumnsCollator
     from hf_compat.data.samplers import LengthGroupedSampler as LengthGroupedSampler
-    from hf_compat.distributed.ranks import (
+    from hf_compat.distributed.launch import (
         is_main_process as is_main_process,
         total_processes_number as total_processes_number,
     )
     from hf_compat.engine.checkpoint_io import HFCheckpointIO as HFCheckpointIO
-    from hf_compat.engine.global_keywords import lightning_keywords as lightning_keywords
+    from hf_compat.engine.keywords import lightning_keywords as lightning_keywords
     from hf_compat.errors import HFCompatError as HFCompatError, HFCompatWarning as HFCompatWarning
     from hf_compat.evaluation.results import (
         EvalLoopOutput as EvalLoopOutput,

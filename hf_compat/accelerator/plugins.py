@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.context_parallelism import rotation
 from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, read_sequence_parallelism
-from hf_compat.arguments.sequence_parallelism import SequenceParallelism
+from hf_compat.arguments.sequence_parallelism import SequenceParallelism, rotation
 from hf_compat.distributed.accelerate_state import accelerate_module
 
 if TYPE_CHECKING:

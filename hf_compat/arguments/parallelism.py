@@ -9,13 +9,20 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.context_parallelism import context_parallel_problems
 from hf_compat.arguments.deepspeed.requested import requests_deepspeed
 from hf_compat.arguments.fsdp.settings import requests_fsdp
-from hf_compat.arguments.parallelism_handlers import BACKENDS, HANDLERS, handler_problems, unused_handlers
-from hf_compat.arguments.parallelism_values import config_problem, config_value, launched_value
+from hf_compat.arguments.parallelism_handlers import (
+    BACKENDS,
+    HANDLERS,
+    config_problem,
+    config_value,
+    handler_problems,
+    launched_value,
+    unused_handlers,
+)
 from hf_compat.arguments.sequence_parallelism import (
     SequenceParallelism,
+    context_parallel_problems,
     sequence_parallel_problems,
     sequence_parallelism,
 )

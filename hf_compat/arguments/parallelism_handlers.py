@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.parallelism_values import config_problem, config_value, launched_value
 
-__all__ = ["BACKENDS", "HANDLERS", "handler_problems", "unused_handlers"]
+__all__ = [
+    "BACKENDS",
+    "HANDLERS",
+    "config_problem",
+    "config_value",
+    "handler_problems",
+    "handler_value",
+    "launched_value",
+    "unused_handlers",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +81,24 @@ def _problems_of(name: str, handler: _Handler, value: object) -> Iterator[Proble
     if config_value(value, "enable_async_tp"):
         text = "asynchronous tensor parallelism is not supported; accelerate ignores it. Remove it."
         yield config_problem("tp_handler", {"enable_async_tp": True}, text, unsupported=True)
+
+
+def config_value(given: object, name: str) -> Any:
+    """Return a value of ``given``, accelerate's ``ParallelismConfig`` or a dict of its keywords; None if not set."""
+    return given.get(name) if isinstance(given, Mapping) else getattr(given, name, None)
+
+
+def launched_value(name: str) -> str | None:
+    """Return the value that ``accelerate launch`` has set for a keyword; None without one."""
+    return os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}")
+
+
+def handler_value(given: object, handler: str, name: str) -> Any:
+    """Return a value of a handler of ``given``, an object or a dict; where it is not set, the launcher's."""
+    value = config_value(config_value(given, handler), name)
+    return launched_value(name) if value is None else value
+
+
+def config_problem(key: str, value: object, text: str, *, unsupported: bool = False) -> Problem:
+    """Return the problem of a keyword of ``parallelism_config``."""
+    return Problem("parallelism_config", {key: value}, text, unsupported=unsupported)

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.fields.choices import LOG_LEVELS
+from hf_compat.arguments.fields.defaults import LOG_LEVELS
 from hf_compat.arguments.fsdp.settings import read_fsdp
 from hf_compat.distributed import accelerate_state, processes
-from hf_compat.distributed.accelerators import accelerator_type, default_backend
-from hf_compat.distributed.devices import device_index, wants_cpu
+from hf_compat.distributed.accelerators import accelerator_type, default_backend, device_index, wants_cpu
 from hf_compat.distributed.launch import BY_TRAINER, Launch, is_launched, read_launch
 from hf_compat.errors import TrainerSetupError
 from hf_compat.logger_levels import library_logger

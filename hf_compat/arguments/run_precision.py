@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hf_compat.arguments.process_facts import uses_configured_state
 from hf_compat.distributed.accelerate_state import configured_precision
-from hf_compat.distributed.accelerators import lacks_tf32
-from hf_compat.distributed.devices import set_tf32
+from hf_compat.distributed.accelerators import lacks_tf32, set_tf32
 
 if TYPE_CHECKING:
     from hf_compat.arguments.releases.semantics import Semantics

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.parallelism_values import config_problem, handler_value
+from hf_compat.arguments.parallelism_handlers import config_problem, handler_value
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["SequenceParallelism", "sequence_parallel_problems", "sequence_parallelism"]
+__all__ = [
+    "Rotation",
+    "SequenceParallelism",
+    "context_parallel_problems",
+    "rotation",
+    "sequence_parallel_problems",
+    "sequence_parallelism",
+]
 
 _DEFAULT_ATTENTION = "sdpa"
 _ATTENTIONS = ("sdpa", "flash_attention_2", "flash_attention_3")
 """Attention implementations that can be shared; others are flash-attention kernels of the Hub."""
 _EXCLUDED = ("tp_size", "cp_size")
 """Sizes that have to be 1 beside ``sp_size``."""
+
+Rotation = Literal["allgather", "alltoall"]
+_ROTATIONS = ("allgather", "alltoall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +126,30 @@ def _is_flash_kernel(attention: object) -> bool:
 def _is_variable(given: object) -> bool:
     is_variable = handler_value(given, "sp_handler", "sp_seq_length_is_variable")
     return is_variable is None or str(is_variable).lower() == "true"
+
+
+def rotation(given: object) -> Rotation:
+    """Return how the ranks that share a sequence exchange keys and values: all at the same time, or one by one.
+
+    Args:
+        given: accelerate's ``ParallelismConfig`` or a dict of its keywords; None for the launcher's variable alone.
+    """
+    chosen: Rotation = handler_value(given, "cp_handler", "cp_comm_strategy") or "allgather"
+    return chosen
+
+
+def context_parallel_problems(args: TrainingArguments, sizes: Mapping[str, int], *, shards: bool) -> Iterator[Problem]:
+    """Yield the problems of a ``parallelism_config`` whose ``cp_size`` is above 1.
+
+    Args:
+        args: The training arguments.
+        sizes: Every size by its keyword.
+        shards: Whether FSDP is requested.
+    """
+    given, size = args.parallelism_config, sizes["cp_size"]
+    if not shards:
+        text = "context parallelism needs FSDP: set `fsdp=True` and `fsdp_config={'version': 2}`."
+        yield config_problem("cp_size", size, text)
+    if rotation(given) not in _ROTATIONS:
+        known = " or ".join(map(repr, _ROTATIONS))
+        yield config_problem("cp_comm_strategy", rotation(given), f"must be {known}.")

@@ -27,7 +27,7 @@ from hf_compat.arguments.enums import (
     SaveStrategy,
     SchedulerType,
 )
-from hf_compat.arguments.fields.choices import (
+from hf_compat.arguments.fields.defaults import (
     DDP_BACKENDS,
     HALF_PRECISION_BACKENDS,
     LOG_LEVELS,
@@ -39,7 +39,7 @@ from hf_compat.arguments.fields.redeclared import script_values_aside
 from hf_compat.arguments.fields.unknown import InitSignature, refuse_unknown
 from hf_compat.arguments.fsdp.settings import prepare_loading
 from hf_compat.arguments.releases.semantics import resolve_semantics
-from hf_compat.arguments.releases.versions import SINCE, default_optimizer
+from hf_compat.arguments.releases.versions import SINCE, default_optimizer, warmup_update_steps
 from hf_compat.arguments.run_precision import allow_tf32, mixed_precision
 from hf_compat.arguments.setters import (
     EVALUATION,
@@ -53,7 +53,6 @@ from hf_compat.arguments.setters import (
     TRAINING,
     set_fields,
 )
-from hf_compat.arguments.warmup import warmup_update_steps
 from hf_compat.distributed.launch import Launch
 from hf_compat.upstream_names import CountsCounterparts
 

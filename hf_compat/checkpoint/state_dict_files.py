@@ -1,7 +1,11 @@
-"""The state dicts of optimizer, scheduler and gradient scaler as files."""
+"""The state dicts of optimizer, scheduler and gradient scaler as files.
+
+It is pushed to the Hub with the model, so it contains no tokens; transformers writes them in plain text.
+"""
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +14,11 @@ from typing import Any, Protocol
 import torch
 
 from hf_compat.checkpoint.background import CheckpointFileWriter
+from hf_compat.checkpoint.names import TRAINING_ARGS_NAME
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Stateful", "load_state_file", "save_state_file"]
+__all__ = ["Stateful", "load_state_file", "save_state_file", "save_training_args"]
 
 
 class Stateful(Protocol):
@@ -51,3 +56,12 @@ def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str)
             f"`{path}` does not fit this run's {type(target).__name__}: {error or type(error).__name__}. Resume with "
             "the model and arguments that the checkpoint was written with."
         ) from error
+
+
+def save_training_args(args: object, folder: str | os.PathLike[str]) -> None:
+    """Write the pickled ``args``, without their tokens, to ``folder/training_args.bin``."""
+    shown = copy.copy(args)
+    for name in vars(args):
+        if name.endswith("_token"):
+            setattr(shown, name, None)
+    torch.save(shown, Path(folder, TRAINING_ARGS_NAME))

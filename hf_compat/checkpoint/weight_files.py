@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import zipfile
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -16,10 +19,12 @@ __all__ = [
     "WEIGHT_NAMES",
     "adapter_file",
     "adapter_folders",
+    "copy_model_files",
     "damage",
     "has_weights",
     "is_weight_file",
     "is_whole",
+    "model_files",
     "weight_files",
 ]
 
@@ -30,6 +35,15 @@ _ADAPTERS = (names.ADAPTER_SAFE_WEIGHTS_NAME, names.ADAPTER_WEIGHTS_NAME)
 
 WEIGHT_NAMES = (*_FULL, *_INDEXES, *_ADAPTERS)
 """The names of files with weights, or with an index of them, in one folder."""
+
+_CONFIGURATIONS = ("config.json", "generation_config.json", "adapter_config.json")
+_INDICES = (names.WEIGHTS_INDEX_NAME, names.SAFE_WEIGHTS_INDEX_NAME)
+_WEIGHTS = (
+    names.WEIGHTS_NAME,
+    names.SAFE_WEIGHTS_NAME,
+    names.ADAPTER_WEIGHTS_NAME,
+    names.ADAPTER_SAFE_WEIGHTS_NAME,
+)
 
 
 def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
@@ -148,3 +162,25 @@ def _pickle_damage(path: Path) -> str | None:
     if start == b"PK" and not zipfile.is_zipfile(path):
         return "it is truncated."
     return None
+
+
+def model_files(checkpoint: Path) -> list[Path]:
+    """Return the configurations and weights of a checkpoint, the shards that an index names included."""
+    wanted = [*_CONFIGURATIONS, *_WEIGHTS, *_INDICES]
+    for index in _INDICES:
+        if (checkpoint / index).is_file():
+            shards = json.loads((checkpoint / index).read_text(encoding="utf-8"))["weight_map"].values()
+            wanted += sorted(set(shards))
+    return [checkpoint / name for name in wanted if (checkpoint / name).is_file()]
+
+
+def copy_model_files(files: list[Path], folder: Path) -> None:
+    """Copy ``files`` into ``folder``; a reader sees the old file of a name or the new one, never a part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in files:
+        partial = folder / f"_{source.name}.partial"  # no push takes names that begin so
+        try:
+            shutil.copyfile(source, partial)
+            os.replace(partial, folder / source.name)
+        finally:
+            partial.unlink(missing_ok=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.distributed.devices import cuda_is_available
+from hf_compat.environment import is_yes
+from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:
     import torch
@@ -16,11 +18,15 @@ if TYPE_CHECKING:
 __all__ = [
     "accelerator_module",
     "accelerator_type",
+    "cuda_is_available",
     "default_backend",
+    "device_index",
     "is_initialized",
     "lacks_bf16",
     "lacks_fp16",
     "lacks_tf32",
+    "set_tf32",
+    "wants_cpu",
 ]
 
 logger = logging.getLogger(__name__)
@@ -118,3 +124,46 @@ def default_backend(device: torch.device) -> str | None:
     backends: dict[str, str] = torch.distributed.Backend.default_device_backend_map
     name = backends.get(device.type)
     return None if name == "fake" else name  # torch's own for tests, which exchanges nothing
+
+
+def wants_cpu(use_cpu: bool) -> bool:
+    """Return whether the CPU is requested, by ``use_cpu``, ``accelerate launch`` or ``fabric run``."""
+    return use_cpu or is_yes(os.environ.get("ACCELERATE_USE_CPU", "")) or os.environ.get("LT_ACCELERATOR") == "cpu"
+
+
+def cuda_is_available() -> bool:
+    """Return whether torch sees a CUDA device; asked of the driver's library, so that CUDA is not initialized by it."""
+    import torch
+
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as importing lightning does, perhaps later
+    return torch.cuda.is_available()
+
+
+def set_tf32(enabled: bool) -> None:
+    """Turn TF32 for float32 matrix products and convolutions on or off in the whole process.
+
+    torch has a switch for each kind of operation, and since 2.9 one for all of them, and raises where one of the former
+    is read that disagrees with the latter: all are set.
+    """
+    import torch
+
+    torch.set_float32_matmul_precision("high" if enabled else "highest")
+    torch.backends.cudnn.allow_tf32 = enabled
+    if hasattr(torch.backends, "fp32_precision"):
+        torch.backends.fp32_precision = "tf32" if enabled else "ieee"
+    elif hasattr(torch.backends, "mudnn"):  # of MUSA
+        torch.backends.mudnn.allow_tf32 = enabled
+
+
+def device_index(device_type: str, local_rank: int) -> int:
+    """Return the index of the device for ``local_rank``: its own, or 0 if only one is visible."""
+    import torch
+
+    count = torch.get_device_module(device_type).device_count()
+    if local_rank >= count > 1:
+        name = "GPU" if device_type == "cuda" else f"{device_type.upper()} device"
+        raise TrainerSetupError(
+            f"LOCAL_RANK={local_rank}: only {count} {name}s are visible, so this process has none. Start as many "
+            f"processes as there are {name}s, or set `use_cpu=True`."
+        )
+    return 0 if count == 1 else local_rank

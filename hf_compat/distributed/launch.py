@@ -10,7 +10,17 @@ from pathlib import Path
 
 from hf_compat.errors import TrainerSetupError
 
-__all__ = ["BY_TRAINER", "LAUNCHERS", "OWN_MARK", "Launch", "Variables", "is_launched", "read_launch"]
+__all__ = [
+    "BY_TRAINER",
+    "LAUNCHERS",
+    "OWN_MARK",
+    "Launch",
+    "Variables",
+    "is_launched",
+    "is_main_process",
+    "read_launch",
+    "total_processes_number",
+]
 
 OWN_MARK = "HF_COMPAT_LAUNCHED"
 """Set in processes that a Trainer started itself, with Lightning's launcher."""
@@ -266,3 +276,17 @@ def _port_of_job(given: Mapping[str, str], names: Variables) -> int:
     variable, first, count = _JOB_PORTS[names.launcher]
     digits = re.sub(r"\D", "", given.get(variable, ""))
     return first + int(digits) % count if digits else _DEFAULT_PORT
+
+
+def is_main_process(local_rank: int) -> bool:
+    """Return whether ``local_rank`` is the main process of its node: 0, or -1 without distributed training."""
+    return local_rank in (-1, 0)
+
+
+def total_processes_number(local_rank: int) -> int:
+    """Return the world size: 1 if ``local_rank`` is -1, else that of the process group."""
+    if local_rank == -1:
+        return 1
+    import torch
+
+    return torch.distributed.get_world_size()

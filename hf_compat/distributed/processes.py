@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import sys
@@ -11,22 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.distributed.accelerators import accelerator_module, default_backend, is_initialized
 from hf_compat.distributed.elastic_store import store_of_this_start, uses_agent_store
 from hf_compat.distributed.launch import Launch
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import TrainerSetupError, require_package
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "choose_backend",
+    "import_deepspeed",
     "join_alone",
     "join_processes",
     "leave_processes",
     "main_first",
+    "prepare_process",
     "process_group",
     "wait_for_gloo_threads",
 ]
@@ -216,3 +220,32 @@ def main_first(rank: int, *, is_main: bool, desc: str) -> Iterator[None]:
             _logger.debug("Rank %d is done, the other ranks continue: %s", rank, desc)
             vote()
             group.barrier()
+
+
+def import_deepspeed(device: torch.device) -> ModuleType:
+    """Return the module ``deepspeed``, imported for ``device``, which it detects on import.
+
+    Raises:
+        MissingPackageError: If DeepSpeed is not installed.
+    """
+    on_cpu = device.type == "cpu"
+    if on_cpu:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    deepspeed = require_package("deepspeed", extra="deepspeed", purpose="`deepspeed`")
+    if on_cpu:
+        # Communication through shared memory needs a C++ extension that takes minutes to build; gloo needs none.
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def prepare_process(launch: Launch, device: torch.device) -> None:
+    """Set LOCAL_RANK, which DeepSpeed reads, and with a world size of 1 initialize the process group.
+
+    Nothing that a launcher or the script has set is changed. Without a process group DeepSpeed would try MPI.
+
+    Raises:
+        TrainerSetupError: If torch has no process-group backend for ``device``.
+    """
+    os.environ.setdefault("LOCAL_RANK", str(launch.local_rank))
+    if launch.world_size == 1:
+        join_alone(device)

@@ -19,7 +19,6 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.current_loaders import Loaders
-from hf_compat.engine.first_and_last_callbacks import LastCallback
 from hf_compat.engine.internals.callbacks import (
     callback_states,
     publish_metrics,
@@ -41,7 +40,7 @@ from hf_compat.engine.internals.loops import (
 )
 from hf_compat.engine.internals.stepping import use_fast_loops
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
-from hf_compat.engine.lightning_callbacks import defines_hook, without_logger
+from hf_compat.engine.lightning_callbacks import LastCallback, defines_hook, without_logger
 from hf_compat.engine.loggers.user_loggers import user_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.moving import settle_model

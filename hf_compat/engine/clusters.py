@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
@@ -22,7 +23,13 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["apply_cluster_environment", "use_cluster_environment", "user_environment"]
+__all__ = [
+    "LaunchedEnvironment",
+    "apply_cluster_environment",
+    "slurm_signal",
+    "use_cluster_environment",
+    "user_environment",
+]
 
 
 def use_cluster_environment(
@@ -241,3 +248,79 @@ def _write_rendezvous(launch: Launch) -> None:
 
 def _shown(environment: ClusterEnvironment) -> str:
     return f"`lightning={{'plugins': [{type(environment).__name__}()]}}`"
+
+
+def slurm_signal(plugins: Iterable[Any]) -> int | None:
+    """Return the signal on which a SLURM job is requeued, None if it is not.
+
+    Args:
+        plugins: Plugins of ``lightning.Trainer``. A ``SLURMEnvironment`` among them sets the signal, or with
+            ``auto_requeue=False`` disables requeueing. Default inside a SLURM job: SIGUSR1.
+    """
+    if "SLURM_JOB_ID" not in os.environ:
+        return None
+    for plugin in plugins:
+        if isinstance(plugin, SLURMEnvironment):
+            return plugin.requeue_signal if plugin.auto_requeue else None
+    return getattr(signal, "SIGUSR1", None)
+
+
+class LaunchedEnvironment(ClusterEnvironment):
+    """Processes that a launcher, or the Trainer, has started already.
+
+    Args:
+        launch: The ranks and world size of this process.
+        given: The user's environment, which says the same, and is torn down when Lightning is done.
+    """
+
+    def __init__(self, launch: Launch, given: ClusterEnvironment | None = None) -> None:
+        super().__init__()
+        self._launch = launch
+        self._given = given
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: Lightning starts no processes."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The host of rank 0."""
+        return self._launch.address
+
+    @property
+    def main_port(self) -> int:
+        """The port that rank 0 listens on."""
+        return self._launch.port
+
+    @staticmethod
+    def detect() -> bool:
+        """Return False: it is passed in, never detected."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the world size."""
+        return self._launch.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the launcher has set it."""
+
+    def global_rank(self) -> int:
+        """Return the rank of this process."""
+        return self._launch.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the launcher has set it."""
+
+    def local_rank(self) -> int:
+        """Return the local rank of this process."""
+        return self._launch.local_rank
+
+    def node_rank(self) -> int:
+        """Return the rank of this node."""
+        return self._launch.node_rank
+
+    def teardown(self) -> None:
+        """Tell the user's environment; Lightning's default one would delete WORLD_SIZE, which is still needed."""
+        if self._given is not None and type(self._given) is not LightningEnvironment:
+            self._given.teardown()

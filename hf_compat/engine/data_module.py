@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from hf_compat.engine.run_reference import RunReference
+from hf_compat.engine.module import RunReference
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,13 +26,18 @@ __all__ = [
     "FIELD_KEYWORDS",
     "SHARES",
     "as_given",
+    "barebones_problems",
     "clipping_meant",
+    "development_fields",
     "evaluation_meant",
     "is_lightning_callback",
     "keyword_problems",
     "lightning_callbacks",
+    "lightning_keywords",
     "precision_meant",
+    "spelled_out",
     "user_plugins",
+    "with_keywords_for_all",
 ]
 
 Fields = Mapping[str, Any]
@@ -52,6 +60,29 @@ SHARES = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "lim
 EVALUATION_KEYWORDS = ("val_check_interval", "check_val_every_n_epoch")
 """Keywords that say when a run evaluates."""
 _PARTS_OF_A_TIME = ("days", "hours", "minutes", "seconds")
+
+_for_all: ContextVar[Mapping[str, Any]] = ContextVar("keywords for every Trainer", default=MappingProxyType({}))
+
+_OFF = ("fast_dev_run", "num_sanity_val_steps")
+"""Keywords that are the same as not given if they are None, False or 0."""
+_SET_BY_DEVELOPMENT = (
+    *("max_epochs", "max_steps", "limit_train_batches", "limit_val_batches", "limit_test_batches"),
+    *("limit_predict_batches", "val_check_interval", "check_val_every_n_epoch", "num_sanity_val_steps"),
+    *("enable_checkpointing", "logger"),
+)
+"""Keywords that ``fast_dev_run`` decides, whatever else they say; ``overfit_batches`` is the stronger of the two."""
+
+_BARE: dict[str, Any] = {
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
+    "enable_progress_bar": False,
+    "log_every_n_steps": 0,
+    "logger": False,
+    "num_sanity_val_steps": 0,
+}
+"""What ``barebones`` switches off → its value then."""
+_NOT_BARE = (*_BARE, "detect_anomaly", "fast_dev_run", "profiler")
+"""Keywords that ``barebones`` excludes, unless they are off."""
 
 
 def _is_count(value: object, least: int = 0) -> bool:
@@ -245,3 +276,73 @@ def user_plugins(keywords: Mapping[str, Any]) -> list[Any]:
     """Return the user's ``plugins`` as a list; ``lightning.Trainer`` also takes a single one."""
     plugins = keywords.get("plugins") or ()
     return list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+
+
+@contextmanager
+def lightning_keywords(**keywords: Any) -> Iterator[None]:
+    """Return a context in which every Trainer that is made gets ``keywords`` of ``lightning.Trainer``.
+
+    For classes of libraries, whose constructors have no argument ``lightning``, and for Trainers that a library makes
+    itself. A Trainer keeps its keywords after the block. Of a keyword that is given twice, the inner block's is taken,
+    and that of a Trainer's own ``lightning`` before both.
+
+    Args:
+        **keywords: As in ``Trainer(lightning={...})``: ``logger=CSVLogger("logs")``, ``profiler="simple"``.
+    """
+    token = _for_all.set(with_keywords_for_all(keywords))
+    try:
+        yield
+    finally:
+        _for_all.reset(token)
+
+
+def with_keywords_for_all(own: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a Trainer's ``own`` keywords with those of the blocks of :func:`lightning_keywords` around it."""
+    return {**_for_all.get(), **(own or {})}
+
+
+def spelled_out(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``given`` with the keywords that ``fast_dev_run`` and ``barebones`` stand for."""
+    count = int(given.get("fast_dev_run") or 0)
+    keywords = {name: value for name, value in given.items() if name not in _OFF or value not in (None, 0)}
+    if count:
+        keywords = {name: value for name, value in keywords.items() if name not in _SET_BY_DEVELOPMENT}
+        keywords |= {"fast_dev_run": count, "limit_test_batches": count, "limit_predict_batches": count}
+        keywords |= {"max_epochs": 1, "max_steps": count}
+        if not given.get("overfit_batches"):
+            keywords |= {"limit_train_batches": count, "limit_val_batches": count}
+    return {**keywords, **_BARE} if keywords.get("barebones") else keywords
+
+
+def development_fields(given: Mapping[str, Any], *, has_eval_data: bool) -> dict[str, Any]:
+    """Return the fields that ``fast_dev_run`` sets, whatever the user set them to; none without it.
+
+    Args:
+        given: The user's keywords.
+        has_eval_data: Whether there is something to evaluate on.
+    """
+    count = int(given.get("fast_dev_run") or 0)
+    if not count:
+        return {}
+    return {
+        "max_steps": count,
+        "num_train_epochs": 1.0,
+        "eval_strategy": IntervalStrategy.EPOCH if has_eval_data else IntervalStrategy.NO,
+        "eval_delay": 0,
+        "eval_on_start": False,
+        "save_strategy": SaveStrategy.NO,
+        "load_best_model_at_end": False,
+        "report_to": [],
+    }
+
+
+def barebones_problems(given: Mapping[str, Any]) -> list[str]:
+    """Return why ``barebones`` is refused beside what it would switch off."""
+    if not given.get("barebones"):
+        return []
+    return [
+        f"`lightning={{'barebones': True, {name!r}: {given[name]!r}}}` contradict each other: `barebones` switches it "
+        "off. Remove one of them."
+        for name in _NOT_BARE
+        if given.get(name)
+    ]

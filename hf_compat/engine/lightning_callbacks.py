@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
     Callback,
+    Checkpoint,
     DeviceStatsMonitor,
     EarlyStopping,
     LearningRateMonitor,
@@ -21,7 +23,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
-from hf_compat.engine.support import Support, refused, works
+from hf_compat.engine.strategy_table import Support, refused, works
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -31,13 +33,14 @@ __all__ = [
     "OF_OTHERS",
     "OF_SANITY_CHECK",
     "SUPPORT",
+    "FirstCallback",
+    "LastCallback",
     "callback_problems",
     "defines_hook",
     "draws_with_rich",
     "thaws_by_phases",
     "without_logger",
 ]
-
 
 _WITHOUT_EVALUATION = "a `monitor` that starts with `eval_` under `eval_strategy='no'`: no evaluation computes it"
 _SHARDED = "a model that the strategy shards: it needs the whole model on each rank"
@@ -150,6 +153,9 @@ NEVER_CALLED = (
 """Hooks that no run calls: ``Trainer.predict`` calls those of tests."""
 OF_SANITY_CHECK = ("on_sanity_check_end", "on_sanity_check_start")
 """Hooks that a run calls with ``num_sanity_val_steps``."""
+
+LastCallback = Checkpoint
+"""A callback that Lightning calls after all others, and beside which it adds no ``ModelCheckpoint``; does nothing."""
 
 
 def defines_hook(callback: Callback, hook: str) -> bool:
@@ -273,3 +279,18 @@ def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_mod
 
 def _name(callback: Callback) -> str:
     return type(callback).__name__
+
+
+class FirstCallback(pl.Callback):
+    """Begins a run before any callback is set up; the first callback of a ``lightning.Trainer``.
+
+    Args:
+        begin: Called with the Lightning trainer and the module when a fit or an evaluation is set up.
+    """
+
+    def __init__(self, begin: Callable[[pl.Trainer, pl.LightningModule], None]) -> None:
+        self._begin = begin
+
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Begin."""
+        self._begin(pl_trainer, pl_module)

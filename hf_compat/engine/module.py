@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
-from hf_compat.engine.run_reference import RunReference
 from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
 
@@ -22,14 +21,13 @@ if TYPE_CHECKING:
     from hf_compat.run.hooks import RunHooks
     from hf_compat.run.run import TrainingRun
 
-__all__ = ["HFModule"]
+__all__ = ["HFModule", "RunReference"]
 
 _PROBED = frozenset(
     {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
 )
 """Attributes of a module by which Lightning decides what to do; a model's of the same name mean other things."""
 _PROBED_PREFIXES, _PROBED_SUFFIXES = ("_", "on_", "configure_"), ("_dataloader", "_step", "_hook")
-
 
 _MISSING = (
     "HFModule only works in a run with hf_compat's callbacks. Pass `hf_compat.lightning.callbacks(args)` to "
@@ -246,3 +244,36 @@ class HFModule(pl.LightningModule):
     def cpu(self) -> HFModule:
         """Return the module without moving it: Lightning would move the model to the CPU after every run."""
         return self
+
+
+class RunReference:
+    """The run of a module or of its data, a weak reference.
+
+    A Lightning callback that copies the module must not copy the Trainer and its datasets.
+
+    Args:
+        missing: The error without a run.
+    """
+
+    def __init__(self, missing: str) -> None:
+        self._missing = missing
+        self._reference: weakref.ref[TrainingRun] | None = None
+
+    def set(self, run: TrainingRun) -> None:
+        """Refer to ``run``."""
+        self._reference = weakref.ref(run)
+
+    def is_to(self, run: TrainingRun) -> bool:
+        """Return whether ``run`` is the run."""
+        return self._reference is not None and self._reference() is run
+
+    def get(self) -> TrainingRun:
+        """Return the run.
+
+        Raises:
+            TrainerSetupError: If there is none, or it is gone.
+        """
+        run = None if self._reference is None else self._reference()
+        if run is None:
+            raise TrainerSetupError(self._missing)
+        return run

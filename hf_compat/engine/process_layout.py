@@ -7,20 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hf_compat.arguments.context_parallelism import Rotation, rotation
+from torch import nn
+
 from hf_compat.arguments.deepspeed.requested import partition_from_now_on
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, read_sequence_parallelism
+from hf_compat.arguments.sequence_parallelism import Rotation, rotation
 from hf_compat.distributed.accelerators import accelerator_module, is_initialized
 from hf_compat.distributed.launch import OWN_MARK, Launch, is_launched
 from hf_compat.distributed.processes import choose_backend, join_alone
 from hf_compat.engine.clusters import apply_cluster_environment, user_environment
 from hf_compat.engine.fabric_variables import named, naming_variables
-from hf_compat.engine.internals.subprocesses import start_processes
+from hf_compat.engine.internals.strategies import start_processes
 from hf_compat.engine.parallel_mesh import DATA_PARALLEL, LOSSES, create_device_mesh
+from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.choice import StrategyChoice, choose_strategy, format_strategy, read_parallel_sizes
+from hf_compat.engine.strategies.deepspeed.sequence_parallel import sequence_parallel_limits
+from hf_compat.engine.strategies.tensor_splitting import check_plan
 from hf_compat.engine.strategies.traits import STRATEGY_TRAITS, StrategyTraits
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import ModelError, TrainerSetupError
+from hf_compat.model_facts import is_presharded
 
 if TYPE_CHECKING:
     import torch
@@ -31,8 +37,18 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.parallelism import ParallelSizes
+    from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 
-__all__ = ["ProcessLayout", "ProcessStart", "place_run", "place_started", "presume_layout", "with_mesh"]
+__all__ = [
+    "ProcessLayout",
+    "ProcessStart",
+    "check_model_sizes",
+    "place_run",
+    "place_started",
+    "presume_layout",
+    "with_mesh",
+]
 
 _UNSUPPORTED_ACCELERATE_VARIABLES = ("ACCELERATE_USE_MEGATRON_LM",)
 """Variables that ``accelerate launch`` sets for strategies that are not supported."""
@@ -152,7 +168,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
             return ProcessLayout(launch, "one device", settings=choice.settings, hooks=choice.hooks, start=start)
     if launch.launcher is None and wanted * wanted_nodes > 1:
         if sizes is not None or sequences is not None:
-            from hf_compat.engine.model_sizes import check_model_sizes  # few runs need it
+            from hf_compat.engine.process_layout import check_model_sizes  # few runs need it
 
             check_model_sizes(model, sizes, sequences)
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
@@ -322,3 +338,29 @@ def _device_count(devices: object, args: TrainingArguments, launch: Launch, *, b
         f"`lightning={{'devices': {devices!r}}}`: pass the number of devices per node; select GPUs with "
         "CUDA_VISIBLE_DEVICES."
     )
+
+
+def check_model_sizes(
+    model: nn.Module | None, sizes: ParallelSizes | None, sequences: SequenceParallelism | None
+) -> None:
+    """Check that ``model`` has heads, matrices and attention that so many ranks can share.
+
+    Args:
+        model: The model; None if ``model_init`` has not been called yet.
+        sizes: The sizes of the device mesh; None without one.
+        sequences: The sizes of sequence parallelism; None without it.
+
+    Raises:
+        ModelError: If they cannot, with all reasons.
+    """
+    if not isinstance(model, nn.Module) or is_presharded(model):  # what is no model is refused by its type
+        return
+    problems = [*sequence_parallel_limits(sequences, model)]
+    if sizes is not None:
+        problems += context_parallel_limits(sizes.cp, model)
+        try:
+            check_plan(model, sizes.tp)
+        except ModelError as error:
+            problems.append(str(error))
+    if problems:
+        raise ModelError("\n  ".join(problems))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from hf_compat.arguments.context_parallelism import Rotation
+from hf_compat.arguments.sequence_parallelism import Rotation
 
 __all__ = ["context_parallel_limits", "drop_masks", "shared_sequences", "whole_sequences"]
 

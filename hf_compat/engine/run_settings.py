@@ -21,25 +21,26 @@ from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.engine.fabric_variables import named, naming_variables, with_fabric_variables
-from hf_compat.engine.global_keywords import with_keywords_for_all
 from hf_compat.engine.keywords import (
     EVALUATION_KEYWORDS,
     FIELD_KEYWORDS,
     SHARES,
     as_given,
+    barebones_problems,
     clipping_meant,
+    development_fields,
     evaluation_meant,
     keyword_problems,
     precision_meant,
+    spelled_out,
     user_plugins,
+    with_keywords_for_all,
 )
 from hf_compat.engine.precision import true_precision
-from hf_compat.engine.shorthand_keywords import barebones_problems, development_fields, spelled_out
 from hf_compat.engine.strategy_keyword import deepspeed_meant, strategy_spelled_out
 from hf_compat.errors import TrainerSetupError
 from hf_compat.plan.data_limits import DataLimits
-from hf_compat.plan.evaluation_times import EvaluationTimes
-from hf_compat.plan.loop_settings import LoopSettings
+from hf_compat.plan.evaluation_times import EvaluationTimes, LoopSettings
 
 __all__ = ["Settings", "effective_settings"]
 

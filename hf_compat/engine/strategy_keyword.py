@@ -10,9 +10,13 @@ from lightning.fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning.pytorch.plugins import CheckpointIO, Precision
 from lightning.pytorch.strategies import DeepSpeedStrategy, Strategy, StrategyRegistry
 
-from hf_compat.distributed.deepspeed_process import import_deepspeed
-from hf_compat.engine.internals.deepspeed import DEEPSPEED_NAMES, parse_deepspeed_strategy
-from hf_compat.engine.internals.strategies import parts_of_strategy, plain_class
+from hf_compat.distributed.processes import import_deepspeed
+from hf_compat.engine.internals.strategies import (
+    DEEPSPEED_NAMES,
+    parse_deepspeed_strategy,
+    parts_of_strategy,
+    plain_class,
+)
 from hf_compat.engine.keywords import user_plugins
 from hf_compat.engine.strategy_options import refused_options
 from hf_compat.engine.strategy_table import NAMES

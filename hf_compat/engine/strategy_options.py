@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from hf_compat.engine.support import Support, refused, works
+from hf_compat.engine.strategy_table import Support, refused, works
 
 __all__ = ["OPTIONS", "refused_options"]
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import lightning.pytorch as pl
 
 from hf_compat.distributed.oom_consensus import PacedVotes
+from hf_compat.engine.clusters import slurm_signal
 from hf_compat.engine.internals.loops import disable_signal_handlers
-from hf_compat.engine.signals import slurm_signal
 from hf_compat.lightning.hf_checkpoints import HFCheckpoints
 from hf_compat.run.preemption import SignalWatch, exit_status, requeue
 

@@ -10,8 +10,13 @@ from packaging.version import Version
 from torch import nn
 
 from hf_compat.errors import MissingPackageError, is_installed, require_package
-from hf_compat.optim.optim_args import convert_options, parse_flag, parse_literal
-from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest
+from hf_compat.optim.optimizer_request import (
+    ClassAndKwargs,
+    OptimizerRequest,
+    convert_options,
+    parse_flag,
+    parse_literal,
+)
 
 __all__ = [
     "adamw_like",

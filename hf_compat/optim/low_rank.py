@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hf_compat.errors import ArgumentsError, ArgumentTypesError, UnsupportedArgumentsError
-from hf_compat.optim.layerwise import LayerwiseOptimizer
+from hf_compat.optim.in_backward import LayerwiseOptimizer
 from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest
 
 __all__ = ["apollo", "galore", "target_weights"]

@@ -15,8 +15,14 @@ from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.errors import ArgumentsError
 from hf_compat.optim import external, in_backward, low_rank
 from hf_compat.optim.classes import adafactor_class
-from hf_compat.optim.optim_args import convert_options, parse_bool, parse_optim_args
-from hf_compat.optim.optimizer_request import ClassAndKwargs, OptimizerRequest, plain_name
+from hf_compat.optim.optimizer_request import (
+    ClassAndKwargs,
+    OptimizerRequest,
+    convert_options,
+    parse_bool,
+    parse_optim_args,
+    plain_name,
+)
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments

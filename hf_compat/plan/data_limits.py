@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from hf_compat.errors import DataError
-from hf_compat.plan.plan import RunPlan
-from hf_compat.plan.units import epochs_for, update_steps_for
+from hf_compat.plan.plan import RunPlan, epochs_for, update_steps_for
 
 __all__ = ["DataLimits", "Share", "limited", "share_of"]
 

@@ -9,7 +9,7 @@ from hf_compat.errors import DataError
 from hf_compat.plan.data_limits import Share, share_of
 from hf_compat.plan.plan import RunPlan
 
-__all__ = ["EvaluationTimes", "steps_between"]
+__all__ = ["EvaluationTimes", "LoopSettings", "steps_between"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +57,19 @@ def steps_between(times: EvaluationTimes, plan: RunPlan, *, has_length: bool) ->
             "never be evaluated. Set at most as many, or `'check_val_every_n_epoch': None` to count over all epochs."
         )
     return times.every
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """Settings of a run that keywords of ``lightning.Trainer`` add to its training arguments."""
+
+    clip_value: float | None = None
+    """Clip each element of the gradients to between minus this and this; None to clip by ``max_grad_norm``."""
+    sanity_batches: int = 0
+    """Batches of an evaluation that a run begins with, to see that it works; -1 for all."""
+    reload_every: int = 0
+    """Epochs after which a run asks for a new train loader; 0 for never."""
+    shards_batches: bool = True
+    """Whether each rank gets its share of the batches; otherwise its own loader is left as it is."""
+    evaluation_times: EvaluationTimes | None = None
+    """When the run evaluates; None if the training arguments say it."""

@@ -1,4 +1,7 @@
-"""``RunPlan``: the number of epochs, update steps and samples of a run, computed before it starts."""
+"""``RunPlan``: the number of epochs, update steps and samples of a run, computed before it starts.
+
+A *window* is the batches accumulated for one update step; the last window of an epoch may be short and still steps.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hf_compat.errors import DataError
-from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
 
-__all__ = ["RunPlan", "build_plan"]
+__all__ = ["RunPlan", "build_plan", "epochs_for", "update_steps_for", "update_steps_per_epoch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +109,18 @@ def _plan_without_length(args: TrainingArguments, samples_per_update_step: int) 
         num_train_samples=samples,
         samples_per_update_step=samples_per_update_step,
     )
+
+
+def update_steps_per_epoch(batches: int, accumulate: int) -> int:
+    """Return the update steps of an epoch of ``batches`` batches, with ``accumulate`` batches per window."""
+    return max(math.ceil(batches / accumulate), 1)
+
+
+def update_steps_for(epochs: float, steps_per_epoch: int) -> int:
+    """Return the update steps of ``epochs`` epochs, rounded up."""
+    return math.ceil(epochs * steps_per_epoch)
+
+
+def epochs_for(update_steps: int, steps_per_epoch: int) -> int:
+    """Return the epochs that ``update_steps`` update steps need, rounded up."""
+    return math.ceil(update_steps / steps_per_epoch)

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Self
 
-from hf_compat.plan.plan import RunPlan
-from hf_compat.plan.units import epochs_for, update_steps_for, update_steps_per_epoch
+from hf_compat.plan.plan import RunPlan, epochs_for, update_steps_for, update_steps_per_epoch
 
 __all__ = ["DataPosition", "ResumeOffset", "plan_for_rest"]
 

@@ -12,13 +12,13 @@ from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window
-from hf_compat.engine.first_and_last_callbacks import LastCallback
+from hf_compat.engine.lightning_callbacks import LastCallback
 from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.run.clipping import Norm, clip_gradients
-from hf_compat.run.current_optimizer import CurrentOptimizer
 from hf_compat.run.evaluation_timing import EvaluationTiming
+from hf_compat.run.optimization import CurrentOptimizer
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
 from hf_compat.run.reloading import Reloading

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hf_compat.data.windows import Window
 from hf_compat.overriding import check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
-from hf_compat.run.loss_sum import LossSum
+from hf_compat.run.training_logs import LossSum
 
 if TYPE_CHECKING:
     from hf_compat.state import TrainerState

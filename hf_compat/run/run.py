@@ -22,9 +22,9 @@ from hf_compat.data.stream_states import gather_stream_states
 from hf_compat.data.windows import ResumePosition
 from hf_compat.distributed.oom_consensus import max_over_ranks
 from hf_compat.engine.backend import LightningBackend
+from hf_compat.engine.clusters import slurm_signal
 from hf_compat.engine.internals.loops import fast_forward
 from hf_compat.engine.internals.voted_collectives import voted_collectives
-from hf_compat.engine.signals import slurm_signal
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
 from hf_compat.optim.losses import check_loss
@@ -33,7 +33,6 @@ from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.plan.data_limits import limited
 from hf_compat.plan.upstream import from_values, samples_per_update_step
-from hf_compat.run.accumulation import warn_of_changed_accumulation
 from hf_compat.run.assembly import FitObjects, UserPieces, assemble, assemble_user_pieces
 from hf_compat.run.batch_size import with_smaller_batches
 from hf_compat.run.hooks import RunHooks
@@ -42,9 +41,9 @@ from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper, wrap_to_train
 from hf_compat.run.progress import RunCounters
 from hf_compat.run.resume import check_start, without_extra_step
+from hf_compat.run.run_warnings import warn_of_changed_accumulation, warn_of_untold_epochs
 from hf_compat.run.shared_sequences import share_sequences, warn_of_lost_steps
 from hf_compat.run.tokens import count_train_tokens
-from hf_compat.run.untold_epochs import warn_of_untold_epochs
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.callbacks import ProgressCallback
-from hf_compat.engine.first_and_last_callbacks import FirstCallback
+from hf_compat.engine.lightning_callbacks import FirstCallback
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.user_trainer import join, user_keywords

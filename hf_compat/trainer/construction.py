@@ -24,8 +24,8 @@ from hf_compat.engine.lightning_callbacks import draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
-from hf_compat.engine.strategies.data_parallel.strategy import replicated
-from hf_compat.engine.strategies.tensor_parallel.splitting import check_plan
+from hf_compat.engine.strategies.data_parallel import replicated
+from hf_compat.engine.strategies.tensor_splitting import check_plan
 from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.log_files import write_log_file
 from hf_compat.logger_levels import set_level
@@ -40,8 +40,7 @@ from hf_compat.model_facts import (
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import check_is_module, is_ours
 from hf_compat.state import TrainerState, is_exportable
-from hf_compat.trainer.loaded_models import check_is_model, check_loaded_model
-from hf_compat.trainer.validation import strategy_problems
+from hf_compat.trainer.validation import check_is_model, check_loaded_model, strategy_problems
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -89,7 +88,7 @@ def use_presharded(trainer: Trainer, model: nn.Module) -> None:
     """
     backend = trainer.lightning_backend
     if is_presharded(model) and backend.process_layout.strategy != "presharded":
-        from hf_compat.engine.strategies.presharded.strategy import presharded_layout  # few runs need it
+        from hf_compat.engine.strategies.presharded import presharded_layout  # few runs need it
 
         strategy = backend.keywords.get("strategy", "auto")
         backend.set_layout(presharded_layout(backend.process_layout, model, trainer.args, strategy))

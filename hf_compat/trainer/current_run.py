@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.engine.loggers import open_loggers
+from hf_compat.run.progress import RunCounters
 from hf_compat.run.run import TrainingRun
-from hf_compat.trainer.views import counts_of
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["current_run", "new_run", "prepare_strategy"]
+__all__ = ["View", "counts_of", "current_run", "keep_views", "new_run", "prepare_strategy"]
+
+_UNSET = object()
 
 
 def new_run(trainer: Trainer, trial: Trial | None = None, ignore_keys: list[str] | None = None) -> TrainingRun:
@@ -41,3 +43,46 @@ def prepare_strategy(trainer: Trainer) -> None:
     wrapped = backend.prepare_evaluation(trainer.args, trainer.model, loggers)
     if wrapped is not None:
         current_run(trainer).take_wrapper(wrapped)
+
+
+class View:
+    """An attribute of the Trainer that reads and writes a field of its counts.
+
+    Args:
+        field: The field's name in :class:`~hf_compat.run.progress.RunCounters`.
+        initial: Its first value. Default: that of ``RunCounters``.
+    """
+
+    def __init__(self, field: str, initial: object = _UNSET) -> None:
+        self.field = field
+        self.initial = initial
+
+    def __get__(self, trainer: Trainer | None, owner: type) -> Any:
+        return self if trainer is None else getattr(counts_of(trainer), self.field)
+
+    def __set__(self, trainer: Trainer, value: object) -> None:
+        setattr(counts_of(trainer), self.field, value)
+
+
+def counts_of(trainer: Trainer) -> RunCounters:
+    """Return the counts of ``trainer``, created on first use, which may be before ``super().__init__()``."""
+    counters: RunCounters | None = vars(trainer).get("run_counters")
+    if counters is None:
+        counters = vars(trainer)["run_counters"] = RunCounters()
+        kind = type(trainer)
+        for view in (getattr(kind, name) for name in _views(kind)):
+            if view.initial is not _UNSET:
+                setattr(counters, view.field, view.initial)
+    return counters
+
+
+def keep_views(kind: type) -> None:
+    """Make each plain value that the class ``kind`` has under the name of a view that view's first value."""
+    for name, value in list(vars(kind).items()):
+        inherited = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
+        if isinstance(inherited, View) and not hasattr(value, "__get__"):
+            setattr(kind, name, View(inherited.field, value))
+
+
+def _views(kind: type) -> list[str]:
+    return [name for base in kind.__mro__ for name, value in vars(base).items() if isinstance(value, View)]

@@ -31,8 +31,8 @@ from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
 from hf_compat.distributed.accelerators import is_initialized
 from hf_compat.distributed.launch import OWN_MARK
+from hf_compat.engine.clusters import slurm_signal
 from hf_compat.engine.process_layout import ProcessStart, place_started
-from hf_compat.engine.signals import slurm_signal
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.run.preemption import SignalWatch, exit_status
 from hf_compat.trainer.construction import set_log_level

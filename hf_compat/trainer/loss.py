@@ -19,9 +19,8 @@ from hf_compat.errors import DataError, LoaderError, LossError, ModelError, Mode
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, map_nested
-from hf_compat.optim.divide_scalar import divide_scalar
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
-from hf_compat.optim.losses import check_loss
+from hf_compat.optim.losses import check_loss, divide_scalar
 from hf_compat.overriding import call_as_defined, check_returned, is_ours
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.atomic_files import read_json_object
-from hf_compat.checkpoint import names, rng, rotation, state_dict_files, training_args, weights
+from hf_compat.checkpoint import names, rng, rotation, state_dict_files, weights
 from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.current_run import prepare_strategy
@@ -152,7 +152,7 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
             logger.info("Saving Trainer.data_collator.tokenizer by default as Trainer.processing_class is `None`")
     if processing_class is not None:
         processing_class.save_pretrained(str(folder))
-    training_args.save_training_args(trainer.args, folder)
+    state_dict_files.save_training_args(trainer.args, folder)
 
 
 def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from hf_compat import hub
 from hf_compat.arguments import HubStrategy
 from hf_compat.atomic_files import read_json_object, write_text
-from hf_compat.checkpoint import training_args
+from hf_compat.checkpoint import state_dict_files
 from hf_compat.checkpoint.hidden_folders import final_name, hidden_sibling
-from hf_compat.checkpoint.model_files import copy_model_files, model_files
 from hf_compat.checkpoint.names import TRAINER_STATE_NAME
+from hf_compat.checkpoint.weight_files import copy_model_files, model_files
 from hf_compat.errors import HubError
 from hf_compat.model_card import TrainingSummary
 from hf_compat.model_card.summary import as_list
@@ -174,7 +174,7 @@ class Pusher:
         copy_model_files(weights, output)
         if trainer.processing_class is not None:
             trainer.processing_class.save_pretrained(output)
-        training_args.save_training_args(args, output)
+        state_dict_files.save_training_args(args, output)
         # From the checkpoint: with background saving, training is ahead of it.
         state = read_json_object(checkpoint / TRAINER_STATE_NAME)
         progress = f"step {state['global_step']}" if args.save_strategy == "steps" else f"epoch {int(state['epoch'])}"

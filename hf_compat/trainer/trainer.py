@@ -61,11 +61,10 @@ from hf_compat.trainer import (
     transformers_4,
     validation,
 )
-from hf_compat.trainer.current_run import current_run, new_run
+from hf_compat.trainer.current_run import View, counts_of, current_run, keep_views, new_run
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
 from hf_compat.trainer.setup_log import announce_setup
-from hf_compat.trainer.views import View, counts_of, keep_views
 from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from hf_compat.arguments.checking.with_data import accelerator_config_problems, data_problems
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.engine.lightning_callbacks import callback_problems
+from hf_compat.engine.moving import devices_of
 from hf_compat.engine.precision import precision_problems
 from hf_compat.engine.strategies.traits import StrategyRequest
-from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, TrainerSetupError
+from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.metrics import has_length
-from hf_compat.optim.optim_args import parse_optim_args
+from hf_compat.model_facts import is_peft_model
+from hf_compat.optim.optimizer_request import parse_optim_args
 from hf_compat.optim.schedulers import unknown_scheduler_kwargs
 from hf_compat.overriding import is_ours
 from hf_compat.run.batch_size import batch_size_problems
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["strategy_problems", "validate"]
+__all__ = ["check_is_model", "check_loaded_model", "strategy_problems", "validate"]
 
 
 def validate(trainer: Trainer) -> None:
@@ -166,3 +169,68 @@ def _given_optimizer_problems(trainer: Trainer) -> list[str]:
             "Passing both `optimizers` and `optimizer_cls_and_kwargs` arguments is incompatible: choose one."
         )
     return problems
+
+
+def check_is_model(model: object, source: str) -> None:
+    """Raise if ``model`` is no ``torch.nn.Module``, but a class, a name or something else.
+
+    Args:
+        model: The value passed as a model.
+        source: What it is, for the message.
+
+    Raises:
+        ModelError: If so; it says what to pass.
+    """
+    if isinstance(model, nn.Module):
+        return
+    if isinstance(model, type):
+        name = model.__name__
+        loaded = f" or `{name}.from_pretrained(...)`" if hasattr(model, "from_pretrained") else ""
+        raise ModelError(f"{source}: {name} is a class. Pass an instance of it: `{name}(...)`{loaded}.")
+    if isinstance(model, str):
+        raise ModelError(
+            f"{source}: {model!r} is a string. Load the model of that name first, for instance with "
+            f"`AutoModelFor....from_pretrained({model!r})`, and pass it."
+        )
+    raise ModelError(f"{source}: an object of type {type(model).__name__}. Pass a `torch.nn.Module`.")
+
+
+def check_loaded_model(model: nn.Module, *, is_alone: bool) -> None:
+    """Raise if ``model`` is quantized and cannot be trained, or is spread over devices that several processes use.
+
+    Args:
+        model: The model.
+        is_alone: Whether there is a single process, whose model may be on several devices.
+
+    Raises:
+        ModelError: If so; it says what to do.
+    """
+    devices = devices_of(model)
+    if len(devices) > 1 and not is_alone:
+        raise ModelError(
+            f"`model`: its `device_map` places it on {sorted(map(str, devices))}, but each rank trains on one device. "
+            "Load it with `device_map={'': LOCAL_RANK}` or without `device_map`, or start one process, which trains it "
+            "where it is."
+        )
+    if getattr(model, "is_quantized", False) and not getattr(model, "_hf_peft_config_loaded", False):
+        _check_quantized(model)
+
+
+def _check_quantized(model: nn.Module) -> None:
+    quantizer: Any = getattr(model, "hf_quantizer", None)
+    if hasattr(model, "_orig_mod"):
+        raise ModelError(
+            "`model`: You cannot fine-tune quantized model with `torch.compile()`. Pass the uncompiled model, and set "
+            "`torch_compile=True`."
+        )
+    if not is_peft_model(model) and not getattr(quantizer, "is_qat_trainable", False):
+        raise ModelError(
+            "`model`: You cannot perform fine-tuning on purely quantized models, whose weights are not trained. Attach "
+            "adapters with peft, or load it without a `quantization_config`."
+        )
+    if not getattr(quantizer, "is_trainable", False):
+        method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", "a method of its own")
+        raise ModelError(
+            f"`model`: it is quantized with {method}, but that quantization method do not support training. Load it "
+            "with another `quantization_config`, or without one."
+        )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.context_parallelism import rotation
+from hf_compat.arguments.sequence_parallelism import rotation
 from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.errors import ArgumentsError, UnsupportedArgumentsError
 from tests.scripts.sharded_common import llama

@@ -10,7 +10,7 @@ from hf_compat import TrainingArguments
 from hf_compat.arguments import run_precision
 from hf_compat.arguments.checking import checks
 from hf_compat.distributed import accelerators
-from hf_compat.distributed.devices import set_tf32
+from hf_compat.distributed.accelerators import set_tf32
 from hf_compat.errors import UnsupportedArgumentsError
 
 

@@ -16,7 +16,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.precision import FullPrecision
 from hf_compat.engine.strategies.deepspeed import engine
-from hf_compat.engine.strategies.deepspeed.limits import deepspeed_limits
+from hf_compat.engine.strategies.limits import deepspeed_limits
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import HFCompatWarning, TrainerSetupError
 from tests.support.checkpoints import assert_same_checkpoints

@@ -18,9 +18,8 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import ProcessLayout
-from hf_compat.engine.strategies.presharded import strategy
-from hf_compat.engine.strategies.presharded.limits import presharded_limits
-from hf_compat.engine.strategies.presharded.strategy import presharded_layout
+from hf_compat.engine.strategies.limits import presharded_limits
+from hf_compat.engine.strategies.presharded import presharded_layout, strategy
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ModelError
 from tests.scripts import presharded_script

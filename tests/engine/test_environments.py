@@ -3,7 +3,7 @@
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.environments import LaunchedEnvironment
+from hf_compat.engine.clusters import LaunchedEnvironment
 
 
 def test_environment_says_what_the_launcher_said():

@@ -7,7 +7,7 @@ import torch
 from lightning.fabric import cli
 
 from hf_compat import Trainer, TrainingArguments
-from hf_compat.distributed.devices import wants_cpu
+from hf_compat.distributed.accelerators import wants_cpu
 from hf_compat.engine.fabric_variables import FABRIC_VARIABLES
 from hf_compat.errors import ArgumentsError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, vector_rows

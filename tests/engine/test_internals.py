@@ -33,7 +33,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import callbacks, evaluating, fsdp, interrupts, loops, strategies, voted_collectives
+from hf_compat.engine.internals import callbacks, evaluating, interrupts, loops, strategies, voted_collectives
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -285,7 +285,7 @@ def test_fsdp_is_set_up_through_what_we_override():
 )
 def test_choices_for_fsdp_are_read(chosen, expected):
     """What a user told ``FSDPStrategy`` is found where it keeps it."""
-    assert fsdp.parse_fsdp_strategy(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
+    assert strategies.parse_fsdp_strategy(FSDPStrategy(**chosen)) == (FsdpSettings(**expected), [])
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_choices_for_fsdp_are_read(chosen, expected):
 )
 def test_choices_for_fsdp_that_cannot_be_kept(chosen, named):
     """Each is named."""
-    [problem] = fsdp.parse_fsdp_strategy(FSDPStrategy(**chosen))[1]
+    [problem] = strategies.parse_fsdp_strategy(FSDPStrategy(**chosen))[1]
     assert named in problem
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_compat.optim.divide_scalar import divide_scalar
+from hf_compat.optim.losses import divide_scalar
 
 
 @pytest.mark.parametrize("by", [1, 2, 3, 7, 48, 1_000_003])

@@ -35,7 +35,7 @@ registered first:
 
 <!-- first
 from hf_compat.distributed.launch import Launch
-from hf_compat.engine.environments import LaunchedEnvironment
+from hf_compat.engine.clusters import LaunchedEnvironment
 
 
 class MyCluster(LaunchedEnvironment):

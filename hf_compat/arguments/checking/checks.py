@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.deepspeed.requested import deepspeed_problems
-from hf_compat.arguments.fields.choices import HALF_PRECISION_BACKENDS, LOG_LEVELS, SAMPLING_STRATEGIES, START_METHODS
-from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments.fields.defaults import (
+    HALF_PRECISION_BACKENDS,
+    LOG_LEVELS,
+    SAMPLING_STRATEGIES,
+    START_METHODS,
+    defaults,
+)
 from hf_compat.arguments.fields.rules import unsupported_problems
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems
@@ -23,8 +28,7 @@ from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import PRECISION_VARIABLE, mixed_precision
 from hf_compat.distributed.accelerate_state import configured_precision, configured_state
-from hf_compat.distributed.accelerators import accelerator_type, lacks_bf16, lacks_fp16, lacks_tf32
-from hf_compat.distributed.devices import wants_cpu
+from hf_compat.distributed.accelerators import accelerator_type, lacks_bf16, lacks_fp16, lacks_tf32, wants_cpu
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments

@@ -12,7 +12,7 @@ from hf_compat.arguments.deepspeed.config import read_config
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import LAUNCHER_SETTINGS, DeepSpeedPlugin, fill_from_launcher, launcher_config
 from hf_compat.arguments.releases.semantics import Semantics
-from hf_compat.distributed.deepspeed_process import import_deepspeed, prepare_process
+from hf_compat.distributed.processes import import_deepspeed, prepare_process
 from hf_compat.environment import is_yes
 from hf_compat.errors import ArgumentsError, require_package
 

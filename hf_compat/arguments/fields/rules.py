@@ -83,7 +83,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer/optimizer_and_schedule.py",
         "Keyword arguments of the learning-rate schedule.",
     ),
-    FieldRule("warmup_steps", "plan", "arguments/warmup.py", "Update steps of warmup in the learning-rate schedule."),
+    FieldRule(
+        "warmup_steps",
+        "plan",
+        "arguments/releases/versions.py",
+        "Update steps of warmup in the learning-rate schedule.",
+    ),
     FieldRule(
         "optim", "plan", "optim/optimizers.py", "The optimizer: from torch, from hf_compat or from an optional package."
     ),
@@ -375,12 +380,10 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "The sampler of the training data loader; `group_by_length` also applies to evaluation.",
     ),
     FieldRule("length_column_name", "plan", "trainer/loaders.py", "The column with the lengths for `group_by_length`."),
-    FieldRule(
-        "ddp_find_unused_parameters", "plan", "engine/strategies/ddp/strategy.py", _DDP.format("find_unused_parameters")
-    ),
-    FieldRule("ddp_bucket_cap_mb", "plan", "engine/strategies/ddp/strategy.py", _DDP.format("bucket_cap_mb")),
-    FieldRule("ddp_broadcast_buffers", "plan", "engine/strategies/ddp/strategy.py", _DDP.format("broadcast_buffers")),
-    FieldRule("ddp_static_graph", "plan", "engine/strategies/ddp/strategy.py", _DDP.format("static_graph")),
+    FieldRule("ddp_find_unused_parameters", "plan", "engine/strategies/ddp.py", _DDP.format("find_unused_parameters")),
+    FieldRule("ddp_bucket_cap_mb", "plan", "engine/strategies/ddp.py", _DDP.format("bucket_cap_mb")),
+    FieldRule("ddp_broadcast_buffers", "plan", "engine/strategies/ddp.py", _DDP.format("broadcast_buffers")),
+    FieldRule("ddp_static_graph", "plan", "engine/strategies/ddp.py", _DDP.format("static_graph")),
     FieldRule("ddp_backend", "plan", "arguments/process_facts.py", "The backend of the process group."),
     FieldRule(
         "ddp_timeout", "plan", "arguments/training_arguments.py", "The timeout of collective operations, in seconds."

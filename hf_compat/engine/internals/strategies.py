@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
+import os
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.strategies.launchers.subprocess_script import _launch_process_observer
 from lightning.pytorch.overrides.distributed import _register_ddp_comm_hook
 from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    ParallelStrategy,
+    Strategy,
+    StrategyRegistry,
+)
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy, size_based_auto_wrap_policy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from hf_compat.arguments.fsdp.settings import FsdpSettings
+
 __all__ = [
+    "DEEPSPEED_NAMES",
     "calling_strategy",
     "changed_options",
     "has_plain_ddp",
     "overridden_names",
     "parse_ddp_strategy",
+    "parse_deepspeed_strategy",
+    "parse_fsdp_strategy",
+    "parse_model_parallel_strategy",
     "parts_of_strategy",
     "plain_class",
     "register_communication_hooks",
     "replace_optimizer",
     "replace_strategy",
+    "set_up_with_mesh",
+    "start_method",
+    "start_processes",
     "starts_no_processes",
 ]
 
 _CHOSEN_BY_TRAINER = ("module", "device_ids", "output_device")
 """Keywords of torch's DDP that are not the user's."""
 _StrategyClass = TypeVar("_StrategyClass", bound=type[Strategy])
+
+DEEPSPEED_NAMES = tuple(name for name, row in StrategyRegistry.items() if row["strategy"] is DeepSpeedStrategy)
+"""Lightning's names of ``DeepSpeedStrategy`` with its options."""
+
+_FOLLOWS_ARGUMENTS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+"""Keys that Lightning fills in from its trainer, and a run from the training arguments."""
+_LOSS_SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
 
 
 def starts_no_processes(cls: _StrategyClass) -> _StrategyClass:
@@ -221,3 +253,110 @@ def parts_of_strategy(strategy: Strategy) -> dict[str, Any]:
         "cluster_environment": getattr(strategy, "cluster_environment", None),
     }
     return {name: part for name, part in parts.items() if part is not None}
+
+
+def parse_deepspeed_strategy(strategy: DeepSpeedStrategy) -> dict[str, Any]:
+    """Return the DeepSpeed config of the user's ``strategy``, with ``"auto"`` for what the training arguments say.
+
+    Contract: Lightning's ``DeepSpeedStrategy`` makes ``config`` of its arguments in the constructor, or takes the
+    user's; in a set-up it adds batch size, accumulation and clipping of its trainer, and a section for the precision
+    with the loss-scaling options, which are attributes of their names.
+    """
+    config: dict[str, Any] = copy.deepcopy(strategy.config)  # type: ignore[arg-type]
+    scaling = {name: getattr(strategy, name) for name in _LOSS_SCALE}
+    return {
+        "zero_optimization": {"stage": 0},
+        **dict.fromkeys(_FOLLOWS_ARGUMENTS, "auto"),
+        "fp16": {"enabled": "auto", **scaling},
+        "bf16": {"enabled": "auto"},
+        **config,
+    }
+
+
+def parse_fsdp_strategy(strategy: FSDPStrategy) -> tuple[FsdpSettings, list[str]]:
+    """Return the settings of the user's ``strategy``, and which keywords and policies are not supported.
+
+    Contract: Lightning's ``FSDPStrategy`` stores ``sharding_strategy`` and ``cpu_offload`` as torch's objects, full or
+    sharded state dicts in ``_state_dict_type``, activation checkpointing in ``_activation_checkpointing_kwargs``, and
+    the wrapper's other keywords in ``kwargs``, with a set of layers as ``ModuleWrapPolicy``.
+    """
+    given = {name: value for name, value in strategy.kwargs.items() if name != "device_mesh"}
+    policy, prefetch = given.pop("auto_wrap_policy", None), given.pop("backward_prefetch", None)
+    checkpointing = dict(strategy._activation_checkpointing_kwargs)
+    layers = _layers_of(policy)
+    flags = ("forward_prefetch", "limit_all_gathers", "use_orig_params", "sync_module_states")
+    values = {name: bool(given.pop(name)) for name in flags if name in given}
+    by_size = isinstance(policy, partial) and policy.func is size_based_auto_wrap_policy
+    least = policy.keywords.get("min_num_params", 10**8) if by_size else 0
+    problems = [f"`{name}` is not supported, do not pass it" for name in given]
+    if policy is not None and layers is None and not by_size:
+        problems.append("`auto_wrap_policy` must be a set of layer classes, or torch's size-based policy")
+    if checkpointing and (layers is None or _layers_of(checkpointing.get("auto_wrap_policy")) != layers):
+        problems.append("`activation_checkpointing_policy` must be the layers of `auto_wrap_policy`")
+    return FsdpSettings(
+        version=1,
+        sharding=strategy.sharding_strategy.name.lower().removeprefix("_"),  # type: ignore[arg-type]
+        wrapping="size" if by_size else "transformer" if layers else "none",
+        layer_classes=layers or (),
+        min_num_params=least,
+        cpu_offload=strategy.cpu_offload is not None and strategy.cpu_offload.offload_params,
+        state_dict_type=strategy._state_dict_type,
+        activation_checkpointing=bool(checkpointing),
+        backward_prefetch=None if prefetch is None else prefetch.name.lower(),
+        **values,
+    ), problems
+
+
+def _layers_of(policy: object) -> tuple[str, ...] | None:
+    if not isinstance(policy, ModuleWrapPolicy):
+        return None
+    return tuple(sorted(layer.__name__ for layer in policy._module_classes))
+
+
+def set_up_with_mesh(strategy: ModelParallelStrategy, mesh: DeviceMesh) -> None:
+    """Set up the environment of ``strategy`` as Lightning does, with ``mesh`` in place of Lightning's own.
+
+    Contract: ``ModelParallelStrategy.setup_environment`` calls its parent's, then ``_setup_distributed``, and sets
+    ``_device_mesh`` of the strategy and of its module.
+    """
+    ParallelStrategy.setup_environment(strategy)
+    strategy._setup_distributed()
+    assert strategy.lightning_module is not None, "connected by the trainer"
+    strategy._device_mesh = strategy.lightning_module._device_mesh = mesh
+
+
+def parse_model_parallel_strategy(
+    strategy: ModelParallelStrategy,
+) -> tuple[int | Literal["auto"], int | Literal["auto"]]:
+    """Return data- and tensor-parallel size of the user's ``strategy``.
+
+    Contract: Lightning's ``ModelParallelStrategy`` stores each argument as an attribute with an underscore.
+    """
+    return strategy._data_parallel_size, strategy._tensor_parallel_size
+
+
+def start_method(strategy: DDPStrategy) -> str:
+    """Return how ``strategy`` starts processes: ``"popen"`` (runs the script again) or a multiprocessing method.
+
+    Contract: Lightning's ``DDPStrategy`` stores it as ``_start_method``, by default None.
+    """
+    return strategy._start_method or "popen"
+
+
+def start_processes(count: int, num_nodes: int, *, mark: str) -> None:
+    """Run this script ``count - 1`` more times, with this process as local rank 0; all are killed if one fails.
+
+    Contract: the launcher of Lightning's DDP runs ``sys.argv`` again with LOCAL_RANK, NODE_RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT set, and sets them here too; its observer kills all processes when one has failed.
+
+    Args:
+        count: Number of processes on this node.
+        num_nodes: Number of nodes; the user starts the script on each.
+        mark: Environment variable that marks processes started by the Trainer.
+    """
+    environment = LightningEnvironment()
+    launcher = _SubprocessScriptLauncher(environment, count, num_nodes)
+    os.environ.update({mark: "1", "LOCAL_WORLD_SIZE": str(count)})
+    launcher._call_children_scripts()
+    if launcher.procs:
+        _launch_process_observer(launcher.procs)

@@ -16,16 +16,16 @@ from lightning.pytorch.strategies import (
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
-from hf_compat.engine.internals.deepspeed import DEEPSPEED_NAMES
-from hf_compat.engine.internals.fsdp import parse_fsdp_strategy
-from hf_compat.engine.internals.parallel import parse_model_parallel_strategy
 from hf_compat.engine.internals.strategies import (
+    DEEPSPEED_NAMES,
     changed_options,
     overridden_names,
     parse_ddp_strategy,
+    parse_fsdp_strategy,
+    parse_model_parallel_strategy,
     plain_class,
+    start_method,
 )
-from hf_compat.engine.internals.subprocesses import start_method
 from hf_compat.engine.strategy_options import refused_options
 from hf_compat.engine.strategy_table import ABSTRACT, CLASSES, NAMES, is_of_ray, refused_strategy
 from hf_compat.errors import TrainerSetupError

@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_compat.checkpoint import distributed_files, dtensors, names, optimizer_states, weights
 from hf_compat.checkpoint.background import CheckpointFileWriter
-from hf_compat.engine.environments import LaunchedEnvironment
-from hf_compat.engine.internals.parallel import set_up_with_mesh
+from hf_compat.engine.clusters import LaunchedEnvironment
+from hf_compat.engine.internals.strategies import set_up_with_mesh
 from hf_compat.engine.parallel_mesh import has_replicas
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.ring_attention import context_parallel_limits, drop_masks

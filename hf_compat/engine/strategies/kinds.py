@@ -18,13 +18,13 @@ __all__ = ["STRATEGIES", "device_keywords"]
 
 STRATEGIES = {
     "one device": "one_device.one_device_strategy",
-    "data parallel": "data_parallel.strategy.data_parallel_strategy",
-    "ddp": "ddp.strategy.ddp_strategy",
+    "data parallel": "data_parallel.data_parallel_strategy",
+    "ddp": "ddp.ddp_strategy",
     "fsdp1": "fsdp.version1.fsdp1_strategy",
     "fsdp2": "fsdp.version2.fsdp2_strategy",
     "deepspeed": "deepspeed.strategy.deepspeed_strategy",
-    "tensor parallel": "tensor_parallel.strategy.tensor_parallel_strategy",
-    "presharded": "presharded.strategy.presharded_strategy",
+    "tensor parallel": "tensor_parallel.tensor_parallel_strategy",
+    "presharded": "presharded.presharded_strategy",
 }
 """``ProcessLayout.strategy`` → the function in this package that creates the strategy of a run.
 

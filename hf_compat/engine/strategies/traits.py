@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from hf_compat.arguments.parallelism import ParallelSizes
-from hf_compat.engine.strategies.data_parallel.limits import data_parallel_limits
-from hf_compat.engine.strategies.deepspeed.limits import deepspeed_limits
-from hf_compat.engine.strategies.fsdp.limits import fsdp_limits
-from hf_compat.engine.strategies.presharded.limits import presharded_limits
+from hf_compat.engine.strategies.limits import (
+    data_parallel_limits,
+    deepspeed_limits,
+    fsdp_limits,
+    presharded_limits,
+)
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.precision import Precision

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_compat.checkpoint.unpickle import Unread, load_known
-from hf_compat.checkpoint.zero_files import state_files
-from hf_compat.checkpoint.zero_partitions import Partitions, joined
+from hf_compat.checkpoint.zero_partitions import Partitions, joined, state_files
 from hf_compat.errors import CheckpointError
 
 __all__ = ["EngineStates", "read_engine"]

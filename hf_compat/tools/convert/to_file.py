@@ -18,7 +18,7 @@ from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
 from hf_compat.checkpoint.weights import read_weights
-from hf_compat.checkpoint.zero_files import engine_folder
+from hf_compat.checkpoint.zero_partitions import engine_folder
 from hf_compat.errors import CheckpointError
 from hf_compat.plan import DataPosition
 from hf_compat.state import TrainerState

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.checkpoint.unpickle import load_trusted
-from hf_compat.checkpoint.zero_files import LATEST_NAME, engine_folder
+from hf_compat.checkpoint.zero_partitions import LATEST_NAME, engine_folder
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
 from hf_compat.errors import CheckpointError

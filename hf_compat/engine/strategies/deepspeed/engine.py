@@ -16,8 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hf_compat.distributed.deepspeed_process import import_deepspeed, prepare_process
 from hf_compat.distributed.launch import Launch
+from hf_compat.distributed.processes import import_deepspeed, prepare_process
 from hf_compat.errors import TrainerSetupError
 
 __all__ = ["EngineOptimizer", "EngineScheduler", "build_engine"]

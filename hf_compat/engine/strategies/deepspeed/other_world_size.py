@@ -1,4 +1,4 @@
-"""Resuming a checkpoint of ZeRO with another world size: what each rank would have saved, cut anew in memory.
+"""Checkpoints of DeepSpeed saved by another number of ranks: converted, or read as universal ones.
 
 DeepSpeed reads such a checkpoint only with the world size that wrote it. Here its engine gets states where it would
 read files. The checkpoint is mapped into memory, so a rank reads no more of it than it keeps, and is never written to.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,23 +16,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
+from torch.optim import Optimizer
 
-from hf_compat.checkpoint.zero_files import LATEST_NAME, engine_folder, state_files
 from hf_compat.checkpoint.zero_partitions import (
+    LATEST_NAME,
     Partitions,
     Piece,
+    engine_folder,
     filled,
     is_partitioned,
     joined,
     pieces_in_a_row,
     pieces_of_each,
     range_of_each,
+    state_files,
 )
 from hf_compat.engine.strategies.deepspeed.checkpoint_files import load_states, raise_together
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, HFCompatWarning
 
-__all__ = ["MISFITS", "readable_by"]
+__all__ = ["MISFITS", "differing_settings", "readable_by", "warn_of_buffers", "warn_of_shared_settings"]
 
 logger = logging.getLogger(__name__)
 
@@ -177,3 +181,42 @@ def _layout(
     paddings = getattr(optimizer, "round_robin_bit16_padding", None) or [[0] * len(group) for group in shapes]
     for group, padding, part in zip(shapes, paddings, parts, strict=True):
         yield part.numel(), pieces_in_a_row(group, padding, size=part.numel(), rank=rank)
+
+
+def warn_of_buffers(model: nn.Module) -> None:
+    """Warn of buffers in the state dict of ``model``, which DeepSpeed does not read from a universal checkpoint."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = [name for name in model.state_dict() if name not in parameters]
+    if buffers:
+        warnings.warn(
+            f"The buffers {', '.join(buffers)} keep their values: DeepSpeed does not restore buffers from a universal "
+            "checkpoint, with transformers' Trainer either. Load them into the model before training.",
+            HFCompatWarning,
+            stacklevel=2,
+        )
+
+
+def differing_settings(groups: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the settings in which parameter groups differ."""
+    first = groups[0]
+    return [name for name in first if name != "params" and any(first[name] != group[name] for group in groups)]
+
+
+def warn_of_shared_settings(optimizer: Optimizer, differing: list[str]) -> None:
+    """Warn of what parameter groups have in common after DeepSpeed has read a universal checkpoint under ZeRO-3.
+
+    Args:
+        optimizer: The optimizer inside ZeRO's.
+        differing: The settings in which its groups differed before.
+    """
+    steps = [state["step"] for state in optimizer.state.values() if isinstance(state.get("step"), Tensor)]
+    effects = [f"continue with the {', '.join(differing)} of the first"] if differing else []
+    if len({id(step) for step in steps}) < len(steps):
+        effects.append(f"share one step counter, which goes up {len(steps)} times an update step")
+    if effects:
+        warnings.warn(
+            f"All parameter groups {' and '.join(effects)}: that is how DeepSpeed reads a universal checkpoint under "
+            "ZeRO-3, also with transformers' Trainer. Use ZeRO-1 or 2 to continue as the checkpoint's run would have.",
+            HFCompatWarning,
+            stacklevel=2,
+        )

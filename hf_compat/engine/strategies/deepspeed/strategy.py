@@ -24,20 +24,21 @@ from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 from hf_compat.checkpoint.background import CheckpointFileWriter
-from hf_compat.distributed.deepspeed_process import import_deepspeed
-from hf_compat.engine.environments import LaunchedEnvironment
+from hf_compat.distributed.processes import import_deepspeed
+from hf_compat.engine.clusters import LaunchedEnvironment
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.deepspeed.checkpoint_files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
-from hf_compat.engine.strategies.deepspeed.other_world_size import MISFITS, readable_by
-from hf_compat.engine.strategies.deepspeed.sequence_parallel import UlyssesAttention
-from hf_compat.engine.strategies.deepspeed.universal_checkpoints import (
+from hf_compat.engine.strategies.deepspeed.other_world_size import (
+    MISFITS,
     differing_settings,
+    readable_by,
     warn_of_buffers,
     warn_of_shared_settings,
 )
+from hf_compat.engine.strategies.deepspeed.sequence_parallel import UlyssesAttention
 from hf_compat.errors import ArgumentsError, CheckpointError
 from hf_compat.model_facts import is_peft_model
 

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.checkpoint import distributed_files, names, optimizer_states, weights
 from hf_compat.checkpoint.background import CheckpointFileWriter
-from hf_compat.engine.environments import LaunchedEnvironment
+from hf_compat.engine.clusters import LaunchedEnvironment
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.fsdp.wrapping import Wrapped, sharding_strategy, wrap_model

@@ -15,11 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.distributed.oom_consensus import is_attempting, vote
-from hf_compat.engine.environments import LaunchedEnvironment
+from hf_compat.engine.clusters import LaunchedEnvironment
 from hf_compat.engine.internals.strategies import register_communication_hooks
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
-from hf_compat.engine.strategies.ddp.voting import vote_before_exchanges
+from hf_compat.engine.strategies.ddp_voting import vote_before_exchanges
 from hf_compat.errors import TrainerSetupError
 from hf_compat.model_facts import is_pretrained_model
 

@@ -1,12 +1,17 @@
-"""A warning where, as in transformers, a data set's ``set_epoch`` is not called."""
+"""Warnings of a run: epochs that a data set is not told, and accumulation that changes while it trains."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.overriding import WarnOnce
 
-__all__ = ["warn_of_untold_epochs"]
+if TYPE_CHECKING:
+    from hf_compat.trainer.trainer import Trainer
+
+__all__ = ["warn_of_changed_accumulation", "warn_of_untold_epochs"]
 
 
 def warn_of_untold_epochs(loader: object, rest: object, semantics: Semantics, warn_once: WarnOnce) -> None:
@@ -32,3 +37,15 @@ def warn_of_untold_epochs(loader: object, rest: object, semantics: Semantics, wa
 
 def _leaves_out(loader: object) -> bool:
     return isinstance(loader, PreparedDataLoader) and hasattr(loader.dataset, "set_epoch") and not loader.tells_dataset
+
+
+def warn_of_changed_accumulation(trainer: Trainer, warn_once: WarnOnce) -> None:
+    """Warn, once per Trainer, if the arguments have another number of accumulated batches than the plan."""
+    assert trainer.run_plan is not None, "a fit has a plan"
+    planned, now = trainer.run_plan.accumulate, trainer.args.gradient_accumulation_steps
+    if now != planned:
+        warn_once(
+            f"`gradient_accumulation_steps` was changed from {planned} to {now} during training. This run keeps "
+            f"{planned}: its update steps were planned when it started. Change it before `train`, or stop the run and "
+            "resume it with the new value."
+        )

@@ -1,4 +1,4 @@
-"""The arguments of a Trainer that are not supported with DeepSpeed."""
+"""The arguments of a Trainer that each strategy does not support."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import importlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.distributed.tensor import DTensor
+
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.checkpoint.background import is_requested
+from hf_compat.engine.moving import is_spread
+from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL, float16_problem
 from hf_compat.engine.precision import FullPrecision
+from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.deepspeed.sequence_parallel import sequence_parallel_limits
+from hf_compat.model_facts import indivisible_heads, is_peft_model, presharded_size
 from hf_compat.optim.optimizer_request import plain_name
 
 if TYPE_CHECKING:
@@ -17,10 +24,17 @@ if TYPE_CHECKING:
     from hf_compat.arguments.sequence_parallelism import SequenceParallelism
     from hf_compat.engine.strategies.traits import StrategyRequest
 
-__all__ = ["deepspeed_limits"]
+__all__ = ["data_parallel_limits", "deepspeed_limits", "fsdp_limits", "presharded_limits"]
 
 _OFFLOADED = ("offload_param", "offload_optimizer")
 """Sections of ``zero_optimization`` that offload to the CPU or to a disk."""
+
+_HEADS = {
+    "q_proj": "num_attention_heads",
+    "k_proj": "num_key_value_heads",
+    "v_proj": "num_key_value_heads",
+}
+"""A module of an attention layer → the number in the config of the heads that it computes."""
 
 
 def deepspeed_limits(request: StrategyRequest) -> list[str]:
@@ -139,3 +153,74 @@ def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iter
             "universal, so the best one could not be loaded at the end. Set one of them to False, or save once with "
             "the new number of processes and resume that checkpoint without `load_universal`."
         )
+
+
+def data_parallel_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with several GPUs in one process."""
+    args, model = request.args, request.model
+    if "underflow_overflow" not in args.debug or (model is not None and is_spread(model, args.device)):
+        return []
+    return [
+        f"`debug='underflow_overflow'` is not supported under DP, with {args.n_gpu} GPUs in one process: its hooks "
+        "would not be those of the replicas. Start the script with `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU."
+    ]
+
+
+def fsdp_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for each argument that is not supported with FSDP, or with tensor parallelism."""
+    args, settings, problems = request.args, request.fsdp, list[str]()
+    if request.sizes.tp > 1 and args.mixed_precision == "fp16":
+        problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
+    if settings is None:  # tensor parallelism only
+        return problems
+    if args.save_on_each_node and args.launch.num_nodes > 1:
+        problems.append(
+            f"`save_on_each_node=True` with {args.launch.num_nodes} nodes is not supported with FSDP: only rank 0 has "
+            "the full state dicts. Set it to False."
+        )
+    if is_peft_model(request.model) and settings.state_dict_type == "sharded":
+        problems.append(
+            "`model`: the adapters of a peft model can only be saved as a full state dict. Set "
+            "`fsdp_config={'state_dict_type': 'FULL_STATE_DICT'}`."
+        )
+    if request.has_optimizers:
+        problems.append(
+            "Passing `optimizers` is not allowed if PyTorch FSDP is enabled: it was created with the full parameters, "
+            "which FSDP replaces by shards. Override `create_optimizer`, or pass `optimizer_cls_and_kwargs`."
+        )
+    problems += context_parallel_limits(request.sizes.cp, request.model)
+    return problems
+
+
+def presharded_limits(request: StrategyRequest) -> list[str]:
+    """Return a message for heads that ranks cannot share, and for float16 of parameters on several device meshes."""
+    sizes = {name: presharded_size(request.model, name) for name in ("tp_size", "ep_size")}
+    problems = [*_divided_heads(request.model, sizes["tp_size"])]
+    if request.args.mixed_precision == "fp16" and max(sizes.values()) > 1:
+        split = " and ".join(f"`{name}={size}`" for name, size in sizes.items() if size > 1)
+        problems.append(float16_problem(f"a model that was loaded with {split}"))
+    return problems
+
+
+def _divided_heads(model: nn.Module | None, size: int) -> Iterator[str]:
+    """Yield a message if the ``size`` ranks that split matrices of attention have parts of heads."""
+    if model is None or size == 1:
+        return
+    split = {name.split(".")[-2] for name, item in model.named_parameters() if "." in name and _is_split(item)}
+    computed = {_HEADS[name] for name in _HEADS.keys() & split}
+    wrong = [f"`{name}={count}`" for name, count in indivisible_heads(model, size) if name in computed]
+    if wrong:
+        yield (
+            f"`model`: {type(model).__name__} was loaded with `tp_size={size}`, which does not divide "
+            f"{' and '.join(wrong)} of its config: each rank would have parts of heads. Load it with another `tp_size`."
+        )
+
+
+def _is_split(parameter: nn.Parameter) -> bool:
+    if not isinstance(parameter, DTensor):
+        return False
+    names = parameter.device_mesh.mesh_dim_names or (TENSOR_PARALLEL,)  # without names it is by a `tp_plan`
+    return any(
+        name == TENSOR_PARALLEL and placement.is_shard()
+        for name, placement in zip(names, parameter.placements, strict=False)
+    )

@@ -1,1 +1,0 @@
-"""Several GPUs in one process."""

@@ -1,1 +1,0 @@
-"""Models that ``from_pretrained`` has sharded."""
