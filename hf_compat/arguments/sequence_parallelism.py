@@ -1,4 +1,4 @@
-"""The sequence-parallel part of ``parallelism_config``, or of the launcher's variables, as one value."""
+"""The parts of ``parallelism_config``, or of the launcher's variables, by which ranks share sequences: sp and cp."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The state dicts of optimizer, scheduler and gradient scaler as files.
-
-It is pushed to the Hub with the model, so it contains no tokens; transformers writes them in plain text.
-"""
+"""The state dicts of optimizer, scheduler and gradient scaler as files, and ``training_args.bin``."""
 
 from __future__ import annotations
 
@@ -59,7 +56,11 @@ def load_state_file(target: Stateful, folder: str | os.PathLike[str], name: str)
 
 
 def save_training_args(args: object, folder: str | os.PathLike[str]) -> None:
-    """Write the pickled ``args``, without their tokens, to ``folder/training_args.bin``."""
+    """Write the pickled ``args``, without their tokens, to ``folder/training_args.bin``.
+
+    Tools look for that file; it is never read here, because unpickling it would run code. It is pushed to the Hub with
+    the model, and transformers writes its tokens in plain text.
+    """
     shown = copy.copy(args)
     for name in vars(args):
         if name.endswith("_token"):

@@ -1,4 +1,4 @@
-"""The files of a checkpoint folder that hold the model's weights, and checks of them."""
+"""The files of a checkpoint folder that hold the model, checks of its weights, and copies of these files."""
 
 from __future__ import annotations
 
@@ -37,13 +37,6 @@ WEIGHT_NAMES = (*_FULL, *_INDEXES, *_ADAPTERS)
 """The names of files with weights, or with an index of them, in one folder."""
 
 _CONFIGURATIONS = ("config.json", "generation_config.json", "adapter_config.json")
-_INDICES = (names.WEIGHTS_INDEX_NAME, names.SAFE_WEIGHTS_INDEX_NAME)
-_WEIGHTS = (
-    names.WEIGHTS_NAME,
-    names.SAFE_WEIGHTS_NAME,
-    names.ADAPTER_WEIGHTS_NAME,
-    names.ADAPTER_SAFE_WEIGHTS_NAME,
-)
 
 
 def _first(folder: Path, candidates: tuple[str, ...]) -> Path | None:
@@ -166,8 +159,8 @@ def _pickle_damage(path: Path) -> str | None:
 
 def model_files(checkpoint: Path) -> list[Path]:
     """Return the configurations and weights of a checkpoint, the shards that an index names included."""
-    wanted = [*_CONFIGURATIONS, *_WEIGHTS, *_INDICES]
-    for index in _INDICES:
+    wanted = [*_CONFIGURATIONS, *WEIGHT_NAMES]
+    for index in _INDEXES:
         if (checkpoint / index).is_file():
             shards = json.loads((checkpoint / index).read_text(encoding="utf-8"))["weight_map"].values()
             wanted += sorted(set(shards))

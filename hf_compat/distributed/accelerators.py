@@ -1,4 +1,4 @@
-"""The accelerator of this machine: the device that torch computes on beside the CPU. torch is imported on use."""
+"""The accelerator of this machine, and what it is capable of, such as TF32; torch is imported on use."""
 
 from __future__ import annotations
 

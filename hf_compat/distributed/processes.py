@@ -1,4 +1,4 @@
-"""Initializing and destroying the process group, and barriers; torch is imported on use."""
+"""The process group: initialized, also for DeepSpeed, waited for and destroyed; torch is imported on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's Lightning ``ClusterEnvironment``: ranks and world size, if no launcher's variables are set."""
+"""Lightning's ``ClusterEnvironment``: the user's, or that of a launcher's ranks; and the signal of SLURM's limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's keywords of ``lightning.Trainer`` and Lightning callbacks: what they mean to a run."""
+"""The user's keywords of ``lightning.Trainer`` and Lightning callbacks: their effect on a run, and for all Trainers."""
 
 from __future__ import annotations
 

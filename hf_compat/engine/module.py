@@ -1,4 +1,4 @@
-"""``HFModule``, the LightningModule around a model."""
+"""``HFModule``, the LightningModule around a model, and its weak reference to the run."""
 
 from __future__ import annotations
 

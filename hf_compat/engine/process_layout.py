@@ -1,4 +1,4 @@
-"""Placement: the launcher's ranks and the user's keywords to where a run takes place and under which strategy."""
+"""Placement: from the launcher's ranks and the user's keywords to where a run takes place, and under which strategy."""
 
 from __future__ import annotations
 

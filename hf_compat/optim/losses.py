@@ -1,4 +1,4 @@
-"""Losses that the Trainer computes instead of the model, and checks of those that users' code returns."""
+"""Losses that the Trainer computes instead of the model, checks of those that users' code returns, and division."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs of an optimizer's builder: the fields of ``TrainingArguments``, the release and the model."""
+"""Inputs of an optimizer's builder: fields of ``TrainingArguments`` such as ``optim_args``, the release, the model."""
 
 from __future__ import annotations
 

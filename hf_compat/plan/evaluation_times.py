@@ -1,4 +1,4 @@
-"""``EvaluationTimes``: when a run evaluates, where Lightning's keywords say what no training argument says."""
+"""``EvaluationTimes`` and ``LoopSettings``: what Lightning's keywords say of a run and no training argument says."""
 
 from __future__ import annotations
 

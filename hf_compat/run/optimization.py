@@ -1,4 +1,4 @@
-"""Creating optimizer, wrapper and schedule of a run with the Trainer's overridable methods."""
+"""Creating optimizer, wrapper and schedule by the Trainer's overridable methods; stepping the current optimizer."""
 
 from __future__ import annotations
 

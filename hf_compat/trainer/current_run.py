@@ -1,4 +1,4 @@
-"""The current or last run of a Trainer."""
+"""The current or last run of a Trainer, and its numbers as attributes of the Trainer with transformers' names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defaults of fields that depend on a release, of torch or of the reproduced transformers."""
+"""Values of fields that depend on a release, of torch or of the reproduced transformers."""
 
 from __future__ import annotations
 

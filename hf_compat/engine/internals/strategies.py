@@ -1,4 +1,4 @@
-"""The private names of Lightning's strategies that hf_compat uses, each with its contract."""
+"""The private names of Lightning's strategies and launchers that hf_compat uses, each with its contract."""
 
 from __future__ import annotations
 
