@@ -1,10 +1,11 @@
-"""A ``ClusterEnvironment`` among the user's plugins."""
+"""A ``ClusterEnvironment`` among the user's plugins, or of a launcher's ranks."""
 
 import os
 import sys
 
 import pytest
 from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
     KubeflowEnvironment,
     LightningEnvironment,
     TorchElasticEnvironment,
@@ -148,3 +149,14 @@ def test_cluster_environment_that_contradicts(environments, told, variables):
     variables(WORLD_SIZE="2", RANK="1", LOCAL_RANK="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
     with pytest.raises(TrainerSetupError, match=told):
         apply_cluster_environment(arguments(), {"plugins": environments})
+
+
+def test_environment_says_what_the_launcher_said():
+    """Lightning is told which process this is and starts none."""
+    environment = LaunchedEnvironment(Launch("torchrun", 4, 3, 1, 2, "host", 1234))
+    told = (environment.world_size(), environment.global_rank(), environment.local_rank(), environment.node_rank())
+    assert told == (4, 3, 1, 1)
+    assert (environment.main_address, environment.main_port) == ("host", 1234)
+    assert environment.creates_processes_externally
+    assert not environment.detect()
+    assert isinstance(environment, ClusterEnvironment)

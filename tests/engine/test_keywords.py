@@ -2,17 +2,20 @@
 
 import contextlib
 import copy
+import csv
 import dataclasses
 import importlib.util
 import re
+import threading
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import DoublePrecision, HalfPrecision, TransformerEnginePrecision
 from torch.utils.data import DataLoader
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainingArguments, lightning_keywords
 from hf_compat.arguments.checking import checks
 from hf_compat.errors import ArgumentsError, DataError, HFCompatWarning, MissingPackageError, TrainerSetupError
 from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
@@ -27,6 +30,9 @@ from tests.support.keyword_runs import (
 )
 
 DTYPES = {"64-true": torch.float64, 64: torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+
+WHOLE = 2 * 6
+"""Update steps of a run: two epochs of six batches."""
 
 
 # Precision
@@ -408,3 +414,54 @@ def test_overfitting_reads_the_same_batches_in_order(tmp_path):
     part = trainer_of(tmp_path, train=rows, train_sampling_strategy="sequential", eval_strategy="epoch")
     run(part)
     assert losses(trainer) == losses(part)
+
+
+def steps(trainer):
+    """Return how many update steps ``trainer`` makes."""
+    trainer.train()
+    return trainer.state.global_step
+
+
+def test_a_logger_of_lightnings_writes_what_the_trainer_logs(tmp_path):
+    """A Trainer that was made in the block has the logger, also when it trains after the block."""
+    with lightning_keywords(logger=CSVLogger(tmp_path, name="", version="")):
+        trainer = trainer_of(tmp_path)
+    run(trainer)
+    with (tmp_path / "metrics.csv").open() as file:
+        written = [float(row["train/loss"]) for row in csv.DictReader(file) if row["train/loss"]]
+    assert written == pytest.approx(losses(trainer))
+    assert len(written) == WHOLE
+
+
+def made_in_another_thread(folder):
+    """Return a Trainer that a thread makes while this one is in a block, which an error ends."""
+    found = []
+    with lightning_keywords(limit_train_batches=1):
+        other = threading.Thread(target=lambda: found.append(trainer_of(folder)))
+        other.start()
+        other.join()
+        raise KeyError(*found)
+
+
+def test_outside_of_the_block_there_are_none(tmp_path):
+    """A Trainer that is made before, after or in another thread is as ever, and so it is after an error."""
+    before = trainer_of(tmp_path)
+    with pytest.raises(KeyError) as stopped:
+        made_in_another_thread(tmp_path)
+    assert [steps(trainer) for trainer in (before, *stopped.value.args, trainer_of(tmp_path))] == [WHOLE] * 3
+
+
+def test_the_nearest_is_taken(tmp_path):
+    """An inner block's keyword stands before an outer one's, a Trainer's own before both; others stay."""
+    with lightning_keywords(limit_train_batches=3, profiler="simple"):
+        with lightning_keywords(limit_train_batches=2):
+            inner, own = trainer_of(tmp_path), trainer_of(tmp_path, {"limit_train_batches": 1})
+        outer = trainer_of(tmp_path)
+    assert [steps(trainer) for trainer in (outer, inner, own)] == [2 * 3, 2 * 2, 2 * 1]
+    assert type(own.lightning_trainer.profiler).__name__ == "SimpleProfiler"
+
+
+def test_a_keyword_that_there_is_not_is_refused(tmp_path):
+    """A Trainer that is made in the block says which keyword, as for one of its own."""
+    with lightning_keywords(loger=False), pytest.raises(TrainerSetupError, match="logger"):
+        trainer_of(tmp_path)
