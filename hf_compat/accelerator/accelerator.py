@@ -28,8 +28,7 @@ from hf_compat.data.prepare_loader import DataParallelLayout, prepare_dataloader
 from hf_compat.data.skipping import skip_batches
 from hf_compat.distributed import collectives
 from hf_compat.distributed.launch import Launch
-from hf_compat.distributed.process_state import DistributedType, ProcessState
-from hf_compat.distributed.run_state import RunState
+from hf_compat.distributed.process_state import DistributedType, ProcessState, RunState
 from hf_compat.engine.moving import has_device_map
 from hf_compat.engine.parallel_mesh import CONTEXT_PARALLEL
 from hf_compat.engine.precision import ForwardMixedPrecision, set_scaler

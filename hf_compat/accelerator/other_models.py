@@ -19,7 +19,7 @@ from hf_compat.model_facts import is_compiled, unwrap_model
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from hf_compat.distributed.run_state import RunState
+    from hf_compat.distributed.process_state import RunState
 
 __all__ = ["autocast_with", "is_trainable", "prepare_model", "unwrap"]
 

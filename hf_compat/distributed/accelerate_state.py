@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.distributed import processes
 
 if TYPE_CHECKING:
-    from hf_compat.distributed.process_state import ProcessState
-    from hf_compat.distributed.run_state import RunState
+    from hf_compat.distributed.process_state import ProcessState, RunState
 
 __all__ = [
     "accelerate_module",

@@ -37,7 +37,7 @@ from hf_compat.engine.keywords import (
     with_keywords_for_all,
 )
 from hf_compat.engine.precision import true_precision
-from hf_compat.engine.strategy_keyword import deepspeed_meant, strategy_spelled_out
+from hf_compat.engine.strategy_options import deepspeed_meant, strategy_spelled_out
 from hf_compat.errors import TrainerSetupError
 from hf_compat.plan.data_limits import DataLimits
 from hf_compat.plan.evaluation_times import EvaluationTimes, LoopSettings

@@ -11,10 +11,8 @@ from hf_compat.engine.clusters import use_cluster_environment
 from hf_compat.engine.data_module import HFDataModule
 from hf_compat.engine.module import HFModule
 from hf_compat.lightning.hf_checkpoints import HFCheckpoints
-from hf_compat.lightning.neftune_callback import NEFTune
-from hf_compat.lightning.preempting import PreemptionSaving
+from hf_compat.lightning.own_callbacks import GradientNorm, NEFTune, PreemptionSaving, UpdateStepLogs
 from hf_compat.lightning.resuming import ResumableLoader
-from hf_compat.lightning.update_step_logs import GradientNorm, UpdateStepLogs
 from hf_compat.trainer.pieces import RunGroup, callbacks, to_lightning
 
 __all__ = [

@@ -13,7 +13,7 @@ from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.overriding import is_ours
 from hf_compat.plan import RunPlan
-from hf_compat.run.shared_sequences import is_carried_on
+from hf_compat.run.train_loaders import is_carried_on
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

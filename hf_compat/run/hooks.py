@@ -17,16 +17,15 @@ from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.run.clipping import Norm, clip_gradients
-from hf_compat.run.evaluation_timing import EvaluationTiming
 from hf_compat.run.optimization import CurrentOptimizer
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
-from hf_compat.run.reloading import Reloading
 from hf_compat.run.resume import Resume
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.schedule import LRSchedule
 from hf_compat.run.start_log import log_start
-from hf_compat.run.training_evaluation import TrainingEvaluation
+from hf_compat.run.train_loaders import Reloading
+from hf_compat.run.training_evaluation import EvaluationTiming, TrainingEvaluation
 from hf_compat.run.training_logs import TrainingLogs
 
 if TYPE_CHECKING:

@@ -42,8 +42,8 @@ from hf_compat.run.preparing import prepare_model, take_wrapper, wrap_to_train
 from hf_compat.run.progress import RunCounters
 from hf_compat.run.resume import check_start, without_extra_step
 from hf_compat.run.run_warnings import warn_of_changed_accumulation, warn_of_untold_epochs
-from hf_compat.run.shared_sequences import share_sequences, warn_of_lost_steps
 from hf_compat.run.tokens import count_train_tokens
+from hf_compat.run.train_loaders import share_sequences, warn_of_lost_steps
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

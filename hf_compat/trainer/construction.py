@@ -18,7 +18,7 @@ from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
-from hf_compat.distributed.run_state import Compilation, RunState
+from hf_compat.distributed.process_state import Compilation, RunState
 from hf_compat.engine.keywords import is_lightning_callback
 from hf_compat.engine.lightning_callbacks import draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters

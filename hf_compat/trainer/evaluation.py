@@ -26,19 +26,18 @@ from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.tracing import trace_model
 from hf_compat.errors import MetricsError, described
 from hf_compat.evaluation.accumulate import nested_detach
-from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
 from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.plan.data_limits import share_of
-from hf_compat.run.past import fresh_past
 from hf_compat.run.preparing import place_model, prepare_forward
 from hf_compat.trainer import shared_inputs
 from hf_compat.trainer.current_run import current_run, prepare_strategy
-from hf_compat.trainer.loss import check_is_named, computing_loss, store_past
+from hf_compat.trainer.loss import check_is_named, computing_loss, fresh_past, store_past
 from hf_compat.trainer.setup_log import announce_evaluation
+from hf_compat.trainer.transformers_4 import LegacySession
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,7 @@ __all__ = [
     "computing_loss",
     "count_items",
     "forward_and_backward",
+    "fresh_past",
     "loss_context",
     "prepare_input",
     "prepare_inputs",
@@ -337,3 +339,15 @@ def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> Non
             f"in a {type(outputs).__name__}. Return a tuple or a `ModelOutput`, and set `past_index` to the index of "
             "the past state in it, counted from 0 with the loss."
         ) from None
+
+
+@contextmanager
+def fresh_past(trainer: Trainer) -> Iterator[None]:
+    """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
+    outside = {name: value for name, value in vars(trainer).items() if name == "_past"}
+    trainer._past = None
+    try:
+        yield
+    finally:
+        vars(trainer).pop("_past", None)
+        vars(trainer).update(outside)

@@ -31,7 +31,6 @@ from hf_compat.engine.backend import LightningBackend
 from hf_compat.engine.moving import move_model
 from hf_compat.engine.run_settings import effective_settings
 from hf_compat.errors import DataError, ModelError
-from hf_compat.evaluation.legacy import LegacySession
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.memory import TrainerMemoryTracker
@@ -65,6 +64,7 @@ from hf_compat.trainer.current_run import View, counts_of, current_run, keep_vie
 from hf_compat.trainer.launching import train_in_processes
 from hf_compat.trainer.pushing import Pusher, write_model_card
 from hf_compat.trainer.setup_log import announce_setup
+from hf_compat.trainer.transformers_4 import LegacySession
 from hf_compat.upstream_names import CountsCounterparts
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hf_compat.arguments.accelerator_config import AcceleratorConfig
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
 from hf_compat.distributed.launch import Launch
-from hf_compat.distributed.run_state import RunState
+from hf_compat.distributed.process_state import RunState
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 

@@ -12,7 +12,7 @@ from transformers.modelcard import TASK_MAPPING, TASK_TAG_TO_NAME_MAPPING
 import hf_compat
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.model_card import TrainingSummary
-from hf_compat.model_card.eval_results import evaluation_rows, final_results, rounded, table
+from hf_compat.model_card.summary import evaluation_rows, final_results, rounded, table
 from hf_compat.model_card.tasks import metric_tags, task_of, task_titles
 from tests.support.helpers import (
     ListDataset,

@@ -12,7 +12,7 @@ import torch
 from accelerate import ParallelismConfig
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
-from hf_compat.engine.strategy_keyword import deepspeed_meant
+from hf_compat.engine.strategy_options import deepspeed_meant
 from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
 from tests.scripts.sharded_common import held, second_model

@@ -1,4 +1,4 @@
-"""The train loader of a run whose ranks share sequences, and a warning of the update steps that it loses."""
+"""Train loaders during a run: new ones by epochs, and those of ranks that share sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hf_compat.plan import RunPlan
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["is_carried_on", "share_sequences", "warn_of_lost_steps"]
+__all__ = ["Reloading", "is_carried_on", "share_sequences", "warn_of_lost_steps"]
 
 
 def share_sequences(
@@ -63,3 +63,25 @@ def warn_of_lost_steps(loader: object, plan: RunPlan, epoch: int, warn_once: War
             f"the run may end before `max_steps={plan.max_steps}`. Set `TrainingArguments(semantics='corrected')` to "
             "train on all batches of each epoch."
         )
+
+
+class Reloading:
+    """Makes a new train loader every ``epochs`` epochs.
+
+    Args:
+        epochs: Epochs after which the loader is made again.
+        reload: Makes it.
+    """
+
+    def __init__(self, epochs: int, reload: Callable[[], None]) -> None:
+        self._epochs = epochs
+        self._reload = reload
+        self._last: int | None = None
+
+    def reload_if_due(self, epoch: int) -> None:
+        """Reload at the start of ``epoch`` if that is due; the first epoch of a run has a new loader anyway."""
+        if self._last is not None and epoch - self._last < self._epochs:
+            return
+        if self._last is not None:
+            self._reload()
+        self._last = epoch

@@ -1,0 +1,232 @@
+"""Callbacks for any ``lightning.Trainer``: logs by update step, noise in the embeddings, a checkpoint on SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hf_compat.distributed.oom_consensus import PacedVotes
+from hf_compat.engine.clusters import slurm_signal
+from hf_compat.engine.internals.loops import disable_signal_handlers
+from hf_compat.errors import TrainerSetupError
+from hf_compat.lightning.hf_checkpoints import HFCheckpoints
+from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
+from hf_compat.run.preemption import SignalWatch, exit_status, requeue
+
+__all__ = ["GradientNorm", "NEFTune", "PreemptionSaving", "UpdateStepLogs"]
+
+logger = logging.getLogger(__name__)
+
+
+class GradientNorm(Callback):
+    """Computes the gradient norm of every n-th update step, before clipping, and logs it as ``train/grad_norm``.
+
+    For any LightningModule whose optimizer has all of its gradients on each rank.
+
+    Args:
+        every_n_steps: Update steps between two.
+
+    Attributes:
+        norm: The last norm, ``()``; None before the first.
+    """
+
+    def __init__(self, every_n_steps: int = 500) -> None:
+        self.every_n_steps = _checked(every_n_steps)
+        self.norm: Tensor | None = None
+
+    def on_before_optimizer_step(
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Compute and log it."""
+        step = pl_trainer.global_step + 1
+        if step % self.every_n_steps:
+            return
+        gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        self.norm = torch.nn.utils.get_total_norm(gradients)
+        for logger in pl_trainer.loggers:
+            logger.log_metrics({"train/grad_norm": self.norm.item()}, step=step)
+
+
+class UpdateStepLogs(Callback):
+    """Logs every n update steps the mean loss since the last log, learning rate and epoch, as transformers does.
+
+    ``train/loss``, ``train/learning_rate`` and ``train/epoch`` go to the trainer's loggers, with the update step as x
+    axis; between two logs nothing synchronises with the device. For any LightningModule whose ``training_step`` returns
+    the loss. The mean is of this rank's losses.
+
+    Args:
+        every_n_steps: Update steps between two logs.
+    """
+
+    def __init__(self, every_n_steps: int = 500) -> None:
+        self.every_n_steps = _checked(every_n_steps)
+        self._summed: Tensor | float = 0.0
+        self._count = 0
+        self._last_step = 0
+        self._learning_rate = 0.0
+
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note where the run starts."""
+        self._last_step = pl_trainer.global_step
+
+    def on_before_optimizer_step(
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Note the learning rate of the update step."""
+        self._learning_rate = optimizer.param_groups[0]["lr"]
+
+    def on_train_batch_end(
+        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Add the loss of a batch, and log if it is time.
+
+        Raises:
+            TrainerSetupError: If ``training_step`` returns no loss.
+        """
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if not isinstance(loss, Tensor):
+            raise TrainerSetupError(
+                "UpdateStepLogs: `training_step` returns no loss. Return it, or a dict with `loss`."
+            )
+        # Lightning has divided it by the batches of an update step.
+        batches = pl_trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        self._summed, self._count = self._summed + batches * loss.detach(), self._count + 1
+        step = pl_trainer.global_step
+        if step == self._last_step or step % self.every_n_steps:
+            return
+        self._last_step = step
+        epoch = pl_trainer.current_epoch + (batch_idx + 1) / pl_trainer.num_training_batches
+        logs = {"loss": float(self._summed) / self._count, "learning_rate": self._learning_rate, "epoch": epoch}
+        self._summed, self._count = 0.0, 0
+        for logger in pl_trainer.loggers:
+            logger.log_metrics({f"train/{name}": value for name, value in logs.items()}, step=step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the losses since the last log."""
+        return {"summed": float(self._summed), "count": self._count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with them."""
+        self._summed, self._count = state_dict["summed"], state_dict["count"]
+
+
+def _checked(every_n_steps: int) -> int:
+    if every_n_steps < 1:
+        raise TrainerSetupError(f"`every_n_steps={every_n_steps}`: pass 1 or more.")
+    return every_n_steps
+
+
+class NEFTune(pl.Callback):
+    """Adds noise to the embeddings of the module's ``model`` during a fit.
+
+    See :meth:`with_alpha`.
+
+    Args:
+        activate: Activates the noise of a model and returns the model.
+        deactivate: Deactivates it.
+    """
+
+    def __init__(self, activate: Callable[[nn.Module], nn.Module], deactivate: Callable[[nn.Module], None]) -> None:
+        self._activate = activate
+        self._deactivate = deactivate
+        self._model: nn.Module | None = None
+
+    @classmethod
+    def with_alpha(cls, noise_alpha: float) -> Self:
+        """Return the callback for noise of magnitude ``noise_alpha``, 5 to 15 in the paper."""
+        handles: list[RemovableHandle] = []
+
+        def activate(model: nn.Module) -> nn.Module:
+            handles.append(activate_neftune(model, noise_alpha))
+            return model
+
+        return cls(activate, lambda model: deactivate_neftune(model, handles.pop()))
+
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Activate it."""
+        if stage == "fit":
+            self._model = self._activate(pl_module.model)  # type: ignore[arg-type]
+            pl_module.model = self._model
+
+    def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Deactivate it."""
+        self._end()
+
+    def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Deactivate it: Lightning does not call ``teardown`` after an error."""
+        self._end()
+
+    def _end(self) -> None:
+        model, self._model = self._model, None
+        if model is not None:
+            self._deactivate(model)
+
+
+class PreemptionSaving(pl.Callback):
+    """Saves a checkpoint and exits on a signal; for any module.
+
+    Lightning exits with status 0 on SIGTERM without saving, and under SLURM saves inside the signal handler. Here the
+    handler only records the signal; the run saves after the current update step and exits with 128 + signal (143 for
+    SIGTERM). SLURM's signal (SIGUSR1) also requeues the job. With several processes, ranks check about twice a second,
+    and at least every 16 steps, whether any of them received one.
+
+    Args:
+        checkpoints: What saves; a callback of the same trainer.
+    """
+
+    def __init__(self, checkpoints: HFCheckpoints) -> None:
+        self._checkpoints = checkpoints
+        self._watching = ExitStack()
+        self._watch: SignalWatch | None = None
+        self._last_step = 0
+        self._votes = PacedVotes()
+
+    def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Note signals from now on."""
+        if stage == "fit":
+            disable_signal_handlers(pl_trainer)
+            cluster = getattr(pl_trainer.strategy, "cluster_environment", None)
+            self._watch = SignalWatch(slurm_signal([cluster]))
+            self._watching.enter_context(self._watch.watching())
+
+    def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note where the run starts."""
+        self._last_step = pl_trainer.global_step
+        self._votes = PacedVotes()
+
+    def on_train_batch_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
+        """Save and exit if a rank has received a signal and an update step was made.
+
+        Raises:
+            SystemExit: With status 128 + signal.
+        """
+        if self._watch is None or pl_trainer.global_step == self._last_step:
+            return
+        self._last_step = pl_trainer.global_step
+        signum = self._votes.max_over_ranks(pl_trainer.global_step, self._watch.received)
+        if not signum:
+            return
+        folder = self._checkpoints.save(pl_trainer)
+        logger.warning("%s: saved %s; exiting.", signal.Signals(signum).name, folder)
+        pl_trainer.strategy.barrier()
+        if signum == self._watch.requeue_signal and pl_trainer.is_global_zero:
+            requeue()
+        raise SystemExit(exit_status(signum))
+
+    def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Restore the signal handlers."""
+        self._watching.__exit__(type(exception), exception, exception.__traceback__)
+
+    def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Restore the signal handlers; a signal that came after the last update step is raised again."""
+        self._watching.close()
