@@ -152,7 +152,7 @@ def test_paths_exist(document):
     paths -= {*file_names(), *(path for path in paths if path in OTHERS_PATHS)}
     folders = (*FOLDERS, (ROOT / document).parent)
     assert {path for path in paths if not any((folder / path).exists() for folder in folders)} == set()
-    links = re.findall(r"\]\((?!https?://)([^)#]+)", text_of(document))
+    links = re.findall(r"\]\((?!https?://|\.\./\.\./actions/)([^)#]+)", text_of(document))
     assert {link for link in links if not ((ROOT / document).parent / link).exists()} == set()
 
 

@@ -1,6 +1,10 @@
 """The repository's workflows, forms and hooks run the commands that CI and the README name."""
 
+import json
+import os
+import re
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -91,3 +95,43 @@ def test_the_citation_names_the_version():
 def test_the_changelog_has_the_version():
     """The changelog has a section of the version of the package, for which the release workflow takes a tag."""
     assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def metadata_of(**variables):
+    """The package's metadata as a build in this checkout has it."""
+    known = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
+    command = [sys.executable, "-m", "hatchling", "metadata"]
+    built = subprocess.run(command, cwd=ROOT, env=known | variables, capture_output=True, text=True, check=True)
+    return json.loads(built.stdout)
+
+
+def test_a_release_has_the_addresses_of_the_repository_it_is_built_in():
+    """Source, issues, pages and changelog; no link of the README is relative, as the package index has no files."""
+    pytest.importorskip("hatchling")
+    metadata = metadata_of(GITHUB_SERVER_URL="https://github.com", GITHUB_REPOSITORY="Owner/project")
+    home, tag = "https://github.com/Owner/project", f"v{__version__}"
+    assert metadata["urls"] == {
+        "Documentation": "https://owner.github.io/project/",
+        "Source": home,
+        "Issues": f"{home}/issues",
+        "Changelog": f"{home}/blob/{tag}/CHANGELOG.md",
+    }
+    links = re.findall(r"\]\(([^)\s]+)\)", metadata["readme"]["text"])
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    pages = {link.removeprefix(f"{home}/blob/{tag}/") for link in links if link.startswith(f"{home}/blob/")}
+    pictures = {link.removeprefix(f"{home}/raw/{tag}/") for link in links if link.startswith(f"{home}/raw/")}
+    assert pictures == {"docs/images/verify.png"}
+    assert all((ROOT / page).is_file() for page in pages | pictures)
+    badges = {link for link in links if link.startswith(f"{home}/actions/workflows/")}
+    workflows = {re.sub(r".*/workflows/|/badge\.svg", "", badge) for badge in badges}
+    assert workflows == {"ci.yml", "docs.yml"} <= {path.name for path in WORKFLOWS}
+
+
+def test_a_build_elsewhere_names_no_repository():
+    """Without a workflow's variables there are no addresses; the README is as written, the version the package's."""
+    pytest.importorskip("hatchling")
+    metadata = metadata_of()
+    assert metadata["version"] == __version__
+    assert not metadata.get("urls")
+    assert metadata["readme"]["text"] == (ROOT / "README.md").read_text(encoding="utf-8")
