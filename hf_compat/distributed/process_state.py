@@ -18,11 +18,9 @@ from hf_compat.distributed.launch import Launch
 from hf_compat.environment import is_yes
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.device_mesh import DeviceMesh
 
     from hf_compat.arguments.deepspeed.plugin import DeepSpeedPlugin
-    from hf_compat.distributed.launch import Launch
 
 __all__ = ["Compilation", "DistributedType", "ProcessState", "RunState"]
 
@@ -295,6 +293,13 @@ class RunState(ProcessState):
         """The values that all instances of accelerate's ``AcceleratorState`` share; without accelerate, this one's."""
         module = accelerate_module("accelerate.state")
         return vars(self) if module is None else module.AcceleratorState._shared_state
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Empty the values that all instances of accelerate's ``AcceleratorState`` share; this run keeps its own."""
+        module = accelerate_module("accelerate.state")
+        if module is not None:
+            module.AcceleratorState._reset_state(reset_partial_state)
 
     @property
     def is_fsdp2(self) -> bool:

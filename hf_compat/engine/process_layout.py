@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     import torch
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
     from lightning.pytorch.strategies import Strategy
-    from torch import nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from hf_compat.arguments import TrainingArguments
-    from hf_compat.arguments.parallelism import ParallelSizes
     from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 
 __all__ = [

@@ -25,8 +25,6 @@ from hf_compat.overriding import is_ours
 from hf_compat.run.batch_size import batch_size_problems
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["check_is_model", "check_loaded_model", "strategy_problems", "validate"]

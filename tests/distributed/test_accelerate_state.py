@@ -141,7 +141,8 @@ def test_the_state_is_made_anew_after_a_reset(tmp_path):
     args = arguments(hf_compat, tmp_path, bf16=True)
     trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(8)))
     before, accelerator = dict(AcceleratorState._shared_state), trainer.accelerator
-    AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator.state._reset_state(reset_partial_state=True)
+    assert {} == AcceleratorState._shared_state == PartialState._shared_state
     trainer.create_accelerator_and_postprocess()
     assert trainer.accelerator is not accelerator
     assert dict(AcceleratorState._shared_state) == before
