@@ -23,7 +23,7 @@ from hf_compat.engine.parallel_mesh import DATA_PARALLEL, LOSSES, create_device_
 from hf_compat.engine.ring_attention import context_parallel_limits
 from hf_compat.engine.strategies.choice import StrategyChoice, choose_strategy, format_strategy, read_parallel_sizes
 from hf_compat.engine.strategies.deepspeed.sequence_parallel import sequence_parallel_limits
-from hf_compat.engine.strategies.tensor_splitting import check_plan
+from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
 from hf_compat.engine.strategies.traits import STRATEGY_TRAITS, StrategyTraits
 from hf_compat.errors import ModelError, TrainerSetupError
 from hf_compat.model_facts import is_presharded

@@ -25,7 +25,7 @@ from hf_compat.engine.loggers import LoggingCallback, build_reporters
 from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.data_parallel import replicated
-from hf_compat.engine.strategies.tensor_splitting import check_plan
+from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
 from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.log_files import write_log_file
 from hf_compat.logger_levels import set_level

@@ -82,8 +82,7 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     trainer._trial = trial
     if trainer.hp_search_backend is None or trial is None:
         return
-    from hf_compat.tuning.backends import BACKENDS
-    from hf_compat.tuning.spaces import apply_values
+    from hf_compat.tuning.backends import BACKENDS, apply_values
 
     values = BACKENDS[trainer.hp_search_backend].values(trial, trainer.hp_space)
     apply_values(trainer.args, values, trainer.semantics)

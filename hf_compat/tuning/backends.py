@@ -1,17 +1,26 @@
-"""The backends of a hyperparameter search: which are installed, and how each runs trials."""
+"""The backends of a hyperparameter search: which are installed, how each runs trials, and how a trial is set up."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.checking.checks import find_problems
+from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.enums import HPSearchBackend
+from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.errors import NotSupportedError, SearchError, is_installed
 from hf_compat.tuning import optuna_study, ray_tune
 from hf_compat.tuning.spaces import BestRun, Trial, default_hp_space_optuna, default_hp_space_ray
 
-__all__ = ["BACKENDS", "Backend", "choose_backend", "run_id"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["BACKENDS", "Backend", "apply_values", "choose_backend", "run_id"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +101,25 @@ def _install(backend: Backend) -> str:
 def run_id(backend: HPSearchBackend, trial: Trial) -> str:
     """Return the id of ``trial``, which its folder is named after."""
     return BACKENDS[backend].run_id(trial)
+
+
+def apply_values(args: TrainingArguments, values: Mapping[str, Any], semantics: Semantics) -> None:
+    """Set each value on ``args``, cast to the type of the current value.
+
+    A name that ``args`` does not have is ignored with a warning. Values that only an earlier trial set are kept.
+
+    Raises:
+        ArgumentsError: If ``args`` is then invalid; the error lists all problems.
+    """
+    problems = []
+    for name, value in values.items():
+        if not hasattr(args, name):
+            text = "The trial's `%s=%r` is ignored: there is no corresponding field in `TrainingArguments`."
+            logger.warning(text, name, value)
+            continue
+        current = getattr(args, name)
+        try:
+            setattr(args, name, value if current is None else type(current)(value))
+        except (TypeError, ValueError) as error:
+            problems.append(Problem(name, value, f"a trial cannot set it: {error}"))
+    raise_all([*problems, *find_problems(args, semantics)])

@@ -1,35 +1,26 @@
-"""The search spaces and the objective by default, and a trial's values, set on its ``TrainingArguments``."""
+"""The default search spaces and the default objective."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hf_compat.arguments.checking.checks import find_problems
-from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.errors import require_package
 
 if TYPE_CHECKING:
     import optuna
 
-    from hf_compat.arguments import TrainingArguments
-
 __all__ = [
     "BestRun",
     "Trial",
-    "apply_values",
     "best_run",
     "default_compute_objective",
     "default_hp_space_optuna",
     "default_hp_space_ray",
 ]
-
-logger = logging.getLogger(__name__)
 
 Trial: TypeAlias = Any | dict[str, Any]  # no type that is unknown where optuna is not installed
 """A trial: an ``optuna.Trial``, or Ray Tune's configuration."""
@@ -107,25 +98,3 @@ def default_hp_space_ray(trial: object) -> dict[str, Any]:
         "seed": tune.uniform(1, 40),
         "per_device_train_batch_size": tune.choice(list(_BATCH_SIZES)),
     }
-
-
-def apply_values(args: TrainingArguments, values: Mapping[str, Any], semantics: Semantics) -> None:
-    """Set each value on ``args``, cast to the type of the current value.
-
-    A name that ``args`` does not have is ignored with a warning. Values that only an earlier trial set are kept.
-
-    Raises:
-        ArgumentsError: If ``args`` is then invalid; the error lists all problems.
-    """
-    problems = []
-    for name, value in values.items():
-        if not hasattr(args, name):
-            text = "The trial's `%s=%r` is ignored: there is no corresponding field in `TrainingArguments`."
-            logger.warning(text, name, value)
-            continue
-        current = getattr(args, name)
-        try:
-            setattr(args, name, value if current is None else type(current)(value))
-        except (TypeError, ValueError) as error:
-            problems.append(Problem(name, value, f"a trial cannot set it: {error}"))
-    raise_all([*problems, *find_problems(args, semantics)])

@@ -18,8 +18,9 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import ProcessLayout
+from hf_compat.engine.strategies import presharded
 from hf_compat.engine.strategies.limits import presharded_limits
-from hf_compat.engine.strategies.presharded import presharded_layout, strategy
+from hf_compat.engine.strategies.presharded import presharded_layout
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ModelError
 from tests.scripts import presharded_script
@@ -214,7 +215,7 @@ def test_a_model_init_that_splits(tmp_path, monkeypatch):
     """It is refused: which ranks share batches is decided before it is called."""
     model, args = loaded_model(tp_size=2), TrainingArguments(str(tmp_path), use_cpu=True)
     with monkeypatch.context() as patched:
-        patched.setattr(strategy, "presharded_layout", lambda layout, *_: replace(layout, sizes=ParallelSizes(tp=2)))
+        patched.setattr(presharded, "presharded_layout", lambda layout, *_: replace(layout, sizes=ParallelSizes(tp=2)))
         text = r"`model_init` returned a model with a `tp_size`.*Pass the model as `model`"
         with pytest.raises(ModelError, match=text):
             Trainer(model_init=lambda: model, args=args)

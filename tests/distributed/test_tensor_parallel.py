@@ -11,7 +11,7 @@ from hf_compat import Trainer, TrainingArguments
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.process_layout import place_run
 from hf_compat.engine.strategies.limits import fsdp_limits
-from hf_compat.engine.strategies.tensor_splitting import check_plan
+from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import ModelError, TrainerSetupError, UnsupportedArgumentsError
 from tests.scripts import tensor_parallel_script

@@ -14,7 +14,7 @@ from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL, sharding_mesh
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
 from hf_compat.engine.strategies.fsdp.sharding import broadcast_from_rank0, shard_model
-from hf_compat.engine.strategies.tensor_splitting import is_split, split_model
+from hf_compat.engine.strategies.tensor_parallel_splitting import is_split, split_model
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
