@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import hf_compat
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import FACTS_FOLDER, ROOT
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks, torchrun
 
 PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("differences.md", "differences_reference.md")]
 TESTS: dict[str, list[str]] = json.loads((FACTS_FOLDER / "differences.json").read_text(encoding="utf-8"))
@@ -99,7 +99,7 @@ def launched(text: str, library: Any, folder: Any, *, processes: int = 2) -> str
     """Return what the processes of a script print, whose words are the name of ``library`` and an output folder."""
     script = folder / "script.py"
     script.write_text(text)
-    ended = torchrun(script, library.__name__, folder / library.__name__, processes=processes)
+    ended = forked_ranks(script, library.__name__, folder / library.__name__, processes=processes)
     assert ended.code == 0, ended.output
     return ended.output
 

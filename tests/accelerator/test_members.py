@@ -13,7 +13,7 @@ from hf_compat.errors import CheckpointError, ModelError, NotSupportedError
 from tests.support.accelerator_members import CALLS, OF_GRADIENTS, VALUES, answers, linear, plain
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 from tests.support.trainers import new_trainer
 
 accelerate = pytest.importorskip("accelerate")
@@ -63,7 +63,7 @@ def test_members_of_one_process(tmp_path, ours, precision):
 def test_members_of_two_processes(tmp_path, precision):
     """On two ranks too; what is trained there is averaged over them."""
     for which in ("upstream", "ours"):
-        ended = torchrun(SCRIPTS / "accelerator_members.py", which, tmp_path, precision)
+        ended = forked_ranks(SCRIPTS / "accelerator_members.py", which, tmp_path, precision)
         assert ended.code == 0, ended.output
     for rank in range(2):
         theirs, found = (json.loads((tmp_path / f"{which}-{rank}.json").read_text()) for which in ("upstream", "ours"))

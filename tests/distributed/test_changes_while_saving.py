@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_changes_between_two_updates(sharding, tmp_path):
     """Every file of every rank is, byte for byte, what a synchronous save writes of the same run."""
     if sharding == "ZeRO-2":
         pytest.importorskip("deepspeed")
-    ended = torchrun(SCRIPTS / "changes_script.py", tmp_path, sharding)
+    ended = forked_ranks(SCRIPTS / "changes_script.py", tmp_path, sharding)
     assert ended.code == 0, ended.output
     assert_same_checkpoints(tmp_path / "later", tmp_path / "at once")
     with pytest.raises(AssertionError):

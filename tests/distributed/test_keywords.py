@@ -5,14 +5,14 @@ import json
 import pytest
 
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Return what each process saw."""
     folder = tmp_path_factory.mktemp("keywords")
-    ended = torchrun(SCRIPTS / "keyword_script.py", folder)
+    ended = forked_ranks(SCRIPTS / "keyword_script.py", folder)
     assert ended.code == 0, ended.output
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ def test_pieces_on_two_processes(tmp_path):
     """
     ends = {}
     for way in ("train", "to_lightning", "by_hand"):
-        torchrun(SCRIPTS / "pieces_script.py", way, tmp_path / f"{way}.pt")
+        forked_ranks(SCRIPTS / "pieces_script.py", way, tmp_path / f"{way}.pt")
         ends[way] = torch.load(tmp_path / f"{way}.pt", weights_only=True)
     for way in ("to_lightning", "by_hand"):
         for name in ("logs", "metrics", "predictions"):

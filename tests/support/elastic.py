@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.support.paths import SCRIPTS
-from tests.support.processes import Ended, torchrun
+from tests.support.processes import Ended, forked_ranks
 
 SCRIPT = SCRIPTS / "elastic_script.py"
 
@@ -22,8 +22,8 @@ def request(folder: Path, **fields: Any) -> str:
 
 
 def train(requests: list[str], *, processes: int) -> Ended:
-    """Train on ``processes`` processes of torchrun, one request after the other; fail unless all came to their end."""
-    ended = torchrun(SCRIPT, *requests, processes=processes)
+    """Train on ``processes`` processes, one request after the other; fail unless all came to their end."""
+    ended = forked_ranks(SCRIPT, *requests, processes=processes)
     assert ended.code == 0, ended.output
     return ended
 

@@ -99,6 +99,12 @@ def torchrun(script: Path, *words: Any, processes: int = 2, **variables: str) ->
     return finish([start(command, **variables)])[0]
 
 
+def forked_ranks(script: Path, *words: Any, processes: int = 2, **variables: str) -> Ended:
+    """Run ``script`` as :func:`torchrun` does, in half the time: the ranks are forked when all is imported."""
+    command = [sys.executable, SCRIPTS / "forked_ranks.py", processes, script, *words]
+    return finish([start(command, **variables)])[0]
+
+
 def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2) -> None:
     """Run scenarios of ``distributed_scenarios`` one after the other in one launch.
 
@@ -110,7 +116,7 @@ def run_scenarios(folder: Path, words: Sequence[str], *, processes: int = 2) -> 
     Raises:
         AssertionError: If a process failed; its traceback is told.
     """
-    ended = torchrun(SCRIPTS / "distributed_worker.py", folder, *words, processes=processes)
+    ended = forked_ranks(SCRIPTS / "distributed_worker.py", folder, *words, processes=processes)
     errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.rglob("*.error"))]
     assert ended.code == 0, "\n".join(errors) or ended.output
 

@@ -10,14 +10,14 @@ import torch
 from tests.scripts.sharded_common import run_scenario
 from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 
 TOLERANCE = 1e-5
 
 
 def launch(script: str, folder: Path, *words: str, processes: int = 2) -> Path:
     """Run scenarios of ``script``; fail with their tracebacks; return ``folder``, where the results are."""
-    ended = torchrun(SCRIPTS / script, folder, *words, processes=processes)
+    ended = forked_ranks(SCRIPTS / script, folder, *words, processes=processes)
     errors = [f"{path}:\n{path.read_text()}" for path in sorted(folder.glob("*.error"))]
     assert ended.code == 0, "\n".join(errors) or ended.output
     return folder

@@ -24,7 +24,7 @@ from hf_compat.tools.convert.conversion_options import Options
 from tests.support import helpers
 from tests.support.checkpoints import Trap
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 
 STEPS = 6
 """Update steps of a whole run: three an epoch."""
@@ -249,7 +249,7 @@ def test_a_folder_of_fsdp(tmp_path):
 @pytest.mark.slow
 def test_a_folder_of_two_ranks(tmp_path):
     """What two ranks of ModelParallelStrategy saved becomes the full model, with each parameter's state."""
-    ended = torchrun(SCRIPTS / "sharded_lightning.py", tmp_path / "sharded")
+    ended = forked_ranks(SCRIPTS / "sharded_lightning.py", tmp_path / "sharded")
     assert ended.code == 0, ended.output
     convert(tmp_path / "sharded", tmp_path / "out")
     expected = torch.load(tmp_path / "sharded.expected", weights_only=True)

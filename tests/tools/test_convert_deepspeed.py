@@ -20,7 +20,7 @@ from hf_compat.tools.convert.conversion_options import Options
 from tests.support.checkpoints import Trap
 from tests.support.deepspeed_tools import to_universal
 from tests.support.paths import SCRIPTS
-from tests.support.processes import torchrun
+from tests.support.processes import forked_ranks
 from tests.tools.test_convert import STEPS, Module, assert_equal, language_model, lightning_run, told
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -173,11 +173,11 @@ def finished(tmp_path_factory):
     if sys.platform != "linux":
         pytest.skip("gloo")
     folder = tmp_path_factory.mktemp("deepspeed")
-    ended = torchrun(SCRIPT, "lightning", folder, *STAGES)
+    ended = forked_ranks(SCRIPT, "lightning", folder, *STAGES)
     assert ended.code == 0, ended.output
     for stage in STAGES:
         convert(folder / str(stage) / "3.ckpt", folder / str(stage) / "checkpoint-3")
-    ended = torchrun(SCRIPT, "trainer", folder, *STAGES)
+    ended = forked_ranks(SCRIPT, "trainer", folder, *STAGES)
     assert ended.code == 0, ended.output
     yield folder
     shutil.rmtree(folder)
@@ -225,7 +225,7 @@ def trained(tmp_path_factory):
     """Train under Lightning with DeepSpeed in half precision, and with offloading."""
     pytest.importorskip("deepspeed")
     folder = tmp_path_factory.mktemp("settings")
-    ended = torchrun(SCRIPT, "setting", folder, *SETTINGS)
+    ended = forked_ranks(SCRIPT, "setting", folder, *SETTINGS)
     assert ended.code == 0, ended.output
     yield folder
     shutil.rmtree(folder)
@@ -257,7 +257,7 @@ def test_half_precision_and_offloading(trained, setting):
 def test_a_trainers_folder_becomes_a_file(tmp_path):
     """What DeepSpeed saved for our Trainer, weights in partitions alone included, becomes all that Lightning needs."""
     pytest.importorskip("deepspeed")
-    ended = torchrun(SCRIPT, "saving", tmp_path, 0, 2, 3)
+    ended = forked_ranks(SCRIPT, "saving", tmp_path, 0, 2, 3)
     assert ended.code == 0, ended.output
     optimizers = []
     for stage in (0, 2, 3):
@@ -278,7 +278,7 @@ def test_a_trainers_folder_becomes_a_file(tmp_path):
         for index, state in optimizers[0]["state"].items():  # ZeRO sums gradients in another order
             torch.testing.assert_close(optimizer["state"][index], state, rtol=1e-3, atol=1e-6)
 
-    ended = torchrun(SCRIPT, "reading", tmp_path)
+    ended = forked_ranks(SCRIPT, "reading", tmp_path)
     assert ended.code == 0, ended.output
     expected = torch.load(tmp_path / "0" / "expected", weights_only=True)
     first = torch.load(tmp_path / "first", weights_only=True)
