@@ -6,6 +6,7 @@ the metadata are read by an unpickler with a list of allowed classes, values lik
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import os
@@ -82,6 +83,13 @@ def is_sharded(folder: Path) -> bool:
     return False
 
 
+def _enum_member(kind: object, name: str) -> enum.Enum:
+    """Return the member ``name`` of an enum, which early releases of Python 3.11 pickle as an attribute of it."""
+    if not isinstance(kind, enum.EnumMeta):
+        raise pickle.UnpicklingError("builtins.getattr")
+    return kind[name]  # type: ignore[no-any-return]
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _KNOWN.get(module, ()):
@@ -90,6 +98,8 @@ class _MetadataUnpickler(pickle.Unpickler):
             return getattr(torch, name)
         if module.partition(".")[0] == "pathlib" and name.endswith("Path") and "." not in name:
             return PurePath  # of the system that wrote the checkpoint
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 

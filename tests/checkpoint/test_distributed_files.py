@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 from pathlib import Path
@@ -54,6 +55,38 @@ def load(checkpoint: Path) -> tuple[nn.Module, torch.optim.Optimizer]:
     weights.load_weights(model, checkpoint)
     optimizer_states.load(optimizer, model, checkpoint)
     return model, optimizer
+
+
+class AsEarlyPython311(pickle.Pickler):
+    """Pickles the members of enums as early releases of Python 3.11 do, such as that of Debian 12."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def test_written_by_another_python(checkpoint):
+    """Members of enums are found whichever way a Python has written them; no other attribute of anything is."""
+    file = checkpoint / names.SHARDED_WEIGHTS_NAME / names.SHARDED_METADATA_NAME
+    metadata = distributed_files.read_metadata(file.parent)
+    with file.open("wb") as target:
+        AsEarlyPython311(target).dump(metadata)
+    assert b"getattr" in file.read_bytes()
+    assert distributed_files.read_metadata(file.parent) == metadata
+    model, _ = load(checkpoint)
+    assert torch.equal(model.weight, trained()[0].weight)
+    file.write_bytes(pickle.dumps(Attribute(torch.Size, "__init__")))
+    with pytest.raises(CheckpointError, match="is refused"):
+        distributed_files.read_metadata(file.parent)
+
+
+class Attribute:
+    """A pickle of this is an attribute of ``kind``."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self):
+        return getattr, (self.kind, self.name)
 
 
 def test_states_come_back(checkpoint):
