@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills processes
 
 STARTED_BY = {"ddp": "torchrun on nodes", "fsdp2": "PyTorchJob", "zero_3": "torchrun on nodes"}
 """Strategy → what starts its two nodes."""
-TOGETHER = (("ddp",), ("fsdp1", "fsdp2"), ("zero_1", "zero_2", "zero_3"), ("hsdp",))
+TOGETHER = (
+    *(("ddp",), ("fsdp1", "fsdp2"), ("zero_1", "zero_2", "zero_3"), ("hsdp",)),
+    *(("tensor",), ("loaded",), ("sequences",)),
+)
 """Strategies that are run in one launch; the launchers of the page start ranks again three times."""
 
 
@@ -51,8 +54,10 @@ def killed(tmp_path_factory):
 
 def kill(command, folder, strategies, moment, rank=None, **fields):
     """Train under each of ``strategies``, and kill ``rank`` of each at ``moment``; by default one of them in turn."""
-    if any("zero" in name for name in strategies):
+    if any("zero" in name or name == "sequences" for name in strategies):
         pytest.importorskip("deepspeed")
+    if "loaded" in strategies:
+        pytest.importorskip("transformers.distributed.sharding_utils")
     # Saves are those of even update steps; a rank that has just saved is in the fourth, about to begin the fifth.
     given = {"moment": moment, "step": 5, "fields": fields}
     turns = {name: (number + MOMENTS.index(moment)) % PROCESSES[name] for number, name in enumerate(STRATEGIES)}

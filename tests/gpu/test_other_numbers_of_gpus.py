@@ -1,4 +1,4 @@
-"""Runs on two GPUs that go on with one and three: the numbers of the unbroken run, each sample once an epoch."""
+"""Runs on two GPUs that go on with one, two and three: the numbers of the unbroken run, each sample once an epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.scripts.elastic_script import ROWS, Request, train
-from tests.support.elastic import logs, samples, weights
+from tests.support.elastic import assert_same_end, logs, samples, weights
 
 pytestmark = [needs_fake_gpu, pytest.mark.slow]
 
@@ -28,13 +28,18 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "FSDP 2": ("fsdp2", {}),
     "FSDP 2, whole weights": ("fsdp2", {"fsdp_config": {"version": 2}}),
 }
+IN_FP16: dict[str, tuple[str, dict[str, Any]]] = {
+    "FSDP 2 in fp16": ("fsdp2", {"fp16": True}),
+    "FSDP 2 in fp16, whole weights": ("fsdp2", {"fp16": True, "fsdp_config": {"version": 2}}),
+}
+"""The same where transformers cannot resume: it reads the optimizer's states before the scale of the losses."""
 """How GPUs share a model → a strategy and more training arguments; ``DataParallel`` is that of a single process."""
 
 
 def go_on(kind: str, folder: Path, gpus: int, *, until: int | None = None) -> None:
     """Train on ``gpus`` in ``folder``, from its last checkpoint on if there is one."""
     folder.mkdir(exist_ok=True)
-    strategy, chosen = KINDS[kind]
+    strategy, chosen = (KINDS | IN_FP16)[kind]
     fields = {"use_cpu": False, "gradient_accumulation_steps": WINDOW // (2 * gpus), **chosen}
     request = Request(str(folder), strategy=strategy, dropout=0.0, until=until, fields=fields)
     if kind == "DataParallel":
@@ -55,3 +60,13 @@ def test_as_the_unbroken_run(kind: str, gpus: int, tmp_path: Path) -> None:
     torch.testing.assert_close(logs(part), logs(whole), **close)
     torch.testing.assert_close(weights(part), weights(whole), **close)
     assert samples(part) == samples(whole) == Counter(dict.fromkeys(range(ROWS), 2))
+
+
+@pytest.mark.parametrize("kind", IN_FP16)
+def test_resumed_in_fp16(kind: str, tmp_path: Path) -> None:
+    """The scale of the losses and the sharded optimizer go on where they were: the same logs and weights."""
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    go_on(kind, whole, 2)
+    for until in (INTERRUPTED, None):
+        go_on(kind, part, 2, until=until)
+    assert_same_end(part, whole)

@@ -61,8 +61,11 @@ OF_ANY_SIZE: dict[str, dict[str, Any]] = {
 STRATEGIES: dict[str, dict[str, Any]] = {
     **OF_ANY_SIZE,
     "hsdp": {**FSDP2, "parallelism_config": {"dp_replicate_size": 2, "dp_shard_size": 2}},
+    "tensor": {"parallelism_config": {"tp_size": 2}},
+    "loaded": {},
+    "sequences": {**deepspeed(2), "parallelism_config": {"sp_size": 2}},
 }
-PROCESSES = {**dict.fromkeys(OF_ANY_SIZE, 2), "hsdp": 4}
+PROCESSES = {**dict.fromkeys(STRATEGIES, 2), "hsdp": 4}
 """Strategy → the processes on which tests run it."""
 
 
@@ -125,7 +128,7 @@ def elastic_trainer(request: Request) -> Any:
 
     class ElasticTrainer(importlib.import_module(request.library).Trainer):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: dict[str, Any], **given: Any) -> Any:
-            numbers = inputs.pop("number").tolist()
+            numbers = inputs.pop("number", torch.empty(0)).tolist()
             with Path(request.folder, f"samples-{self.args.process_index}").open("a") as file:
                 file.writelines(f"{number}\n" for number in numbers)
             return super().compute_loss(model, inputs, **given)
@@ -147,6 +150,20 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [{**row, "number": number} for number, row in enumerate(helpers.token_rows(count))]
 
 
+def model_and_rows(request: Request) -> tuple[Any, list[dict[str, Any]]]:
+    """Return a GPT-2, or a Llama where ranks share its heads, its sequences or what each has loaded; and its rows."""
+    if request.strategy not in ("tensor", "loaded", "sequences"):
+        return helpers.gpt2(dropout=request.dropout), rows(ROWS)
+    from tests.support.presharded import heads, loaded
+
+    if request.strategy == "loaded":
+        return loaded(Path(request.folder), fsdp_size=2), rows(ROWS)
+    length = 12
+    tokens = torch.randint(1, helpers.VOCABULARY, (ROWS, length), generator=torch.Generator().manual_seed(0))
+    whole = [{"input_ids": row, "labels": row, "position_ids": torch.arange(length)} for row in tokens]
+    return heads(), whole if request.strategy == "sequences" else rows(ROWS)
+
+
 def train(request: Request) -> None:
     """Train, from the last checkpoint on if there is one."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
@@ -160,12 +177,13 @@ def train(request: Request) -> None:
 
         without_extension()
     torch.manual_seed(0)
+    model, data = model_and_rows(request)
     trainer = elastic_trainer(request)(
-        model=helpers.gpt2(dropout=request.dropout),
+        model=model,
         args=args,
         callbacks=[Ending(request)],
-        train_dataset=helpers.ListDataset(rows(ROWS)),
-        data_collator=helpers.PadCollator(),
+        train_dataset=helpers.ListDataset(data),
+        data_collator=None if request.strategy == "sequences" else helpers.PadCollator(),
     )
     last = "auto" if request.library == "hf_compat" else get_last_checkpoint(output)
     trainer.train(resume_from_checkpoint=last)

@@ -44,6 +44,14 @@ _SEQUENCES = "tests/distributed/test_sequence_parallel.py"
 _CONTEXT, _RUNS = "tests/gpu/test_context_parallel.py", "tests/distributed/test_drawn_runs.py"
 _PARTS = "shared sequences and FSDP 2"
 _REPLICAS = "replicas of FSDP 2, on 4 processes"
+_OF_REPLICAS = (
+    ("float32", "full", None),
+    ("bf16", "sharded", None),
+    ("fp16", "full", None),
+    ("float32", "full", "4 processes from 4"),
+    ("bf16", "full", "4 processes from 4"),
+)
+"""Precision, checkpoint and what the run is resumed with, of each scenario of replicas on four GPUs."""
 MOMENTS = ("begin", "backward", "saving", "saved")
 """Of ``elastic_script.Request``: when a rank is killed."""
 KILLED_IN_THE_BACKGROUND = ("ddp", "fsdp2", "zero_2", "zero_3")
@@ -57,7 +65,10 @@ _SEVERAL = {
     "zero_3": "ZeRO-3",
 }
 """The strategies of ``elastic_script`` that run on any number of processes."""
-_KINDS = {"ddp": "full", "fsdp1": "full", "fsdp2": "sharded", "hsdp": "sharded"}
+_KINDS = {
+    **dict.fromkeys(("ddp", "fsdp1", "tensor", "loaded"), "full"),
+    **dict.fromkeys(("fsdp2", "hsdp"), "sharded"),
+}
 """Their checkpoints; DeepSpeed's otherwise."""
 
 
@@ -186,16 +197,32 @@ ROWS: tuple[Row, ...] = (
         )
         for kind in ("full", "sharded")
     ),
-    _trained(
-        *("FSDP 1 and 2", UPSTREAM, BITS, f"{_GPU}::test_two_gpus[fsdp]"),
-        **{"device": "fake GPUs", "precision": "bf16, fp16", "checkpoint": "full, sharded"},
+    *(
+        _trained(
+            *(strategy, UPSTREAM, BITS, f"{_GPU}::test_two_gpus[{group}]"),
+            **{"device": "fake GPUs", "precision": precision, "checkpoint": kind},
+        )
+        for strategy, group, precision, kind in (
+            ("FSDP 1", "fsdp", "bf16", "sharded"),
+            ("FSDP 1", "fsdp 1, slow", "float32", "full"),
+            ("FSDP 1", "fsdp 1, slow", "float32", "sharded"),
+            ("FSDP 1", "fsdp 1, slow", "bf16", "full"),
+            ("FSDP 1", "fsdp 1, slow", "fp16", "full"),
+            ("FSDP 1", "fsdp 1, slow", "fp16", "sharded"),
+            ("FSDP 2", "fsdp", "fp16", "full"),
+            ("FSDP 2", "fsdp 2, slow", "float32", "full"),
+            ("FSDP 2", "fsdp 2, slow", "float32", "sharded"),
+            ("FSDP 2", "fsdp 2, slow", "bf16", "full"),
+            ("FSDP 2", "fsdp 2, slow", "bf16", "sharded"),
+            ("FSDP 2", "fsdp 2, slow", "fp16", "sharded"),
+        )
     ),
     _trained("ZeRO-1", UPSTREAM, BITS, f"{_DEEPSPEED}::test_scenario[zero_1]", accumulation=True),
     _trained(
         *("ZeRO-2", UPSTREAM, BITS, f"{_DEEPSPEED}::test_scenario[optimizer_and_schedule_of_the_config]"),
         accumulation=True,
     ),
-    _trained("ZeRO-3", UPSTREAM, BITS, f"{_DEEPSPEED}::test_scenario[weights_stay_in_parts]", checkpoint="DeepSpeed's"),
+    Row("ZeRO-3", UPSTREAM, BITS, (f"{_DEEPSPEED}::test_scenario[weights_stay_in_parts]",), checkpoint="DeepSpeed's"),
     Row(
         *("ZeRO-3", UPSTREAM, BITS, (f"{_DEEPSPEED}::test_scenario[resume_zero_3]",)),
         **{"accumulation": True, "checkpoint": "DeepSpeed's", "resume": "2 processes from 2"},
@@ -221,7 +248,7 @@ ROWS: tuple[Row, ...] = (
         *("tensor parallel", UNBROKEN, BITS, (f"{_TENSOR}::test_a_resumed_run_is_the_same_run",)),
         **{"checkpoint": "full", "resume": "2 processes from 2"},
     ),
-    _trained("tensor parallel and FSDP 2", ONE, ROUNDED, f"{_TENSOR}::test_two_dimensions", accumulation=True),
+    Row("tensor parallel and FSDP 2", ONE, ROUNDED, (f"{_TENSOR}::test_two_dimensions",), accumulation=True),
     *(
         Row(
             *(
@@ -230,15 +257,15 @@ ROWS: tuple[Row, ...] = (
                 BITS,
                 (f"{_GPU}::test_four_gpus[replicas of shards, slow]",),
             ),
-            **{"device": "fake GPUs", "precision": "float32, bf16, fp16", "checkpoint": kind, "resume": resume},
+            **{"device": "fake GPUs", "precision": precision, "checkpoint": kind, "resume": resume},
         )
-        for kind, resume in (("full, sharded", None), ("full", "4 processes from 4"))
+        for precision, kind, resume in _OF_REPLICAS
     ),
     *(
         _trained(f"sharded as it is loaded: {what}", UPSTREAM, BITS, test, device=device, checkpoint="full")
         for what, device, test in (
             ("FSDP 2", "CPU", f"{_DDP}::test_scenario[loaded_in_shards]"),
-            ("experts", "CPU", f"{_DDP}::test_scenario_thoroughly[loaded_with_experts]"),
+            ("experts", "CPU", f"{_DDP}::test_more_scenarios"),
         )
     ),
     *(
@@ -268,10 +295,16 @@ ROWS: tuple[Row, ...] = (
         *(f"{_PARTS}, tensor parallel", UPSTREAM, ROUNDED, f"{_CONTEXT}::test_matrices_are_split_too"),
         **{"device": "fake GPUs", "accumulation": True},
     ),
-    _trained(f"{_PARTS}, on 2 processes", ONE, ROUNDED, f"{_CONTEXT}::test_numbers_of_one_process", accumulation=True),
+    _trained(
+        *(f"{_PARTS}, on 2 processes", ONE, ROUNDED, f"{_CONTEXT}::test_numbers_of_one_process"),
+        **{"device": "fake GPUs", "accumulation": True},
+    ),
     *(row for name in _SEVERAL for row in _resumed(name)),
     *(row for name, strategy in _SEVERAL.items() for row in _killed(name, strategy)),
     *_killed("hsdp", _REPLICAS),
+    *_killed("tensor", "tensor parallel"),
+    *_killed("loaded", "sharded as it is loaded: FSDP 2"),
+    *_killed("sequences", "shared sequences and ZeRO-2"),
     Row(
         *("DDP under Ray", UPSTREAM, BITS, (f"{_RAY}::test_the_numbers_of_transformers",)),
         **{"checkpoint": "full", "evaluation": True},
