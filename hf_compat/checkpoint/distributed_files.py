@@ -87,7 +87,8 @@ def _enum_member(kind: object, name: str) -> enum.Enum:
     """Return the member ``name`` of an enum, which early releases of Python 3.11 pickle as an attribute of it."""
     if not isinstance(kind, enum.EnumMeta):
         raise pickle.UnpicklingError("builtins.getattr")
-    return kind[name]  # type: ignore[no-any-return]
+    member: enum.Enum = kind[name]
+    return member
 
 
 class _MetadataUnpickler(pickle.Unpickler):
