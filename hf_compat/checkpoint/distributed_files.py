@@ -6,7 +6,6 @@ the metadata are read by an unpickler with a list of allowed classes, values lik
 
 from __future__ import annotations
 
-import enum
 import functools
 import importlib
 import os
@@ -30,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 
 from hf_compat.checkpoint import names
 from hf_compat.checkpoint.background import CheckpointFileWriter
-from hf_compat.checkpoint.unpickle import cause_of, load_trusted
+from hf_compat.checkpoint.unpickle import cause_of, enum_member, load_trusted
 from hf_compat.checkpoint.write_failures import errno_of, is_write_failure
 from hf_compat.errors import CheckpointError, CheckpointWriteError
 
@@ -83,14 +82,6 @@ def is_sharded(folder: Path) -> bool:
     return False
 
 
-def _enum_member(kind: object, name: str) -> enum.Enum:
-    """Return the member ``name`` of an enum, which early releases of Python 3.11 pickle as an attribute of it."""
-    if not isinstance(kind, enum.EnumMeta):
-        raise pickle.UnpicklingError("builtins.getattr")
-    member: enum.Enum = kind[name]
-    return member
-
-
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _KNOWN.get(module, ()):
@@ -100,7 +91,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         if module.partition(".")[0] == "pathlib" and name.endswith("Path") and "." not in name:
             return PurePath  # of the system that wrote the checkpoint
         if (module, name) == ("builtins", "getattr"):
-            return _enum_member
+            return enum_member
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import io
 import os
 import pickle
@@ -14,12 +15,12 @@ import torch
 
 from hf_compat.errors import CheckpointError
 
-__all__ = ["Unread", "cause_of", "is_trusted", "load_known", "load_trusted"]
+__all__ = ["Unread", "cause_of", "enum_member", "is_trusted", "load_known", "load_trusted"]
 
 
 @cache
 def _allowed() -> tuple[Any, ...]:
-    """Return what may be unpickled besides tensors: numpy's arrays and scalars, as in random states."""
+    """Return what may be unpickled besides tensors: numpy's arrays and scalars, as in random states, and enums."""
     core: Any = getattr(np, "_core", None) or np.core
     multiarray = core.multiarray
     numbers = ("bool", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
@@ -29,7 +30,13 @@ def _allowed() -> tuple[Any, ...]:
         for name in ("_reconstruct", "scalar")
         for package in ("core", "_core")
     ]
-    return (*renamed, np.ndarray, np.dtype, *(type(np.dtype(number)) for number in numbers))
+    return (
+        *renamed,
+        (enum_member, "builtins.getattr"),
+        np.ndarray,
+        np.dtype,
+        *(type(np.dtype(number)) for number in numbers),
+    )
 
 
 def load_trusted(
@@ -79,6 +86,19 @@ class Unread:
     def __setstate__(self, state: object) -> None:
         """Keep the object's attributes, which are not used either but by who knows the class."""
         self.state = state
+
+
+def enum_member(kind: object, name: str) -> object:
+    """Return the member ``name`` of an enum, which early releases of Python 3.11 pickle as an attribute of it.
+
+    Raises:
+        UnpicklingError: If ``kind`` is no enum: other attributes may be code.
+    """
+    if isinstance(kind, type) and issubclass(kind, Unread):
+        return kind(name)
+    if not isinstance(kind, enum.EnumMeta):
+        raise pickle.UnpicklingError("builtins.getattr")
+    return kind[name]
 
 
 def load_known(path: str | os.PathLike[str], *, mmap: bool = False) -> tuple[Any, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import io
 import json
 import pickle
@@ -16,7 +17,7 @@ from hf_compat.checkpoint import names
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.rng import load_rng_state
 from hf_compat.checkpoint.state_dict_files import load_state_file
-from hf_compat.checkpoint.unpickle import load_trusted
+from hf_compat.checkpoint.unpickle import Unread, load_known, load_trusted
 from hf_compat.checkpoint.weights import load_weights
 from hf_compat.errors import CheckpointError
 from tests.support.checkpoints import Trap, small_checkpoint
@@ -149,6 +150,41 @@ def test_what_is_allowed(tmp_path):
     assert torch.equal(found["tensor"], content["tensor"])
     assert (found["values"], found["scalars"]) == (content["values"], content["scalars"])
     assert np.array_equal(found["random"], content["random"])
+
+
+class Stage(enum.Enum):
+    SECOND = 2
+
+
+class Attribute:
+    """Pickled as an attribute of ``kind``: as early releases of Python 3.11 do with members of enums."""
+
+    def __init__(self, kind, name):
+        self.kind, self.name = kind, name
+
+    def __reduce__(self):
+        return getattr, (self.kind, self.name)
+
+
+def test_enums_of_either_python(tmp_path):
+    """A member of a known enum is found whichever way a Python has written it, one of another is a placeholder."""
+    path = tmp_path / "states.pt"
+    for member in (Stage.SECOND, Attribute(Stage, "SECOND")):
+        torch.save({"stage": member, "step": 3}, path)
+        assert load_trusted(path, allowed=[Stage]) == {"stage": Stage.SECOND, "step": 3}
+        content, unknown = load_known(path)
+        assert isinstance(content["stage"], Unread)
+        assert (content["step"], unknown) == (3, [f"{__name__}.Stage"])
+
+
+def test_other_attributes_are_refused(tmp_path):
+    """Even of classes that may be unpickled: they may be functions."""
+    path = tmp_path / "states.pt"
+    torch.save({"file": Attribute(np.ndarray, "tofile")}, path)
+    with pytest.raises(CheckpointError, match="No code in it was run"):
+        load_trusted(path)
+    with pytest.raises(CheckpointError):
+        load_known(path)
 
 
 def test_numpy_of_either_name(tmp_path):
