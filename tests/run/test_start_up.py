@@ -19,7 +19,7 @@ WHERE_INSTALLED = {
     # Of torch, Lightning or rich.
     *("attr", "attrs", "charset_normalizer", "google", "ipywidgets", "markdown_it", "mdurl", "pygments", "requests"),
 }
-STARTED_WITH = {"tests", "__main__", "__mp_main__"}
+STARTED_WITH = {"tests", "__main__", "__mp_main__", "sitecustomize"}
 """The script, and what Python itself loads when it starts, by files that packages put beside them."""
 MOST = {"hf_compat": 300, "torchmetrics": 20}
 """How many modules of a package are loaded at the most; all of torchmetrics' would be 274."""
