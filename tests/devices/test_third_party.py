@@ -26,9 +26,15 @@ from hf_compat.memory import TrainerMemoryTracker
 from tests.gpu.comparing import differing
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
+from tests.support.parity import Kit
+from tests.support.scenarios.common import plain
 
-ONE = ("fp32", "bf16_on_gpu", "fp16", "resume_bf16", "workers")
-"""Scenarios of one device, of ``tests.gpu.scenarios``."""
+ONE = (
+    *(("npu", name) for name in ("fp32", "bf16_on_gpu", "fp16", "resume_bf16", "workers")),
+    ("mlu", "fp32"),
+    ("musa", "fp32"),
+)
+"""Types of a device, each with a scenario of ``tests.gpu.scenarios``."""
 TWO = ("fp32", "bf16_on_gpu")
 """Scenarios of two ranks."""
 
@@ -73,12 +79,24 @@ def two_ranks(folder: Path) -> tuple[str, str, str]:
     )
 
 
+def compared(name: str, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what differs in a scenario, and the device of each library's model after a training of its own."""
+    found = differing([name], folder)
+    places = {}
+    for which in ("upstream", "ours"):
+        trainer = plain(Kit(which, folder / "places" / which), fields={"max_steps": 1})
+        trainer.train()
+        places[which] = str(next(trainer.model.parameters()).device)
+    return found, places
+
+
 @needs_fake_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ONE)
-def test_both_libraries_on_one_device(name, tmp_path):
-    """On an NPU our run is transformers' to the last bit: events, losses, weights, files, the device's random state."""
-    assert run_on_gpu(differing, [name], tmp_path, **as_device("npu")) == {name: ""}
+@pytest.mark.parametrize(("kind", "name"), ONE)
+def test_both_libraries_on_one_device(kind, name, tmp_path):
+    """Both train on the device and do the same to the last bit: events, losses, weights, files, its random state."""
+    places = {"upstream": f"{kind}:0", "ours": f"{kind}:0"}
+    assert run_on_gpu(compared, name, tmp_path, **as_device(kind)) == ({name: ""}, places)
 
 
 @needs_fake_gpu

@@ -26,7 +26,10 @@ def accepted(folder: Path, *words: str) -> tuple[int, str, list[dict[str, Any]]]
 
 @needs_fake_gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["steady_steps", "background_saves", "out_of_memory", "fp32"])
+@pytest.mark.parametrize(
+    "name",
+    ["steady_steps", "background_saves", "out_of_memory", "compiled_kernels", "crosswise_resume_bf16", "fp32"],
+)
 def test_a_case_of_correctness(name, tmp_path):
     """A case passes on the fake GPU, and says which GPU and packages it is about."""
     code, output, (machine, result) = accepted(tmp_path, "--only", name)

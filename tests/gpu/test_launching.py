@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_compat import Trainer, TrainingArguments
+from hf_compat import Trainer, TrainerCallback, TrainingArguments
+from hf_compat.tools.verify.record import read_record
+from hf_compat.tools.verify.recorder import Recorder, callback_class
 from tests.gpu.comparing import ON_GPUS
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus, start_on_gpus
 from tests.support import helpers, parity
@@ -120,3 +122,33 @@ def quiet_run(which: str, folder: Path) -> dict[str, Any]:
     trainer.train()
     trainer.evaluate()
     return {"emptied": len(emptied), "lines": [line for line in lines if "CUDA_VISIBLE_DEVICES" in line]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "switch", "expected"),
+    [
+        pytest.param({"tf32": True}, None, "tf32", id="on"),
+        pytest.param({"tf32": False}, None, "fp32", id="off"),
+        pytest.param({}, "tf32", "tf32", id="on by torch's switch"),
+        pytest.param({}, None, "fp32", id="as torch has it"),
+        pytest.param({"tf32": True, "bf16": True}, None, "bf16", id="on under bf16"),
+    ],
+)
+def test_the_precision_of_a_record(fields: dict[str, Any], switch: str | None, expected: str, tmp_path: Path):
+    """The record that ``hf-compat verify`` makes of a run on a GPU says whether its products are in TF32."""
+    assert run_on_gpu(recorded, fields, switch, tmp_path) == (expected, "Fake GPU")
+
+
+def recorded(fields: dict[str, Any], switch: str | None, folder: Path) -> tuple[str, str]:
+    """Return the precision and the device of a run's record; ``switch`` is what the script has set torch's to."""
+    (folder / "outputs").mkdir()
+    if switch is not None:
+        torch.backends.fp32_precision = switch
+    args = TrainingArguments(str(folder / "outputs" / "run"), max_steps=2, report_to="none", **fields)
+    trainer = Trainer(helpers.PlainModel(), args, train_dataset=helpers.ListDataset(helpers.vector_rows(8)))
+    recorder = Recorder(folder, 2)
+    recorder.attach(trainer, callback_class(TrainerCallback))
+    trainer.train()
+    recorder.close(None)
+    facts = read_record(folder).facts
+    return facts["precision"], facts["environment"]["device"]

@@ -32,6 +32,7 @@ FAKE_MEMORY = 1 << 28
 """Bytes of the fake GPU that runs out of memory."""
 LEFT_OUT = ("memory_runs_out", "ddp_", "fsdp", "resume_fsdp")
 """Beginnings of scenarios for a GPU of one size, which :func:`out_of_memory` is for any, and of those for two GPUs."""
+CROSSWISE = "crosswise_"
 
 
 @contextmanager
@@ -54,10 +55,33 @@ def scenario(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
     with reproducible():
         noise = differing([name], folder / "noise", subject="upstream")[name]
         found = differing([name], folder / "ours")[name]
+    _check(found, noise)
+    return {"transformers differs from itself": noise, "ours differs": found}
+
+
+def crosswise(name: str, folder: Path, *, small: bool) -> dict[str, Any]:
+    """Let each library resume what the other has begun, as if it were its own; :func:`scenario` says how it compares.
+
+    Args:
+        name: ``crosswise_`` and the name of a scenario that resumes.
+        folder: An empty folder.
+        small: Not used.
+    """
+    body = name.removeprefix(CROSSWISE)
+    with reproducible():
+        noise = differing([body], folder / "noise", subject="upstream")[body]
+        ours = differing([body], folder / "ours", starter="upstream")[body]
+        theirs = differing([body], folder / "theirs", subject="upstream", starter="ours")[body]
+    for found in (ours, theirs):
+        _check(found, noise)
+    return {"transformers differs from itself": noise, "ours resuming theirs": ours, "theirs resuming ours": theirs}
+
+
+def _check(found: str, noise: str) -> None:
+    """Fail if what differs is more than noise, or one of the libraries cannot run the scenario."""
     for text in (noise, found):
         assert not text.startswith("Traceback"), text
     assert not found or _is_noise(found, noise), found
-    return {"transformers differs from itself": noise, "ours differs": found}
 
 
 def _is_noise(found: str, noise: str) -> bool:
@@ -265,6 +289,7 @@ CORRECTNESS: dict[str, Case] = {
     "out_of_memory": Case(out_of_memory, alone=True, fake_memory=FAKE_MEMORY),
     "background_saves": Case(background_saves, alone=True),
     "compiled_kernels": Case(compiled_kernels),
+    **{f"{CROSSWISE}resume_{precision}": Case(crosswise) for precision in ("fp32", "bf16", "fp16")},
     **{name: Case(scenario) for name in GPU_SCENARIOS if not name.startswith(LEFT_OUT)},
 }
 """Cases by name, the most telling first."""
