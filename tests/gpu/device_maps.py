@@ -6,9 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from tests.gpu.replicas import in_any_order
+from tests.scripts.sharded_common import llama
 from tests.support import helpers
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
@@ -23,15 +25,22 @@ CADENCE: Fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strate
 HALVES = {"transformer.wte": 0, "transformer.wpe": 0, "transformer.drop": 0, "transformer.h.0": 0, "lm_head": 0}
 HALVES |= {"transformer.h.1": 1, "transformer.ln_f": 1}
 """A GPT-2 of two layers, one on each GPU; the head shares its weights with the embedding."""
+HALVES_OF_LLAMA = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.layers.0": 0, "model.layers.1": 1}
+HALVES_OF_LLAMA |= {"model.norm": 1, "lm_head": 1}
 
 
 def spread(kit: Kit, device_map: Any = HALVES, **config: Any) -> nn.Module:
     """Return a GPT-2 that is loaded with ``device_map``."""
+    return loaded(kit, helpers.gpt2(**config), device_map=device_map)
+
+
+def loaded(kit: Kit, model: Any, **given: Any) -> nn.Module:
+    """Return ``model``, saved and loaded as ``given`` says."""
     from transformers import AutoModelForCausalLM
 
     folder = kit.folder / "pretrained"
-    helpers.gpt2(**config).save_pretrained(folder)
-    model = kit.model(AutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path=folder, device_map=device_map)
+    model.save_pretrained(folder)
+    model = kit.model(AutoModelForCausalLM.from_pretrained, pretrained_model_name_or_path=folder, **given)
     model.name_or_path = model.config._name_or_path = "pretrained"  # both libraries'
     return model
 
@@ -87,6 +96,33 @@ def adapters(kit: Kit) -> None:
     where(kit, trainer)
 
 
+def quantized(kit: Kit) -> None:
+    """A model that says that its weights are of 8 bits, which is in more places to be left where it is."""
+    model = spread(kit)
+    model.is_loaded_in_8bit, model.quantization_method = True, "bitsandbytes"
+    trainer = language_model(kit, fields={**ACCUMULATION, **CADENCE}, model=model)
+    where(kit, trainer)
+    train(kit, trainer)
+    where(kit, trainer)
+
+
+def quantized_adapters(kit: Kit) -> None:
+    """Adapters on weights that torchao has quantized to integers."""
+    import peft
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    sizes = {"hidden_size": 64, "intermediate_size": 64}
+    base = loaded(kit, llama(**sizes), device_map=HALVES_OF_LLAMA, quantization_config=config, dtype=torch.float32)
+    base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=False)
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = language_model(kit, fields={**ACCUMULATION, **CADENCE}, model=peft.get_peft_model(base, lora))
+    where(kit, trainer)
+    train(kit, trainer)
+    where(kit, trainer)
+
+
 def checkpointed(kit: Kit) -> None:
     """Activations are computed again in the backward pass."""
     fields = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
@@ -111,6 +147,8 @@ SPREAD_SCENARIOS: dict[str, Body] = {
         "spread_resumed": resumed(),
         "spread_resumed_in_fp16": resumed(fp16=True),
         "spread_adapters": adapters,
+        "spread_in_8_bits": quantized,
+        "spread_adapters_on_quantized": quantized_adapters,
     }.items()
 }
 """Name → what to do with a kit where two GPUs are visible."""

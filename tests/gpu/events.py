@@ -33,14 +33,15 @@ class Event(NamedTuple):
 
 
 @contextmanager
-def watching() -> Iterator[list[Event]]:
-    """Collect the events of the block, of all threads."""
+def watching(*kinds: str) -> Iterator[list[Event]]:
+    """Collect the events of the block, of all threads; those of ``kinds``, or all."""
     events: list[Event] = []
     lock = threading.Lock()
 
     def keep(kind: str, detail: str) -> None:
-        with lock:
-            events.append(Event(kind, detail, _frames()))
+        if not kinds or kind in kinds:
+            with lock:
+                events.append(Event(kind, detail, _frames()))
 
     extension().set_hook(keep)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +12,7 @@ import transformers
 from accelerate import ParallelismConfig
 from packaging.version import Version
 
+from tests.gpu.memory import exhausted, memory_of_the_gpu
 from tests.gpu.overrides import overrides
 from tests.scripts.sharded_common import llama
 from tests.support import helpers
@@ -64,8 +64,13 @@ class Overflowing(helpers.PlainModel):
         return outputs
 
 
-def overflowing(**fields: Any) -> Body:
-    """Return a scenario with fp16 in which the gradient scaler skips a step."""
+def overflowing(*, version: int | None = None, **fields: Any) -> Body:
+    """Return a scenario with fp16 in which the gradient scaler skips a step.
+
+    Args:
+        version: That of FSDP; None without FSDP.
+        **fields: Training arguments.
+    """
 
     def body(kit: Kit) -> None:
         scales: list[float] = []
@@ -75,6 +80,8 @@ def overflowing(**fields: Any) -> Body:
                 scales.append(trainer.accelerator.scaler.get_scale())
 
         every = {**CADENCE, "fp16": True, **fields}
+        if version is not None:
+            every |= fsdp(version, "full")
         trainer = plain(kit, fields=every, model=kit.model(Overflowing), callbacks=[Scales()])
         train(kit, trainer)
         assert len(set(scales)) > 1, "no step was skipped"
@@ -143,38 +150,6 @@ def tf32(enabled: bool) -> Body:
     return body
 
 
-def exhausted(kit: Kit) -> None:
-    """Memory runs out with 16 rows a batch, and does not with 8."""
-
-    class Wide(helpers.PlainModel):
-        def forward(self, features: Any, labels: Any = None) -> dict[str, Any]:
-            wide = features.new_empty(features.shape[0], 1 << 20)  # 4 MiB a row
-            return super().forward(features=features + 0 * wide.zero_().sum(), labels=labels)
-
-    trainer = plain(
-        kit, rows=32, fields={"auto_find_batch_size": True, "per_device_train_batch_size": 16}, model=kit.model(Wide)
-    )
-    kit.train(trainer)
-    kit.keep("batch size", trainer._train_batch_size)
-
-
-def memory_of_the_gpu(kit: Kit) -> None:
-    """The names of the metrics, and the bytes of the GPU that each stage has found in use, and left.
-
-    A run before takes what is allocated once in a process, such as the workspaces of matrix products.
-    """
-    first = plain(kit)
-    first.train()
-    del first
-    gc.collect()
-    trainer = plain(kit, fields={"skip_memory_metrics": False, "eval_strategy": "epoch"})
-    kit.keep("train", trainer.train().metrics)
-    kit.keep("evaluate", trainer.evaluate())
-    stages = trainer._memory_tracker.gpu
-    stages["train"].pop("peaked")  # transformers' is 8 bytes more
-    kit.keep("the GPU's", stages)
-
-
 def workers(**fields: Any) -> Body:
     """Return a scenario whose batches come from workers, in pinned memory, and are copied without waiting."""
     copies = {"accelerator_config": {"non_blocking": True}, "dataloader_num_workers": 2}
@@ -201,6 +176,14 @@ def quantized(*, is_placed: bool = False, **facts: Any) -> Body:
     return body
 
 
+def fsdp(version: int, state: str) -> Fields:
+    """Return training arguments for FSDP, of which transformers 4 reads variables that ``accelerate launch`` sets."""
+    config: Fields = {"version": version, "state_dict_type": f"{state.upper()}_STATE_DICT"}
+    if not IS_5:
+        os.environ.update(FSDP_VERSION=str(version), FSDP_STATE_DICT_TYPE=config["state_dict_type"])
+    return {"fsdp": "full_shard", "fsdp_config": config}
+
+
 def sharded(
     version: int, state: str, *, resumes: bool = False, model: Any = llama, sizes: Fields | None = None, **fields: Any
 ) -> Body:
@@ -214,13 +197,10 @@ def sharded(
         sizes: Sizes of a ``ParallelismConfig``; None without one.
         **fields: Training arguments.
     """
-    config: Fields = {"version": version, "state_dict_type": f"{state.upper()}_STATE_DICT"}
-    every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, "fsdp": "full_shard", **fields}
+    every = {**ACCUMULATION, **CADENCE, "save_strategy": "steps", "save_steps": 1, **fields}
 
     def build(kit: Kit, seen: list[int]) -> Any:
-        if not IS_5:  # it reads these alone, which `accelerate launch` sets
-            os.environ.update(FSDP_VERSION=str(version), FSDP_STATE_DICT_TYPE=config["state_dict_type"])
-        chosen = {**every, "fsdp_config": dict(config)}
+        chosen = {**fsdp(version, state), **every}
         if sizes is not None:
             chosen["parallelism_config"] = ParallelismConfig(**sizes)
         return language_model(kit, rows=28, fields=chosen, model=kit.model(model), subclass=seen_by_save(kit, seen))
@@ -329,6 +309,16 @@ RANKS_SCENARIOS: dict[str, Body] = {
     "ddp_in_8_bits": quantized(**BITSANDBYTES),
     "ddp_in_8_bits_on_its_gpu": quantized(is_placed=True, **BITSANDBYTES),
     "ddp_quantized": quantized(quantization_method="torchao"),
+    "ddp_fp16_overflow": overflowing(),
+    "ddp_best_checkpoint": trained(load_best_model_at_end=True, save_total_limit=1),
+    "ddp_noisy_embeddings": trained(neftune_noise_alpha=5.0),
+    "ddp_compiled": compiled("eager"),
+    "ddp_bf16_full_evaluation": trained(bf16_full_eval=True),
+    "ddp_memory_runs_out": exhausted,
+    "fsdp2_fp16_overflow": overflowing(version=2),
+    "fsdp2_best_checkpoint": sharded(2, "full", save_strategy="epoch", load_best_model_at_end=True, save_total_limit=1),
+    "fsdp2_noisy_embeddings": sharded(2, "full", neftune_noise_alpha=5.0),
+    "fsdp2_compiled": sharded(2, "full", torch_compile=True, torch_compile_backend="eager"),
 }
 """Each scenario of several GPUs by its name."""
 for version in (1, 2):

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 from tests.gpu.comparing import assert_same_states, differing
 from tests.gpu.device_maps import HALVES as GPT2_HALVES, SPREAD_SCENARIOS
@@ -20,7 +22,10 @@ THOROUGH = {
     for name in ("balanced", "all_on_the_first_GPU", "resumed_in_fp16", "label_smoothing", "embedding_noise")
 }
 """Scenarios that are much like a quicker one."""
-QUICK = [name for name in SPREAD_SCENARIOS if name not in THOROUGH]
+SINCE_5 = {"spread_adapters_on_quantized"}
+"""What transformers 4 refuses to train."""
+LEFT_OUT = set() if Version(transformers.__version__) >= Version("5") else SINCE_5
+QUICK = [name for name in SPREAD_SCENARIOS if name not in THOROUGH | LEFT_OUT]
 HALVES = {"body.0": 0, "body.1": 0, "body.2": 1, "body.3": 1, "body.4": 0}
 
 

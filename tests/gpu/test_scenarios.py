@@ -38,24 +38,28 @@ ONE_GPU_SLOW = {
     "resuming": "resume_fp32 resume_with_workers_of_the_gpu",
 }
 TWO_GPUS = {
-    "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16",
-    "fsdp": "fsdp2_fp16_full fsdp1_bf16_sharded resume_fsdp2_tied_full",
+    "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16 ddp_memory_runs_out",
+    "fsdp": "fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
     "context parallel": "cp_fp32_full",
 }
 """Quick groups of scenarios on two GPUs."""
 TWO_GPUS_SLOW = {
-    "ddp": "ddp_bf16 ddp_by_sizes ddp_overrides ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized",
+    "ddp": "ddp_bf16 ddp_by_sizes ddp_overrides ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized "
+    "ddp_fp16_overflow ddp_best_checkpoint ddp_noisy_embeddings ddp_compiled ddp_bf16_full_evaluation",
     "fsdp 1": "fsdp1_fp32_full fsdp1_fp32_sharded fsdp1_bf16_full fsdp1_fp16_full fsdp1_fp16_sharded "
     "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
-    "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded",
+    "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded fsdp2_best_checkpoint fsdp2_noisy_embeddings "
+    "fsdp2_compiled",
     "context parallel": "cp_bf16_sharded cp_fp16_full cp_rotated cp_in_one_piece cp_packed cp_own_loss "
     "cp_averaged_by_batch cp_smoothed resume_cp_fp32 resume_cp_bf16_sharded",
     "loaded in shards": "loaded_fsdp loaded_fsdp_bf16 loaded_fsdp_fp16 loaded_tp loaded_tp_bf16 loaded_tp_by_plan "
     "loaded_tp_memory_runs_out",
     "loaded with experts": "loaded_experts loaded_tp_experts",
 }
-"""transformers cannot resume FSDP 2 with fp16: it reads the optimizer before the scaler."""
+"""transformers cannot resume FSDP 2 with fp16: it reads the optimizer before the scaler. Nor can it evaluate in
+bfloat16 what FSDP 2 has trained in float32.
+"""
 FOUR_GPUS_SLOW = {
     "replicas of shards": "hsdp_fp32_full hsdp_bf16_sharded hsdp_fp16_full resume_hsdp_fp32 resume_hsdp_bf16",
     "context parallel": "cp_shards resume_cp_shards_rotated cp_of_four cp_of_four_rotated",

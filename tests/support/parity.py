@@ -52,8 +52,8 @@ DEFAULTS: dict[str, Any] = {
 }
 PROJECTORS = ("GaLoreProjector", "GradientProjector", "LossScaler", "DynamicLossScaler")
 """Objects in the states of GaLore, APOLLO and DeepSpeed."""
-WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Attributes with what a wrapper has wrapped; ours needs the first alone."""
+WRAPPED = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+"""Attributes with what a wrapper has wrapped; with ours ``trainer.model`` is the model itself."""
 MOST_LINES = 12
 
 
@@ -300,7 +300,7 @@ def _weights(trainer: Any) -> dict[str, Any]:
 
 
 def _modes(model: nn.Module) -> dict[str, bool]:
-    """Return whether each module trains, by its name without the wrappers of FSDP and of activation checkpointing."""
+    """Return whether each module trains, by its name without wrappers: FSDP, activation checkpointing, a compiler's."""
     return {
         ".".join(part for part in name.split(".") if part not in WRAPPED): module.training
         for name, module in model.named_modules()
