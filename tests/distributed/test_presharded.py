@@ -3,6 +3,7 @@
 Compared with transformers in ``test_distributed`` over gloo, and on fake GPUs in ``tests/gpu/test_scenarios.py``.
 """
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -83,6 +84,13 @@ def test_saved_whole(together, name):
         build = presharded_script.mixtral if name == "experts" else presharded_script.heads
         for key, weight in (of or build().state_dict()).items():
             assert torch.equal(model.state_dict()[key], weight), key
+
+
+@pytest.mark.slow
+def test_experts_that_cannot_be_shared(together):
+    """Every rank reads both numbers as the model is loaded, from transformers; there is no Trainer yet."""
+    for rank in (0, 1):
+        assert re.search(r"\b3 experts\b.*\b2\b", seen(together, "experts_that_cannot_be_shared", rank)["error"])
 
 
 @pytest.mark.slow

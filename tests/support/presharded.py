@@ -17,8 +17,8 @@ from tests.support.scenarios.common import language_model
 from tests.support.scenarios.updates import ACCUMULATION, train
 
 
-def mixtral() -> Any:
-    """Return a Mixtral of two layers with four experts."""
+def mixtral(experts: int = 4) -> Any:
+    """Return a Mixtral of two layers with ``experts``."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
     torch.manual_seed(0)
@@ -30,7 +30,7 @@ def mixtral() -> Any:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=4,
-            num_local_experts=4,
+            num_local_experts=experts,
             num_experts_per_tok=2,
             max_position_embeddings=32,
             pad_token_id=0,
