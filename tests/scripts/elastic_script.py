@@ -177,6 +177,7 @@ def train(request: Request) -> None:
 
         without_extension()
     torch.manual_seed(0)
+    assert args.device is not None  # joins the ranks, before transformers would as it loads a model in shards
     model, data = model_and_rows(request)
     trainer = elastic_trainer(request)(
         model=model,
