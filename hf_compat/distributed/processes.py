@@ -6,6 +6,7 @@ import atexit
 import importlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,10 @@ _GLOO_POLL = 0.01
 """Seconds between two looks at gloo's threads: more than one needs to release tensors once it runs."""
 _GLOO_WAIT = 5.0
 """Seconds after which a process no longer waits for them: an operation whose other ranks are gone may never end."""
+_GLOO_PAUSE = 0.05
+"""Seconds to wait where the states of threads cannot be read."""
+_STATE_AND_SLEEPS = re.compile(r"^(?:State|voluntary_ctxt_switches):\t(\S+)", re.MULTILINE)
+"""A thread's state, and how often it has gone to sleep, in its ``status``."""
 _SAME_GPU = (
     ". Several ranks of a node use the same GPU, which NCCL does not allow: start as many processes as there are GPUs, "
     "let CUDA_VISIBLE_DEVICES show each rank a GPU of its own, or set `ddp_backend='gloo'`."
@@ -69,29 +74,28 @@ def wait_for_gloo_threads() -> None:
     moment leaves the lock held in the child, which then hangs. While the interpreter exits, they abort the process, and
     destroying the group does not prevent it: they run as long as a model or a mesh refers to the group.
     """
-    if not sys.platform.startswith("linux"):  # the states of threads cannot be read
+    if not sys.platform.startswith("linux"):
         if process_group() is not None:
-            time.sleep(_GLOO_POLL)
+            time.sleep(_GLOO_PAUSE)
         return
     before, end = _gloo_activity(), time.monotonic() + _GLOO_WAIT
     while before and time.monotonic() < end:
         time.sleep(_GLOO_POLL)
         after = _gloo_activity()
-        if after == before and all(state == "S" for state, _ in after.values()):
+        if after == before and all(fields[:1] == ["S"] for fields in after.values()):
             return
         before = after
 
 
-def _gloo_activity() -> dict[str, tuple[str, str]]:
+def _gloo_activity() -> dict[str, list[str]]:
     """Return the state of each thread that runs gloo's operations, and how often it has gone to sleep; Linux only."""
     if "torch" not in sys.modules:
         return {}
     found = {}
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
-            fields = dict(line.split(":\t", 1) for line in (task / "status").read_text().splitlines())
-            if fields["Name"] == "pt_gloo_runloop":
-                found[task.name] = fields["State"][0], fields["voluntary_ctxt_switches"]
+            if (task / "comm").read_text() == "pt_gloo_runloop\n":
+                found[task.name] = _STATE_AND_SLEEPS.findall((task / "status").read_text())
     return found
 
 
@@ -141,7 +145,8 @@ def join_processes(
     _make_current(device)
     if process_group() is not None:
         _at_exit(wait_for_gloo_threads)  # the script that joined leaves by itself, if at all
-    if launch.world_size == 1 or process_group() is not None:
+        return
+    if launch.world_size == 1:
         return
     chosen = choose_backend(device, backend)
     if chosen in ("nccl", "xccl") and offloads:
