@@ -1,6 +1,7 @@
 """How the modules stand to one another: imports point one way, heavy packages stay where they belong."""
 
 import ast
+import os
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -23,8 +24,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "memory",
         "overflow",
         "overriding",
-        "shared_names",
-        "counterparts",
         "upstream_names",
         "logger_levels",
         "log_files",
@@ -83,6 +82,11 @@ def test_imports_point_one_way(module):
     assert {name for name in used if LAYER_OF[name] > own} == set()
 
 
+def test_layers_name_the_parts_that_there_are():
+    """Each part has one layer, and no layer names a part that is gone."""
+    assert set(LAYER_OF) == {part_of(module) for module in MODULES} - {"__init__"}
+
+
 def test_parts_import_in_no_circle():
     """Parts of one row may use one another, but not each other: the whole can be sorted."""
     used = {part: set() for part in LAYER_OF}
@@ -117,6 +121,28 @@ def test_imports_stay_light(imported, absent):
     script = f"import {imported}, sys; print([name for name in {absent!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     assert done.stdout.strip() == "[]"
+
+
+def test_extras_are_imported_where_they_are_used(tmp_path):
+    """Without the packages of the extras all is imported but what draws with rich and rewrites with libcst; it trains.
+
+    The README's whole script prints the line that it has learned.
+    """
+    done = subprocess.run(
+        [sys.executable, TESTS / "scripts" / "dependencies_alone.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    *refused, last = [line for line in done.stdout.splitlines() if "train_runtime" not in line]
+    assert last == "{'layer.weight': 2.0, 'layer.bias': 1.0}"
+    assert {line.partition(":")[0].rpartition(".")[0] for line in refused} == {
+        "hf_compat.callbacks",
+        "hf_compat.tools.port",
+    }
+    assert {line.partition(": ")[2] for line in refused} == {"No module named 'rich'", "No module named 'libcst'"}
 
 
 def test_every_test_says_what_it_shows():
