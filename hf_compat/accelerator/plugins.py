@@ -96,7 +96,7 @@ def parallelism_config(args: TrainingArguments, sizes: ParallelSizes) -> Any:
     if sequences is not None:
         return _sequence_parallelism_config(sequences)
     if read_parallelism(args) is None:
-        if sizes.tp == 1:
+        if sizes.tp == 1 or args.hf_deepspeed_config is not None:
             return None
         # As transformers: replicas and shards, which are the model's own matter, count together.
         sizes = ParallelSizes(dp_shard=sizes.dp_replicate * sizes.dp_shard, tp=sizes.tp)

@@ -165,10 +165,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
             start = ProcessStart(choice.start_method, wanted)
             return ProcessLayout(launch, "one device", settings=choice.settings, hooks=choice.hooks, start=start)
     if launch.launcher is None and wanted * wanted_nodes > 1:
-        if sizes is not None or sequences is not None:
-            from hf_compat.engine.process_layout import check_model_sizes  # few runs need it
-
-            check_model_sizes(model, sizes, sequences)
+        check_model_sizes(model, None if args.hf_deepspeed_config is not None else sizes, sequences)
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
         launch = args.launch
     _check_processes(wanted, wanted_nodes, launch)
@@ -185,7 +182,7 @@ def _placement_of_ranks(
 ) -> ProcessLayout:
     """Return the placement of a run whose ranks are all there."""
     launch = args.launch
-    tensor_parallel = sizes is not None and sizes.tp > 1
+    tensor_parallel = sizes is not None and sizes.tp > 1 and args.hf_deepspeed_config is None
     name = "tensor parallel" if tensor_parallel else _strategy_name(args, choice.fsdp, launch)
     if choice.fsdp is not None and name != "deepspeed" and launch.world_size == 1:
         if not is_launched():
@@ -345,7 +342,7 @@ def check_model_sizes(
 
     Args:
         model: The model; None if ``model_init`` has not been called yet.
-        sizes: The sizes of the device mesh; None without one.
+        sizes: The sizes of the device mesh; None without one, and where DeepSpeed splits matrices, in uneven parts too.
         sequences: The sizes of sequence parallelism; None without it.
 
     Raises:

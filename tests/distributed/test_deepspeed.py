@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from hf_compat.engine.strategies.limits import deepspeed_limits
 from hf_compat.engine.strategies.traits import StrategyRequest
 from hf_compat.errors import HFCompatWarning, TrainerSetupError
 from tests.support.checkpoints import assert_same_checkpoints
-from tests.support.helpers import PlainModel, vector_rows
+from tests.support.helpers import PlainModel, gpt2, vector_rows
 from tests.support.parity import compare, differences, run
 from tests.support.paths import SCRIPTS
 from tests.support.processes import finish, free_port, outcome, run_scenarios, start
@@ -36,6 +37,15 @@ QUICK = (
     *("lightnings_name_of_zero_2", "lightnings_strategy_of_zero_3", "given_optimizer_of_zero_2"),
 )
 """Run under both libraries."""
+
+SPLIT = ("split_by_zero_1", "resume_split")
+"""As the quick ones, with matrices that DeepSpeed splits."""
+SPLIT_THOROUGHLY = ("split_by_zero_0", "split_by_zero_2", "split_in_bf16", "split_parts_stay", "best_of_split")
+UPSTREAM_COUNTS_ITEMS_ONCE = Version(transformers.__version__) >= Version("5.24")
+needs_one_count = pytest.mark.skipif(
+    not UPSTREAM_COUNTS_ITEMS_ONCE,
+    reason="the installed transformers counts the items of ranks that share batches once a rank",
+)
 
 THOROUGH = (
     "zero_0",
@@ -88,10 +98,10 @@ SETUPS = {
         {},
         "`datastates_ckpt` in the DeepSpeed config is not supported: DeepSpeed would still be writing",
     ),
-    "tensor parallelism of its own": (
+    "matrices of more ranks than there are": (
         {"deepspeed": config(2, tensor_parallel={"autotp_size": 2})},
         {},
-        "`tensor_parallel.autotp_size=2` in the DeepSpeed config is not supported: its ranks would have to get",
+        "`tensor_parallel.autotp_size=2` in the DeepSpeed config does not divide the world size, which is 1",
     ),
     "sequence parallelism of its own": (
         {"deepspeed": config(2, sequence_parallel_size=3)},
@@ -139,6 +149,8 @@ def finished(tmp_path_factory):
             "ours:refused_checkpoints",
             "ours:parts_are_written_once",
             "ours:second_model_beside_deepspeed",
+            *(f"{library}:{name}" for name in SPLIT for library in ("upstream", "ours")),
+            "ours:split_refused",
             *(f"ours:{name}" for name in LORA),
             *(f"upstream:{name}" for name in LORA if UPSTREAM_TRAINS_LORA),
         ],
@@ -164,6 +176,48 @@ def losses(outcome):
 def test_scenario(finished, name):
     """On each of two processes events, batches, logs, weights, partitions, results and files are equal."""
     check(finished, name)
+
+
+@needs_one_count
+@pytest.mark.parametrize("name", SPLIT)
+def test_matrices_are_split(finished, name):
+    """So they are where both processes have parts of each matrix and train on the same batches."""
+    check(finished, name)
+
+
+def test_items_of_ranks_that_share_batches(finished):
+    """Both processes count the items of a batch once; transformers' 4.57 counts them on each."""
+    theirs, ours = (
+        [
+            int(re.search(r"\d+", event["num_items_in_batch"])[0])
+            for event in outcome(finished, "split_by_zero_1", library, 0).trace
+            if "num_items_in_batch" in event
+        ]
+        for library in ("upstream", "ours")
+    )
+    assert len(ours) > 10
+    assert theirs == [count if UPSTREAM_COUNTS_ITEMS_ONCE else 2 * count for count in ours]
+
+
+def test_split_run_is_resumed_exactly(finished):
+    """With split matrices too, a run that goes on within an epoch ends where the unbroken one does."""
+    for rank in (0, 1):
+        resumed = outcome(finished, "resume_split", "ours", rank)
+        ends = [
+            next(item["value"] for item in each.results if item["name"] == "optimizer after train")
+            for each in (resumed.earlier, resumed)
+        ]
+        assert not list(compare(*ends, "optimizer"))
+
+
+def test_split_run_goes_on_with_its_sizes_alone(finished):
+    """A checkpoint of split matrices is refused by every rank of a run with another size, which says both."""
+    for rank in (0, 1):
+        (kept,) = outcome(finished, "split_refused", "ours", rank).results
+        assert re.search(
+            r"`.*checkpoint-2` was written by 2 processes with `tensor_parallel.autotp_size=2` .* has 2 with 1,",
+            kept["value"],
+        )
 
 
 @pytest.mark.parametrize("library", ["upstream-ours", "ours-upstream"])
@@ -281,12 +335,28 @@ def test_batch_size_of_zero_3(tmp_path, stage):
     )
 
 
-def limits_of(folder, stage, **zero):
+def limits_of(folder, stage, *, model=None, tensor=1, **zero):
     """Return what is refused about these keys of ``zero_optimization``; no model is partitioned in this process."""
-    args = TrainingArguments(str(folder), deepspeed=config(2), use_cpu=True)
+    args = TrainingArguments(str(folder), deepspeed=config(2, tensor_parallel={"autotp_size": tensor}), use_cpu=True)
     args.hf_deepspeed_config.config["zero_optimization"] |= {"stage": stage, **zero}
     args.hf_deepspeed_config.set_stage_and_offload()
-    return deepspeed_limits(StrategyRequest(args, None, False, FullPrecision(), None, ParallelSizes()))
+    return deepspeed_limits(StrategyRequest(args, model, False, FullPrecision(), None, ParallelSizes()))
+
+
+def test_split_matrices_of_zero_3(tmp_path):
+    """Under ZeRO-3 matrices are not split, as with transformers, which fails; under ZeRO-2 they are."""
+    assert limits_of(tmp_path, 2, tensor=2) == []
+    (told,) = limits_of(tmp_path, 3, tensor=2)
+    assert "`tensor_parallel.autotp_size=2` in the DeepSpeed config is not supported with ZeRO-3" in told
+
+
+def test_split_matrices_below_adapters(tmp_path):
+    """Matrices with adapters are not split, as with transformers, which fails too."""
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft reads a name that is deprecated
+        model = peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    (told,) = limits_of(tmp_path, 2, tensor=2, model=model)
+    assert "is not supported with the adapters of a peft model" in told
 
 
 @pytest.mark.parametrize(
@@ -325,6 +395,10 @@ def finished_thoroughly(tmp_path_factory):
     """Run the slow scenarios, in one launch; return where their outcomes are."""
     folder = tmp_path_factory.mktemp("deepspeed_thoroughly")
     words = [f"{library}:{name}" for name in THOROUGH for library in ("upstream", "ours")]
+    words += [f"ours:{name}" for name in (*SPLIT_THOROUGHLY, "split_twice", "split_in_the_background")]
+    if UPSTREAM_COUNTS_ITEMS_ONCE:
+        words += [f"upstream:{name}" for name in SPLIT_THOROUGHLY]
+        words += ["upstream:resume_split", "upstream:resume_split:ours", "ours:resume_split:upstream"]
     handed_over = ["upstream:resume_zero_2:ours", "ours:resume_zero_2:upstream"]
     own = ["ours:evaluates_and_trains_twice", "ours:evaluates_and_trains_twice_without_deepspeed"]
     later = [f"ours:{name}" for name in IN_BACKGROUND[1:]]
@@ -337,6 +411,66 @@ def finished_thoroughly(tmp_path_factory):
 def test_scenario_thoroughly(finished_thoroughly, name):
     """What a quicker scenario is much like is equal too."""
     check(finished_thoroughly, name)
+
+
+@pytest.mark.slow
+@needs_one_count
+@pytest.mark.parametrize("name", SPLIT_THOROUGHLY)
+def test_matrices_are_split_thoroughly(finished_thoroughly, name):
+    """So is what differs in stage, precision, files or the model that is loaded at the end."""
+    check(finished_thoroughly, name)
+
+
+@pytest.mark.slow
+@needs_one_count
+@pytest.mark.parametrize("library", ["upstream-ours", "ours-upstream"])
+def test_checkpoints_of_split_matrices_are_handed_over(finished_thoroughly, library):
+    """Either library goes on from the checkpoint of the other as from its own."""
+    check(finished_thoroughly, "resume_split", library)
+
+
+@pytest.mark.slow
+def test_split_model_trains_twice(finished_thoroughly):
+    """It goes on to learn, and models before and after it in the same process are not split."""
+    for rank in (0, 1):
+        kept = {
+            item["name"]: item["value"] for item in outcome(finished_thoroughly, "split_twice", "ours", rank).results
+        }
+        first, second = kept["split"]
+        assert sum(second) < sum(first)
+        assert kept["whole"][0] == kept["whole"][1]
+
+
+@pytest.mark.slow
+def test_split_model_is_saved_in_the_background(finished_thoroughly):
+    """The parts of both ranks are byte for byte those saved at once."""
+    check_in_background(finished_thoroughly, "split_in_the_background")
+
+
+@pytest.mark.slow
+@needs_one_count
+def test_replicas_of_split_models(tmp_path):
+    """Four processes, two of each batch: weights, events, inputs and gradients are equal, logged losses to rounding."""
+    name = "replicas_of_split"
+    run_scenarios(tmp_path, [f"upstream:{name}", f"ours:{name}"], processes=4)
+    for rank in range(4):
+        theirs, ours = (outcome(tmp_path, name, library, rank) for library in ("upstream", "ours"))
+        torch.testing.assert_close(losses(ours), losses(theirs), rtol=1e-6, atol=0)
+        for each in (theirs, ours):
+            drop_losses(each.trace)
+            drop_losses(each.results)
+            drop_losses(each.files)
+        found = differences(theirs, ours)
+        assert not found, f"process {rank}:\n{found}"
+
+
+def drop_losses(kept):
+    """Remove, wherever they are in ``kept``, the losses of training."""
+    if isinstance(kept, dict):
+        for name in ("loss", "train_loss", "training_loss"):
+            kept.pop(name, None)
+    for each in kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else ():
+        drop_losses(each)
 
 
 @pytest.mark.slow

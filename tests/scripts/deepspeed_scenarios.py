@@ -15,14 +15,14 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from hf_compat.engine.strategy_options import deepspeed_meant
 from hf_compat.errors import CheckpointError
 from tests.scripts.distributed_scenarios import shared
-from tests.scripts.sharded_common import held, second_model
+from tests.scripts.sharded_common import held, llama, second_model
 from tests.support import helpers
 from tests.support.deepspeed_tools import allow_fp16, without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.saving import seen_by_save
-from tests.support.scenarios.updates import ACCUMULATION
+from tests.support.scenarios.updates import ACCUMULATION, train
 
 AUTO = "auto"
 
@@ -316,6 +316,126 @@ def lora_under_zero_3(kit: Kit) -> None:
 @shared
 def lora_stays_in_parts(kit: Kit) -> None:
     _lora(kit, config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False}))
+
+
+def _split(kit: Kit, stage: int, *, subclass: Any = None, zero: Any = None, **fields: Any) -> Any:
+    """Return a Trainer of a Llama whose matrices two ranks share, by DeepSpeed.
+
+    Upstream counts what such ranks compute and evaluate once a rank; here nothing is counted, and an evaluation is one
+    batch, of which it returns the first rank's samples.
+    """
+    without_extension()
+    halves = {"bf16": {"enabled": AUTO}} if fields.get("bf16") else {}
+    settings = config(stage, tensor_parallel={"autotp_size": 2}, zero_optimization=zero or {}, **halves)
+    cadence = {"eval_strategy": "steps", "eval_steps": 2, "per_device_eval_batch_size": 6, "weight_decay": 0.1}
+    fields = {**ACCUMULATION, **cadence, "num_train_epochs": 2, **fields, "deepspeed": settings}
+    model = kit.model(llama, attention_dropout=0.1)
+    trainer = language_model(kit, fields=fields, subclass=subclass, model=model)
+    trainer.floating_point_ops = lambda inputs: 0
+    return trainer
+
+
+def _split_and_trained(kit: Kit, stage: int, **given: Any) -> Any:
+    """Train, evaluate and predict; keep the weights put together, and the sizes."""
+    trainer = _split(kit, stage, **given)
+    train(kit, trainer)
+    kit.keep("weights", trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+    kit.keep("samples per update step", trainer.get_total_train_batch_size(trainer.args))
+    kit.keep("size", trainer.get_tp_size())
+    kit.keep("parallelism", str(getattr(trainer.accelerator, "parallelism_config", None)))
+    return trainer
+
+
+@shared
+def split_by_zero_0(kit: Kit) -> None:
+    _split_and_trained(kit, 0)
+
+
+@shared
+def split_by_zero_1(kit: Kit) -> None:
+    """An override of ``_save`` sees the calls of its rank."""
+    seen: list[int] = []
+    _split_and_trained(kit, 1, subclass=seen_by_save(kit, seen), save_strategy="epoch").save_model()
+    kit.keep("seen", seen)
+
+
+@shared
+def split_by_zero_2(kit: Kit) -> None:
+    _split_and_trained(kit, 2, save_strategy="epoch")
+
+
+@shared
+def split_in_bf16(kit: Kit) -> None:
+    _split_and_trained(kit, 1, bf16=True)
+
+
+@shared
+def split_parts_stay(kit: Kit) -> None:
+    """The checkpoints contain DeepSpeed's files alone."""
+    trainer = _split(kit, 1, zero={"stage3_gather_16bit_weights_on_model_save": False}, save_strategy="epoch")
+    kit.train(trainer)
+    trainer.save_model()
+
+
+@shared
+def best_of_split(kit: Kit) -> None:
+    """The rate is so high that the best model is not the last."""
+    cadence = {"eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    trainer = _split(kit, 2, load_best_model_at_end=True, learning_rate=0.5, **cadence)
+    kit.train(trainer)
+    kit.evaluate(trainer)
+
+
+@shared
+def resume_split(kit: Kit) -> None:
+    resume(kit, lambda each: _split(each, 1, save_strategy="steps", save_steps=1, num_train_epochs=3), 4)
+
+
+@shared
+def split_refused(kit: Kit) -> None:
+    """A run without split matrices goes on from a checkpoint with them."""
+    trainer = _split(kit, 1, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer.train()
+    whole = language_model(kit, fields={"deepspeed": config(1)}, model=kit.model(llama))
+    try:
+        whole.train(resume_from_checkpoint=f"{kit.output_dir}/checkpoint-2")
+    except CheckpointError as error:
+        kit.keep("refused", str(error))
+
+
+@shared
+def split_twice(kit: Kit) -> None:
+    """Train a second time, which transformers cannot, and before and after it a model that is not split."""
+    without_extension()
+
+    def losses(trainer: Any) -> list[float]:
+        trainer.optimizer = None  # as under DeepSpeed, whose optimizers end with their engine
+        trainer.train()
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    def whole() -> list[float]:
+        torch.manual_seed(0)
+        return losses(language_model(kit, fields={"deepspeed": config(2)}, model=kit.model(llama)))
+
+    before = whole()
+    trainer = _split(kit, 1)
+    kit.keep("split", [losses(trainer), losses(trainer)])
+    kit.keep("whole", [before, whole()])
+
+
+@shared
+def replicas_of_split(kit: Kit) -> None:
+    """Four ranks: two of each batch."""
+    _split_and_trained(kit, 1, gradient_accumulation_steps=2, save_strategy="epoch")
+
+
+@shared
+def split_in_the_background(kit: Kit) -> None:
+    without_extension()
+    for name in ("at once", "later"):
+        later = {"save_async": name == "later", "output_dir": f"{kit.output_dir}/{name}"}
+        torch.manual_seed(0)
+        held(_split(kit, 1, save_strategy="steps", save_steps=2, **later)).train()
 
 
 @shared

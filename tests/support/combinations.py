@@ -52,6 +52,8 @@ _OF_REPLICAS = (
     ("bf16", "full", "4 processes from 4"),
 )
 """Precision, checkpoint and what the run is resumed with, of each scenario of replicas on four GPUs."""
+_SPLIT = {"accumulation": True, "evaluation": True}
+_FULL_TOO = "DeepSpeed's and full weights"
 MOMENTS = ("begin", "backward", "saving", "saved")
 """Of ``elastic_script.Request``: when a rank is killed."""
 KILLED_IN_THE_BACKGROUND = ("ddp", "fsdp2", "zero_2", "zero_3")
@@ -241,6 +243,17 @@ ROWS: tuple[Row, ...] = (
             ("deepspeed_in_fp16_without_a_gpu", 2, "fp16"),
             ("zero_2", 2, "float32"),
             ("zero_3", 3, "float32"),
+        )
+    ),
+    *(
+        Row(*(f"{strategy}, split matrices", UPSTREAM, BITS, (f"{_DEEPSPEED}::{test}",)), **facts)
+        for strategy, test, facts in (
+            ("ZeRO-1", "test_matrices_are_split[split_by_zero_1]", {**_SPLIT, "checkpoint": _FULL_TOO}),
+            ("ZeRO-1", "test_matrices_are_split[resume_split]", {**_SPLIT, "resume": "2 processes from 2"}),
+            ("DeepSpeed without ZeRO", "test_matrices_are_split_thoroughly[split_by_zero_0]", _SPLIT),
+            ("ZeRO-2", "test_matrices_are_split_thoroughly[split_by_zero_2]", {**_SPLIT, "checkpoint": _FULL_TOO}),
+            ("ZeRO-1", "test_matrices_are_split_thoroughly[split_in_bf16]", {**_SPLIT, "precision": "bf16"}),
+            ("ZeRO-1", "test_matrices_are_split_thoroughly[split_parts_stay]", {**_SPLIT, "checkpoint": "DeepSpeed's"}),
         )
     ),
     _trained("tensor parallel", ONE, ROUNDED, f"{_TENSOR}::test_numbers_of_one_process[everything]", accumulation=True),

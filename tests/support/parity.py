@@ -15,6 +15,7 @@ import json
 import os
 import random
 import re
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hf_compat.engine.strategies.deepspeed.tensor_parallel import forget_splitting
 from tests.support.helpers import recording_callback
 
 Which = Literal["upstream", "ours", "mixed", "pieces"]
@@ -337,6 +339,8 @@ def clean_process() -> Iterator[None]:
     gc.freeze()  # both libraries collect garbage often, and the modules loaded are none
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
+    if "deepspeed" in sys.modules:
+        forget_splitting()
     try:
         yield
     finally:

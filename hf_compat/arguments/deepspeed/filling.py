@@ -53,6 +53,11 @@ class HfTrainerDeepSpeedConfig(HfDeepSpeedConfig):
         dtype: torch.dtype = getattr(torch, self._dtype_name)
         return dtype
 
+    @property
+    def tensor_parallel_size(self) -> int:
+        """Number of ranks over which DeepSpeed splits each matrix, and which get the same batches (its AutoTP)."""
+        return int((self.config.get("tensor_parallel") or {}).get("autotp_size") or 1)
+
     def is_auto(self, ds_key_long: str) -> bool:
         """Return whether a key exists and its value is ``"auto"``."""
         return bool(self.get_value(ds_key_long) == AUTO)

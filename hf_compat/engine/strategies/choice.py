@@ -92,8 +92,8 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
         raise TrainerSetupError("`fsdp` and `deepspeed` exclude each other: set only one of them.")
     if "deepspeed" in fields and sizes is not None and sizes.ranks_per_batch > 1:
         raise TrainerSetupError(
-            f"`parallelism_config` with {sizes} and `deepspeed` exclude each other: DeepSpeed's ranks train on "
-            "batches of their own. Remove one of them, or set `sp_size` to share sequences."
+            f"`parallelism_config` with {sizes} and `deepspeed` exclude each other. Remove one of them, set "
+            "`tensor_parallel.autotp_size` in the DeepSpeed config to split matrices, or `sp_size` to share sequences."
         )
     compatible, choice = _parse_keyword(strategy, args, fsdp)
     contradicted = [f"`{name}`" for name in fields if name not in compatible]
@@ -239,6 +239,8 @@ def read_parallel_sizes(
     sizes = read_parallelism(args)
     if isinstance(strategy, ModelParallelStrategy):
         sizes = _sizes_of_instance(strategy, args, nodes, devices)
+    if args.hf_deepspeed_config is not None and args.hf_deepspeed_config.tensor_parallel_size > 1:
+        return _sizes_under_deepspeed(args.hf_deepspeed_config.tensor_parallel_size, nodes * devices)
     if sizes is None:
         return None
     if problem := world_size_problem(sizes, nodes * devices):
@@ -252,6 +254,16 @@ def read_parallel_sizes(
             "ring attention is made of CUDA's kernels. Remove it, or run on GPUs."
         )
     return sizes
+
+
+def _sizes_under_deepspeed(tensor: int, world_size: int) -> ParallelSizes:
+    """Return the sizes of ``world_size`` ranks of which DeepSpeed has ``tensor`` share each matrix and each batch."""
+    if world_size % tensor:
+        raise TrainerSetupError(
+            f"`tensor_parallel.autotp_size={tensor}` in the DeepSpeed config does not divide the world size, which is "
+            f"{world_size}. Start a multiple of {tensor} processes, or set another size."
+        )
+    return ParallelSizes(dp_replicate=world_size // tensor, tp=tensor)
 
 
 def _check_sharding(sizes: ParallelSizes, fsdp: FsdpSettings) -> None:

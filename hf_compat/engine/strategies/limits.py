@@ -21,6 +21,7 @@ from hf_compat.optim.optimizer_request import plain_name
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
+    from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
     from hf_compat.arguments.sequence_parallelism import SequenceParallelism
     from hf_compat.engine.strategies.traits import StrategyRequest
 
@@ -53,7 +54,7 @@ def deepspeed_limits(request: StrategyRequest) -> list[str]:
             "`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3, whose parameters cannot be gathered "
             "after an error in the middle of a pass. Set `per_device_train_batch_size`, or use ZeRO-1 or 2."
         )
-    problems += _tensor_parallel_problems(config)
+    problems += _tensor_parallel_problems(deepspeed, sequences, request.model)
     problems += _sequence_problems(sequences, config)
     if deepspeed.is_zero3():
         problems += _zero_3_problems(args.world_size, config["zero_optimization"])
@@ -71,14 +72,28 @@ def deepspeed_limits(request: StrategyRequest) -> list[str]:
     return problems
 
 
-def _tensor_parallel_problems(config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message if ``config`` has DeepSpeed itself split the model over ranks, which then share batches."""
-    size = (config.get("tensor_parallel") or {}).get("autotp_size", 1)
-    if size not in (None, 0, 1):
+def _tensor_parallel_problems(
+    config: HfTrainerDeepSpeedConfig, sequences: SequenceParallelism | None, model: nn.Module | None
+) -> Iterator[str]:
+    """Yield a message for each setting beside which DeepSpeed's tensor parallelism, if ``config`` has it, fails."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return
+    name = f"`tensor_parallel.autotp_size={size}` in the DeepSpeed config"
+    if is_peft_model(model):
         yield (
-            f"`tensor_parallel.autotp_size={size}` in the DeepSpeed config is not supported: its ranks would have to "
-            "get the same batches, which this Trainer gives them with `tp_size` in `parallelism_config` alone, without "
-            "`deepspeed`. Remove it, and partition the model by ZeRO-3 or set `tp_size`."
+            f"{name} is not supported with the adapters of a peft model, whose parameters DeepSpeed does not find "
+            "again once it has split the matrices below them. Merge the adapters, or use ZeRO-3 in its place."
+        )
+    if config.is_zero3():
+        yield (
+            f"{name} is not supported with ZeRO-3, which refuses the samples of an update step that the Trainer fills "
+            "in, also that of transformers. Set `zero_optimization.stage` to 0, 1 or 2, or remove `tensor_parallel`."
+        )
+    if sequences is not None:
+        yield (
+            f"{name} is not supported with `sp_size={sequences.size}` in `parallelism_config`: DeepSpeed takes the "
+            "groups of ranks of one of them only. Remove one."
         )
 
 

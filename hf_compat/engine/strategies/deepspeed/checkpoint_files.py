@@ -47,7 +47,7 @@ def writing_through(engine: Any, file_writer: CheckpointFileWriter) -> Iterator[
         engine.checkpoint_engine = before
 
 
-def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> int | None:
+def check_files(checkpoint: str, *, launch: Launch, universal: bool, tensor: int = 1) -> int | None:
     """Check that DeepSpeed may load ``checkpoint``, and return the world size that wrote it; every rank calls it.
 
     On each node, one rank loads each file, allowing only tensors and plain values.
@@ -56,19 +56,20 @@ def check_files(checkpoint: str, *, launch: Launch, universal: bool) -> int | No
         checkpoint: The checkpoint folder.
         launch: Rank and world size.
         universal: Whether it is a universal checkpoint, for any world size.
+        tensor: Number of ranks that share each matrix.
 
     Returns:
         The world size if the files depend on it, as under ZeRO; else None.
 
     Raises:
-        CheckpointError: On every rank, if files are missing or contain code.
+        CheckpointError: On every rank, if files are missing or contain code, or other ranks shared each matrix.
     """
-    found = raise_together(lambda: _check(checkpoint, launch, universal))
+    found = raise_together(lambda: _check(checkpoint, launch, universal, tensor))
     known = [each for each in collectives.gather_objects([found]) if each is not None]  # a node may lack the file
     return known[0] if known else None
 
 
-def _check(checkpoint: str, launch: Launch, universal: bool) -> int | None:
+def _check(checkpoint: str, launch: Launch, universal: bool, tensor: int) -> int | None:
     folder = _states_folder(checkpoint, universal)
     files = sorted(folder.rglob("*.pt"))
     if not files:
@@ -79,7 +80,22 @@ def _check(checkpoint: str, launch: Launch, universal: bool) -> int | None:
     if universal or not models:
         return None
     model = load_states(models[0], mmap=True)
+    if isinstance(model, dict):
+        _check_sizes(checkpoint, model, launch.world_size // tensor, tensor)
     return model.get("dp_world_size") if isinstance(model, dict) and model.get("param_shapes") else None
+
+
+def _check_sizes(checkpoint: str, model: dict[str, Any], data: int, tensor: int) -> None:
+    """Raise if the ranks that saved ``model`` shared matrices otherwise than ``data`` times ``tensor`` ranks do."""
+    depends_on_data = model.get("param_shapes")  # under ZeRO
+    written = (model.get("dp_world_size", data) if depends_on_data else data, model.get("mp_world_size") or 1)
+    if max(written[1], tensor) > 1 and written != (data, tensor):
+        raise CheckpointError(
+            f"`{checkpoint}` was written by {written[0] * written[1]} processes with "
+            f"`tensor_parallel.autotp_size={written[1]}` in the DeepSpeed config, but this run has {data * tensor} "
+            f"with {tensor}, for which DeepSpeed cannot join the parts. Use the same numbers, or start anew from the "
+            "whole weights that a run saves with `zero_optimization.stage3_gather_16bit_weights_on_model_save=true`."
+        )
 
 
 def raise_together(read: Callable[[], _T]) -> _T:

@@ -39,6 +39,7 @@ from hf_compat.engine.strategies.deepspeed.other_world_size import (
     warn_of_shared_settings,
 )
 from hf_compat.engine.strategies.deepspeed.sequence_parallel import UlyssesAttention
+from hf_compat.engine.strategies.deepspeed.tensor_parallel import announce_splitting, forget_splitting
 from hf_compat.errors import ArgumentsError, CheckpointError
 from hf_compat.model_facts import is_peft_model
 
@@ -138,6 +139,9 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         ``deepspeed.initialize``, which creates that optimizer.
         """
         self._finalize(self._settings, model, optimization.num_training_steps)
+        forget_splitting()
+        if self._splits:
+            announce_splitting(model, self._settings, self._device)
         config = self._settings.config
         optimizer = scheduler = None
         factory: Callable[[Optimizer], LRScheduler] | None = None
@@ -233,7 +237,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     @property
     def saves_sharded_weights(self) -> bool:  # type: ignore[override]
-        """Whether the config saves ZeRO-3 weights sharded; adapters, which are small, are gathered whatever it says."""
+        """Whether the config saves the shards of weights; adapters, which are small, are gathered whatever it says."""
         return self._stays_sharded and not self._saves_adapters
 
     @property
@@ -243,21 +247,29 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     @property
     def gathers_weights(self) -> bool:  # type: ignore[override]
-        """Whether full weights are saved, which ZeRO-3 has to gather."""
+        """Whether full weights are saved, which ZeRO-3 and tensor parallelism have to gather."""
         return not self.saves_sharded_weights
 
     @property
     def clones_weights(self) -> bool:  # type: ignore[override]
-        """Whether ``full_state_dict`` clones the weights, which ZeRO-3 gathers."""
+        """Whether ``full_state_dict`` clones the weights, rather than gather them."""
         return not self._is_sharded
 
     @property
     def copies_weights(self) -> bool:  # type: ignore[override]
-        """Whether ``full_state_dict`` copies the weights, which ZeRO-3 may not."""
+        """Whether ``full_state_dict`` copies the weights, which gathering may not."""
         return self.clones_weights
 
     @property
     def _is_sharded(self) -> bool:
+        return self._splits or self._is_partitioned
+
+    @property
+    def _splits(self) -> bool:
+        return self._settings.tensor_parallel_size > 1
+
+    @property
+    def _is_partitioned(self) -> bool:
         return bool(self.engine.zero_optimization_partition_weights())
 
     @property
@@ -265,10 +277,10 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         return self._is_sharded and not self.engine.zero_gather_16bit_weights_on_model_save()
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return the full state dict of ``model``, with ZeRO-3 on rank 0 only; every rank calls it.
+        """Return the full state dict of ``model``, gathered on rank 0 only; every rank calls it.
 
         Raises:
-            ArgumentsError: If the config does not gather ZeRO-3 weights on save.
+            ArgumentsError: If the config does not gather weights on save.
         """
         if not self._is_sharded:
             from deepspeed.checkpoint import utils
@@ -281,6 +293,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
                 "are not gathered. Set it to true, or use `zero_to_fp32.py` on a checkpoint."
             )
             raise ArgumentsError([text], fields=["deepspeed"])
+        if self._splits:
+            return self.engine._consolidated_16bit_state_dict() or {}
         return self.engine._zero3_consolidated_16bit_state_dict() or {}
 
     def state_dict_of_adapters(self) -> dict[str, Any] | None:
@@ -296,10 +310,11 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
         """Save this rank's shards to ``folder``; every rank calls it."""
+        remedy = (
+            "set it to true to save them whole" if self._splits else "run `zero_to_fp32.py` in it to consolidate them"
+        )
         logger.warning(
-            "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: run "
-            "`zero_to_fp32.py` in it to consolidate them.",
-            folder,
+            "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: %s.", folder, remedy
         )
         self._save_engine(folder, file_writer)
 
@@ -336,10 +351,12 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             CheckpointError: If DeepSpeed's files are missing or do not fit.
         """
         universal = bool(self.engine.load_universal_checkpoint())
-        written = check_files(folder, launch=self._launch, universal=universal)
+        written = check_files(
+            folder, launch=self._launch, universal=universal, tensor=self._settings.tensor_parallel_size
+        )
         if universal:
             warn_of_buffers(self.engine.module)
-        differing = differing_settings(self.engine.optimizer.param_groups) if universal and self._is_sharded else []
+        differing = differing_settings(self.engine.optimizer.param_groups) if universal and self._is_partitioned else []
         try:
             with readable_by(self.engine, folder, written) as place:
                 path, _ = self.engine.load_checkpoint(place, load_module_strict=not is_peft_model(self.engine.module))
@@ -350,7 +367,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             ) from error
         if path is None:
             raise CheckpointError(f"DeepSpeed found no checkpoint in `{folder}`.")
-        if universal and self._is_sharded:
+        if universal and self._is_partitioned:
             warn_of_shared_settings(self.engine.optimizer.optimizer, differing)
 
     # ---- the end ----
@@ -362,6 +379,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             self.engine = None
         if self._ulysses is not None:
             self._ulysses.end()
+        if self._splits:
+            forget_splitting()
 
 
 def deepspeed_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:

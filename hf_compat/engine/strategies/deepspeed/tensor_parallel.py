@@ -1,0 +1,53 @@
+"""DeepSpeed's tensor parallelism (AutoTP): the engine splits matrices, so that each rank has a part of them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.distributed.processes import import_deepspeed
+from hf_compat.errors import TrainerSetupError
+
+__all__ = ["announce_splitting", "forget_splitting"]
+
+_RECORD = "deepspeed.runtime.tensor_parallel.init_utils"
+_GROUPS = ("mpu", "_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DATA_PARALLEL_GROUP")
+"""Where DeepSpeed keeps the groups of ranks of the last model that it has split."""
+
+
+def announce_splitting(model: nn.Module, settings: HfTrainerDeepSpeedConfig, device: torch.device) -> None:
+    """Have the next engine split ``model``, as the section ``tensor_parallel`` of ``settings`` requests.
+
+    Raises:
+        TrainerSetupError: If DeepSpeed is too old.
+    """
+    size = settings.tensor_parallel_size
+    if importlib.util.find_spec(_RECORD) is None:
+        version = importlib.import_module("deepspeed").__version__
+        raise TrainerSetupError(
+            f"`tensor_parallel.autotp_size={size}` in the DeepSpeed config needs DeepSpeed 0.18.6 or later, but "
+            f"{version} is installed."
+        )
+    deepspeed = import_deepspeed(device)
+    deepspeed.tp_model_init(model=model, tp_size=size, dtype=settings.dtype(), config=settings.config)
+
+
+def forget_splitting() -> None:
+    """Have later engines of this process split no model, and with no groups of an earlier one.
+
+    DeepSpeed, and transformers' Trainer with it, would otherwise split each of them. A model that has been split keeps
+    its groups.
+    """
+    groups = importlib.import_module("deepspeed.utils.groups")
+    if groups._TENSOR_MODEL_PARALLEL_GROUP is None:
+        return
+    for name in _GROUPS:
+        setattr(groups, name, None)
+    record: Any = importlib.import_module(_RECORD)
+    record._TP_MODEL_INIT_ARGS = None
+    importlib.import_module("deepspeed.module_inject.layers").set_autotp_mode(training=False)
