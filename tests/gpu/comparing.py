@@ -18,6 +18,7 @@ from torch import distributed
 
 from tests.gpu.context_parallel import CONTEXT_MESH_SCENARIOS, CONTEXT_REPLICA_SCENARIOS, CONTEXT_SCENARIOS
 from tests.gpu.device_maps import SPREAD_SCENARIOS
+from tests.gpu.partitions import PARTITION_SCENARIOS
 from tests.gpu.replicas import REPLICA_SCENARIOS
 from tests.gpu.scenarios import GPU_SCENARIOS, LOADED_SCENARIOS, MESH_SCENARIOS, RANKS_SCENARIOS
 from tests.support import parity, scenarios
@@ -50,6 +51,7 @@ OWN: dict[str, Body] = {
     **REPLICA_SCENARIOS,
     **SPREAD_SCENARIOS,
     **LOADED_SCENARIOS,
+    **PARTITION_SCENARIOS,
     **CONTEXT_SCENARIOS,
     **CONTEXT_MESH_SCENARIOS,
     **CONTEXT_REPLICA_SCENARIOS,

@@ -172,7 +172,7 @@ def given_optimizer_of_zero_2(kit: Kit) -> None:
     kit.train(language_model(kit, rows=27, fields=fields, model=model, optimizers=(given, None)))
 
 
-def _resumed(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
+def resumed(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
     """Go on from the first window of the second epoch, and keep where the run that was not interrupted ended."""
     without_extension()
     fields = {
@@ -188,13 +188,13 @@ def _resumed(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
 
 @shared
 def resume_zero_2(kit: Kit) -> None:
-    _resumed(kit, config(2))
+    resumed(kit, config(2))
 
 
 @shared
 def resume_zero_3(kit: Kit) -> None:
     """The schedule is in DeepSpeed's files."""
-    _resumed(kit, config(3, scheduler=WARMUP), warmup_steps=1)
+    resumed(kit, config(3, scheduler=WARMUP), warmup_steps=1)
 
 
 def _in_background(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
@@ -335,7 +335,7 @@ def _split(kit: Kit, stage: int, *, subclass: Any = None, zero: Any = None, **fi
     return trainer
 
 
-def _split_and_trained(kit: Kit, stage: int, **given: Any) -> Any:
+def split_and_trained(kit: Kit, stage: int, **given: Any) -> Any:
     """Train, evaluate and predict; keep the weights put together, and the sizes."""
     trainer = _split(kit, stage, **given)
     train(kit, trainer)
@@ -348,25 +348,25 @@ def _split_and_trained(kit: Kit, stage: int, **given: Any) -> Any:
 
 @shared
 def split_by_zero_0(kit: Kit) -> None:
-    _split_and_trained(kit, 0)
+    split_and_trained(kit, 0)
 
 
 @shared
 def split_by_zero_1(kit: Kit) -> None:
     """An override of ``_save`` sees the calls of its rank."""
     seen: list[int] = []
-    _split_and_trained(kit, 1, subclass=seen_by_save(kit, seen), save_strategy="epoch").save_model()
+    split_and_trained(kit, 1, subclass=seen_by_save(kit, seen), save_strategy="epoch").save_model()
     kit.keep("seen", seen)
 
 
 @shared
 def split_by_zero_2(kit: Kit) -> None:
-    _split_and_trained(kit, 2, save_strategy="epoch")
+    split_and_trained(kit, 2, save_strategy="epoch")
 
 
 @shared
 def split_in_bf16(kit: Kit) -> None:
-    _split_and_trained(kit, 1, bf16=True)
+    split_and_trained(kit, 1, bf16=True)
 
 
 @shared
@@ -426,7 +426,7 @@ def split_twice(kit: Kit) -> None:
 @shared
 def replicas_of_split(kit: Kit) -> None:
     """Four ranks: two of each batch."""
-    _split_and_trained(kit, 1, gradient_accumulation_steps=2, save_strategy="epoch")
+    split_and_trained(kit, 1, gradient_accumulation_steps=2, save_strategy="epoch")
 
 
 @shared
