@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests.scripts.deepspeed_scenarios import AUTO, TORCH_ADAM, config, resumed, split_and_trained, trained
+from tests.scripts.sequence_parallel_scenarios import trained as sequences_trained
 from tests.support.deepspeed_tools import without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
@@ -23,6 +24,11 @@ HALVES: dict[str, tuple[Fields, Fields]] = {
     "fp16": (FP16, {"fp16": True}),
 }
 """Precision → sections of the config and training arguments."""
+BUCKETS: Fields = {
+    **dict.fromkeys(("allgather_bucket_size", "reduce_bucket_size", "sub_group_size"), 5000),
+    "stage3_param_persistence_threshold": 100,
+}
+"""Several buckets for the small models here; those of DeepSpeed have gigabytes, all of which the fake device fills."""
 ON_THE_HOST: Fields = {"device": "cpu", "pin_memory": True}
 
 
@@ -38,7 +44,8 @@ def zero(stage: int, precision: str = "fp32", *, resumes: bool = False, **given:
     sections, fields = HALVES[precision]
     own = {name.lower(): value for name, value in given.items() if name.isupper()}
     fields = {**fields, **{name: value for name, value in given.items() if not name.isupper()}}
-    settings = config(stage, **sections, **own)
+    partitions = {**BUCKETS, **own.pop("zero_optimization", {})}
+    settings = config(stage, zero_optimization=partitions, **sections, **own)
     if resumes:
         return lambda kit: resumed(kit, settings, **fields)
 
@@ -53,8 +60,18 @@ def zero(stage: int, precision: str = "fp32", *, resumes: bool = False, **given:
 def evaluated_without_training(kit: Kit) -> None:
     """ZeRO-3 partitions a model that is not trained, too."""
     without_extension()
-    trainer = language_model(kit, fields={"deepspeed": config(3, **BF16), "bf16": True})
+    trainer = language_model(kit, fields={"deepspeed": config(3, zero_optimization=BUCKETS, **BF16), "bf16": True})
     kit.evaluate(trainer)
+
+
+def weights_in_parts(kit: Kit) -> None:
+    """The checkpoints of ZeRO-3 contain DeepSpeed's files alone."""
+    without_extension()
+    partitions = {**BUCKETS, "stage3_gather_16bit_weights_on_model_save": False}
+    fields = {"save_strategy": "epoch", "bf16": True, "deepspeed": config(3, zero_optimization=partitions, **BF16)}
+    trainer = language_model(kit, fields=fields)
+    kit.train(trainer)
+    trainer.save_model()
 
 
 PARTITION_SCENARIOS: dict[str, Body] = {
@@ -76,9 +93,13 @@ PARTITION_SCENARIOS: dict[str, Body] = {
         ZERO_OPTIMIZATION={"offload_optimizer": ON_THE_HOST, "offload_param": ON_THE_HOST},
         ZERO_FORCE_DS_CPU_OPTIMIZER=False,
     ),
-    "zero3_in_parts": zero(3, "bf16", ZERO_OPTIMIZATION={"stage3_gather_16bit_weights_on_model_save": False}),
+    "zero3_in_parts": weights_in_parts,
     "zero3_best_checkpoint": zero(3, "bf16", load_best_model_at_end=True, save_total_limit=1, eval_strategy="epoch"),
     "zero3_evaluated": evaluated_without_training,
-    "split_zero1_bf16": partial(split_and_trained, stage=1, bf16=True, save_strategy="epoch"),
+    "sequences_zero2_bf16": partial(
+        sequences_trained, stage=2, bf16=True, gradient_accumulation_steps=3, max_steps=4, buckets=BUCKETS
+    ),
+    "sequences_zero3_fp32": partial(sequences_trained, stage=3, max_steps=3, save_strategy="steps", buckets=BUCKETS),
+    "split_zero1_bf16": partial(split_and_trained, stage=1, zero=BUCKETS, bf16=True, save_strategy="epoch"),
 }
 """Each scenario of DeepSpeed on two GPUs, by its name."""

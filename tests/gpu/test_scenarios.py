@@ -40,6 +40,7 @@ ONE_GPU_SLOW = {
 TWO_GPUS = {
     "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16 ddp_memory_runs_out",
     "fsdp": "fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
+    "deepspeed": "zero2_fp16 resume_zero3_bf16",
     "context parallel": "cp_fp32_full",
 }
 """Quick groups of scenarios on two GPUs."""
@@ -51,6 +52,11 @@ TWO_GPUS_SLOW = {
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
     "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded fsdp2_best_checkpoint fsdp2_noisy_embeddings "
     "fsdp2_compiled",
+    "deepspeed": "zero0_fp16 zero1_fp32 zero1_bf16 zero1_fp16 zero2_fp32 zero2_bf16 zero2_own_optimizer "
+    "zero2_checkpointed zero2_offloaded resume_zero2_fp32 resume_zero2_bf16 resume_zero2_fp16",
+    "deepspeed, parameters in parts": "zero3_fp32 zero3_bf16 zero3_fp16 zero3_offloaded zero3_in_parts "
+    "zero3_best_checkpoint zero3_evaluated resume_zero3_fp32 resume_zero3_fp16",
+    "deepspeed, matrices or sequences in parts": "split_zero1_bf16 sequences_zero2_bf16 sequences_zero3_fp32",
     "context parallel": "cp_bf16_sharded cp_fp16_full cp_rotated cp_in_one_piece cp_packed cp_own_loss "
     "cp_averaged_by_batch cp_smoothed resume_cp_fp32 resume_cp_bf16_sharded",
     "loaded in shards": "loaded_fsdp loaded_fsdp_bf16 loaded_fsdp_fp16 loaded_tp loaded_tp_bf16 loaded_tp_by_plan "
@@ -68,14 +74,14 @@ FOUR_GPUS_SLOW = {
 EIGHT_GPUS_SLOW = {"context parallel": "cp_replicas"}
 CROSSWISE = "resume_fp32 resume_bf16 resume_fp16"
 SINCE_5 = (
-    "hsdp", "resume_hsdp", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_", "memory_of_the_gpu",
-    "fp32_after_fp16",
+    "hsdp", "resume_hsdp", "split_", "sequences_", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_",
+    "memory_of_the_gpu", "fp32_after_fp16",
 )  # fmt: skip
 """Beginnings of the names of scenarios that are not compared with transformers 4.
 
 It sets the older of torch's switches for TF32 alone, holds the last batch to the end of a run, scales the losses of
-every Trainer after one with fp16, and cannot load in shards; what it does with a ``parallelism_config`` has not been
-compared.
+every Trainer after one with fp16, counts the items of ranks that share batches on each, and cannot load in shards; what
+it does with a ``parallelism_config`` has not been compared.
 """
 IS_5 = Version(transformers.__version__) >= Version("5")
 
@@ -90,6 +96,8 @@ def groups(quick: dict[str, str], slow: dict[str, str]) -> list[object]:
 
 def compared(names: list[str]) -> list[str]:
     """Return those of ``names`` that are compared with the installed release; without any the test is skipped."""
+    if any("zero" in name for name in names):
+        pytest.importorskip("deepspeed", reason='DeepSpeed missing: pip install "hf-compat[deepspeed]"')
     found = [name for name in names if IS_5 or not name.startswith(SINCE_5)]
     if not found:
         pytest.skip("these scenarios are compared with transformers 5 alone")

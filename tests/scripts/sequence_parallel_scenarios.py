@@ -77,7 +77,7 @@ def packed(row: Row, index: int) -> Row:
 def prepare(kit: Kit) -> None:
     """Undo what upstream leaves in the process, and start DeepSpeed, which transformers on a CPU leaves to a script."""
     without_extension()
-    if kit.which == "upstream":
+    if kit.which == "upstream" and not torch.cuda.is_available():
         importlib.import_module("deepspeed").init_distributed("gloo")
     state, groups = importlib.import_module(STATE), importlib.import_module("deepspeed.utils.groups")
     state._release_sequence_parallel_groups()
@@ -103,15 +103,16 @@ def language_model(
     sizes: Any = None,
     change: Any = None,
     model: Any = None,
+    buckets: Any = None,
     **fields: Any,
 ) -> Any:
-    """Return a Trainer of a Llama of two layers under ZeRO ``stage``."""
+    """Return a Trainer of a Llama of two layers under ZeRO ``stage``, perhaps with ``buckets`` of other sizes."""
     prepare(kit)
     fields = {
         "per_device_train_batch_size": 2,
         "per_device_eval_batch_size": 2,
         "parallelism_config": sharing(**(sizes or {})),
-        "deepspeed": config(stage, optimizer=TORCH_ADAM),
+        "deepspeed": config(stage, optimizer=TORCH_ADAM, zero_optimization=buckets or {}),
         "weight_decay": 0.1,
         **fields,
     }

@@ -52,6 +52,7 @@ _OF_REPLICAS = (
     ("bf16", "full", "4 processes from 4"),
 )
 """Precision, checkpoint and what the run is resumed with, of each scenario of replicas on four GPUs."""
+_DEEPSPEED_GPU, _ZERO_3_GPU = "deepspeed, slow", "deepspeed, parameters in parts, slow"
 _SPLIT = {"accumulation": True, "evaluation": True}
 _FULL_TOO = "DeepSpeed's and full weights"
 MOMENTS = ("begin", "backward", "saving", "saved")
@@ -217,6 +218,25 @@ ROWS: tuple[Row, ...] = (
             ("FSDP 2", "fsdp 2, slow", "bf16", "full"),
             ("FSDP 2", "fsdp 2, slow", "bf16", "sharded"),
             ("FSDP 2", "fsdp 2, slow", "fp16", "sharded"),
+        )
+    ),
+    *(
+        Row(
+            *(f"ZeRO-{stage}", UPSTREAM, BITS, (f"{_GPU}::test_two_gpus[{group}]",)),
+            **{"device": "fake GPUs", "precision": precision, "accumulation": True, "evaluation": True},
+            **{"checkpoint": "DeepSpeed's", "resume": resume},
+        )
+        for stage, precision, group, resume in (
+            (1, "float32", _DEEPSPEED_GPU, None),
+            (1, "bf16", _DEEPSPEED_GPU, None),
+            (1, "fp16", _DEEPSPEED_GPU, None),
+            (2, "float32", _DEEPSPEED_GPU, "2 processes from 2"),
+            (2, "bf16", _DEEPSPEED_GPU, "2 processes from 2"),
+            (2, "fp16", "deepspeed", None),
+            (2, "fp16", _DEEPSPEED_GPU, "2 processes from 2"),
+            (3, "float32", _ZERO_3_GPU, "2 processes from 2"),
+            (3, "bf16", "deepspeed", "2 processes from 2"),
+            (3, "fp16", _ZERO_3_GPU, "2 processes from 2"),
         )
     ),
     _trained("ZeRO-1", UPSTREAM, BITS, f"{_DEEPSPEED}::test_scenario[zero_1]", accumulation=True),
