@@ -12,7 +12,8 @@
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
     │   ├── DataCollatorError (TypeError)      a collator that cannot be called
-    │   └── LoaderError (TypeError)            a data loader that is none, or batches without names
+    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, several splits
+    │   └── LoaderError (TypeError)            a data loader that is none, or samples or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
     │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
@@ -23,6 +24,7 @@
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read, or not be saved
     │   └── StateValueError (TypeError)        a value in a log or a callback's state that JSON does not have
     ├── CheckpointWriteError (OSError)         a checkpoint that the file system fails to write
+    ├── OutputFolderError (FileExistsError, NotADirectoryError)  an `output_dir` that is a file
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
     ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
     ├── TrainerSetupError (RuntimeError, ValueError)  a Trainer or environment that cannot be set up
@@ -56,6 +58,7 @@ __all__ = [
     "CheckpointWriteError",
     "DataCollatorError",
     "DataError",
+    "DatasetTypeError",
     "EarlyStoppingError",
     "HFCompatError",
     "HFCompatWarning",
@@ -72,6 +75,7 @@ __all__ = [
     "ModelOutputError",
     "NoOptimizerError",
     "NotSupportedError",
+    "OutputFolderError",
     "OverrideError",
     "ParserError",
     "ReportError",
@@ -151,8 +155,14 @@ class DataCollatorError(DataError, TypeError):
     """A ``data_collator`` that cannot be called."""
 
 
+class DatasetTypeError(DataError, KeyError, TypeError):
+    """What has no samples by number, such as the name of a dataset, a dict of columns, or one of splits."""
+
+    __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+
 class LoaderError(DataError, TypeError):
-    """A data loader that cannot be iterated over, or whose batches are not the inputs of a model by name."""
+    """A data loader that cannot be iterated over, or whose samples or batches have no names."""
 
 
 class ModelError(HFCompatError, ValueError):
@@ -226,6 +236,10 @@ class CheckpointWriteError(HFCompatError, OSError):
 
 def _rebuild_write_error(message: str, errno: int | None, filename: str | None) -> CheckpointWriteError:
     return CheckpointWriteError(message, errno=errno, filename=filename)
+
+
+class OutputFolderError(HFCompatError, FileExistsError, NotADirectoryError):
+    """An ``output_dir`` that is a file, or in one."""
 
 
 class HubError(HFCompatError, OSError):

@@ -64,7 +64,7 @@ __all__ = ["TrainingArguments"]
 
 @dataclass
 class TrainingArguments(metaclass=CountsCounterparts):
-    """The configuration of a run; the fields are documented where they are declared.
+    """The configuration of a run; ``hf-compat explain --all`` says what each field does.
 
     Names, order, defaults and behaviour are those of transformers 5.24.0; the fields of older releases follow and work
     too. Fields may be assigned after construction.

@@ -212,7 +212,8 @@ def load_weights(
         return distributed_files.load_model(model, sharded)
     raise MissingWeightsError(
         f"Can't find a valid checkpoint at `{path}`: it has no weights for {type(model).__name__}, neither "
-        f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, nor an index of shards."
+        f"`{names.SAFE_WEIGHTS_NAME}` nor `{names.WEIGHTS_NAME}`, nor an index of shards. To resume, pass a folder "
+        f"`{names.PREFIX_CHECKPOINT_DIR}-<update step>`, or True for the newest in `output_dir`."
     )
 
 

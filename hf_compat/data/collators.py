@@ -13,7 +13,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from hf_compat.arguments.releases.semantics import resolve_semantics
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, LoaderError, described
 
 __all__ = [
     "DataCollatorWithPadding",
@@ -81,6 +81,17 @@ _KINDS = {
 }
 
 
+def _attributes(sample: object) -> dict[str, Any]:
+    """Return the values of ``sample``, which is no mapping, by name."""
+    try:
+        return vars(sample)
+    except TypeError:
+        raise LoaderError(
+            f"A sample of the dataset is {described(sample)}, but the model takes its inputs by name. Return a dict of "
+            "them from the dataset, or pass a `data_collator` that makes one of such samples."
+        ) from None
+
+
 def default_data_collator(features: list[Any], return_tensors: str = "pt") -> dict[str, Any]:
     """Return a batch of ``features``, each column stacked without padding.
 
@@ -96,6 +107,7 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
 
     Raises:
         DataError: If ``return_tensors`` is neither.
+        LoaderError: If the values of a sample have no names.
 
     References:
         Same batches as ``default_data_collator`` of transformers ``data/data_collator.py``.
@@ -103,7 +115,7 @@ def default_data_collator(features: list[Any], return_tensors: str = "pt") -> di
     kind = _KINDS.get(return_tensors)
     if kind is None:
         raise DataError(f"`return_tensors={return_tensors!r}` is not supported: use 'pt' or 'np'.")
-    samples = features if isinstance(features[0], Mapping) else [vars(feature) for feature in features]
+    samples = features if isinstance(features[0], Mapping) else [_attributes(feature) for feature in features]
     labels = kind.labels(samples)
     batch = {} if labels is None else {"labels": labels}
     for name, value in samples[0].items():

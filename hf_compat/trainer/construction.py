@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +27,7 @@ from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.data_parallel import replicated
 from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
-from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
+from hf_compat.errors import ModelError, ModelInitError, OutputFolderError, TrainerSetupError
 from hf_compat.log_files import write_log_file
 from hf_compat.logger_levels import set_level
 from hf_compat.model_facts import (
@@ -54,6 +55,7 @@ __all__ = [
     "first_model",
     "initial_state",
     "inspect_model",
+    "make_output_folder",
     "processing_class_of",
     "set_log_level",
     "set_up_callbacks",
@@ -305,3 +307,17 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
     if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
         prints = trainer.args.disable_tqdm or draws_with_rich(backend.callbacks)
         trainer.add_callback(PrinterCallback if prints else default_callbacks.DEFAULT_PROGRESS_CALLBACK)
+
+
+def make_output_folder(path: str) -> None:
+    """Make the folder ``path`` of the arguments, if it is not there.
+
+    Raises:
+        OutputFolderError: If it is a file, or in one.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise OutputFolderError(
+            f"`output_dir={path!r}`: {error.strerror}, and it is no folder. Remove the file, or name another folder."
+        ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data import columns
 from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, DatasetTypeError, described
 from hf_compat.metrics import has_length
 from hf_compat.overriding import call_as_defined, check_returned
 from hf_compat.seeding import seed_worker
@@ -69,6 +69,7 @@ def build_loader(
     is_training: bool,
 ) -> DataLoader[Any]:
     """Return a prepared loader of ``dataset`` without unused columns."""
+    _check_has_samples(dataset, description)
     collator = trainer.data_collator
     if columns.is_arrow_dataset(dataset):
         dataset = trainer._remove_unused_columns(dataset, description=description)
@@ -174,3 +175,24 @@ def _model_input_name(trainer: Trainer) -> str | None:
     """Return the first of the processing class's ``model_input_names``, None if it has none."""
     names = getattr(trainer.processing_class, "model_input_names", None)
     return names[0] if names else None
+
+
+def _check_has_samples(dataset: object, description: str) -> None:
+    """Raise if ``dataset`` is certainly none; a mapping from numbers, or to mappings, may have samples.
+
+    Raises:
+        DatasetTypeError: If it is a string, a dict of columns or of splits, or has no items.
+    """
+    source = f"The dataset for {description.lower()} is"
+    if isinstance(dataset, str):
+        raise DatasetTypeError(
+            f"{source} the string {dataset!r}. Load it, with `datasets.load_dataset`, and pass that."
+        )
+    if isinstance(dataset, Mapping):
+        if 0 not in dataset and not any(isinstance(value, Mapping) for value in dataset.values()):
+            raise DatasetTypeError(
+                f"{source} {described(dataset)}, with {', '.join(map(str, dataset)) or 'nothing'}, instead of samples. "
+                "Make one of columns with `datasets.Dataset.from_dict`, or pass one of several splits."
+            )
+    elif not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
+        raise DatasetTypeError(f"{source} {described(dataset)}. Pass a list of samples, or a dataset.")

@@ -252,7 +252,7 @@ class Trainer(metaclass=CountsCounterparts):
         if self.args.push_to_hub:
             self.init_hf_repo()
         if self.args.should_save:
-            os.makedirs(self.args.output_dir, exist_ok=True)
+            construction.make_output_folder(self.args.output_dir)
         self.control = TrainerControl()
         self.state = construction.initial_state(self)
         fire(self, "on_init_end")

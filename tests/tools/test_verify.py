@@ -183,9 +183,11 @@ def test_the_first_difference(tmp_path):
 
 
 def test_weights_that_differ_before_training(tmp_path):
-    """A model that was built without a seed is told as that, with the remedy."""
+    """A model that was built without a seed is told as that, with the remedy, whose call is code on the page."""
     ours = a_record(tmp_path, library="hf_compat", weight=0.5, since=0)
-    told = summary(Report("s.py", 3, ours, ours, compare(a_record(tmp_path), ours, 1e-5)))
+    report = Report("s.py", 3, ours, ours, compare(a_record(tmp_path), ours, 1e-5))
+    told = summary(report)
+    assert "<code>set_seed(42)</code> before it builds the model" in as_page(report, "<svg></svg>")
     assert "The weights of module `body.0` differ before the first step" in told
     assert "`set_seed(42)` before it builds the model" in told
 

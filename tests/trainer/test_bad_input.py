@@ -19,6 +19,7 @@ from hf_compat.errors import (
     CheckpointError,
     DataCollatorError,
     DataError,
+    DatasetTypeError,
     HFCompatError,
     HFCompatWarning,
     LoaderError,
@@ -27,6 +28,7 @@ from hf_compat.errors import (
     MetricsError,
     ModelError,
     ModelInitError,
+    OutputFolderError,
     TrainerSetupError,
     UnknownArgumentError,
 )
@@ -798,3 +800,48 @@ def test_every_error_is_ours():
     """Every error derives from one class, so that a caller can tell them from bugs."""
     for error in (ArgumentsError, CheckpointError, DataError, ModelError, TrainerSetupError, UnknownArgumentError):
         assert issubclass(error, HFCompatError)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said", "parent"),
+    [
+        ("imdb", "the string 'imdb'. Load it", TypeError),
+        ({"features": [[1.0, 2.0]], "labels": [0]}, "of type dict, with features, labels, instead of", KeyError),
+        (5, "of type int. Pass a list of samples", TypeError),
+    ],
+    ids=["name", "columns", "number"],
+)
+def test_what_is_no_dataset(dataset, said, parent, tmp_path):
+    """The name of a dataset, columns and a number are named, in training and in a prediction, in upstream's classes."""
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Trainer(PlainModel(), args, train_dataset=dataset)
+    for call, purpose in ((trainer.train, "training"), (lambda: trainer.predict(dataset), "test")):
+        with pytest.raises(DatasetTypeError, match=f"The dataset for {purpose} is .*{said}") as caught:
+            call()
+        assert isinstance(caught.value, parent)
+
+
+@pytest.mark.parametrize("sample", [(1.0, 0), "text", 5], ids=["tuple", "string", "number"])
+def test_samples_without_names(sample, tmp_path):
+    """Samples that the default collator cannot make a batch of; the error is of upstream's type too."""
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    kind = type(sample).__name__
+    with pytest.raises(LoaderError, match=f"A sample of the dataset is an object of type {kind}, but") as caught:
+        Trainer(PlainModel(), args, train_dataset=[sample] * 4).train()
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_mapping_of_samples_is_a_dataset(tmp_path):
+    """A dict from numbers to samples trains."""
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    assert Trainer(PlainModel(), args, train_dataset=dict(enumerate(vector_rows(4)))).train().global_step == 1
+
+
+@pytest.mark.parametrize(("inside", "parent"), [("", FileExistsError), ("/out", NotADirectoryError)], ids=["is", "in"])
+def test_an_output_folder_that_is_a_file(inside, parent, tmp_path):
+    """An ``output_dir`` that is a file, or in one, is named with its value; the error is of upstream's type too."""
+    (tmp_path / "file").write_text("")
+    path = f"{tmp_path}/file{inside}"
+    with pytest.raises(OutputFolderError, match=f"`output_dir='{path}'`: .*name another folder") as caught:
+        Trainer(PlainModel(), TrainingArguments(path, **QUIET, save_strategy="no"))
+    assert isinstance(caught.value, parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -166,7 +167,7 @@ def as_page(report: Report, svg: str) -> str:
     """Return a page that can be sent to others: result, curves, differences, environment, arguments."""
     comparison = report.comparison
     headings, rows = _rows(report)
-    notes = [f"<li>{escape(row.name)}: {escape(row.note)}</li>" for row in comparison.rows if row.note]
+    notes = [f"<li>{escape(row.name)}: {_marked_up(row.note)}</li>" for row in comparison.rows if row.note]
     marked = [row.verdict == "different" for row in comparison.rows]
     kind, word = ("equal", "Equal") if comparison.is_equal else ("different", "Different")
     result, *more = _sentences(report)
@@ -178,8 +179,8 @@ def as_page(report: Report, svg: str) -> str:
     parts = [
         f'<h1><span class="{kind}">{word}</span>: transformers and hf_compat</h1>',
         f"<p><code>{escape(report.command)}</code></p>",
-        f'<p class="{kind}"><strong>{escape(result)}</strong></p>',
-        *(f"<p>{escape(sentence)}</p>" for sentence in more),
+        f'<p class="{kind}"><strong>{_marked_up(result)}</strong></p>',
+        *(f"<p>{_marked_up(sentence)}</p>" for sentence in more),
         inline_svg(svg, f"Curves of both runs. {result}"),
         "<h2>Differences</h2>",
         f'<p class="note">{escape(note)}</p>',
@@ -191,6 +192,11 @@ def as_page(report: Report, svg: str) -> str:
         _arguments(report),
     ]
     return page(f"{word}: {report.command}", "\n".join(parts))
+
+
+def _marked_up(text: str) -> str:
+    """Return ``text`` for the page, names in backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _arguments(report: Report) -> str:
