@@ -276,6 +276,10 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
     def _stays_sharded(self) -> bool:
         return self._is_sharded and not self.engine.zero_gather_16bit_weights_on_model_save()
 
+    @property
+    def _remedy_for_shards(self) -> str:
+        return "set it to true" if self._splits else "set it to true, or run `zero_to_fp32.py` in a checkpoint"
+
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the full state dict of ``model``, gathered on rank 0 only; every rank calls it.
 
@@ -290,7 +294,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         if self._stays_sharded:
             text = (
                 "`deepspeed`: `zero_optimization.stage3_gather_16bit_weights_on_model_save=False`, so the full weights "
-                "are not gathered. Set it to true, or use `zero_to_fp32.py` on a checkpoint."
+                f"are not gathered: {self._remedy_for_shards}."
             )
             raise ArgumentsError([text], fields=["deepspeed"])
         if self._splits:
@@ -310,11 +314,10 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     def save_sharded_weights(self, model: nn.Module, folder: str, *, file_writer: CheckpointFileWriter) -> None:
         """Save this rank's shards to ``folder``; every rank calls it."""
-        remedy = (
-            "set it to true to save them whole" if self._splits else "run `zero_to_fp32.py` in it to consolidate them"
-        )
         logger.warning(
-            "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: %s.", folder, remedy
+            "The weights in `%s` are sharded, as stage3_gather_16bit_weights_on_model_save=false: %s.",
+            folder,
+            self._remedy_for_shards,
         )
         self._save_engine(folder, file_writer)
 

@@ -44,7 +44,7 @@ def forget_splitting() -> None:
     its groups.
     """
     groups = importlib.import_module("deepspeed.utils.groups")
-    if groups._TENSOR_MODEL_PARALLEL_GROUP is None:
+    if getattr(groups, "_TENSOR_MODEL_PARALLEL_GROUP", None) is None:  # older releases have no such group
         return
     for name in _GROUPS:
         setattr(groups, name, None)
