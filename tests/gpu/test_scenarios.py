@@ -13,6 +13,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
+from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE
 from tests.gpu.comparing import differing
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.parity import Which
@@ -133,6 +134,17 @@ def test_four_gpus(names: list[str], tmp_path: Path):
 def test_eight_gpus(names: list[str], tmp_path: Path):
     """So do eight, of replicas of shards that share sequences."""
     for found in run_on_gpus(differing, compared(names), tmp_path, subject=SUBJECT, processes=8, devices=8):
+        check(found)
+
+
+@pytest.mark.slow
+def test_saving_in_the_background(tmp_path: Path):
+    """Checkpoints that two ranks save while they train on are those that transformers saves at once."""
+    names = (
+        "ddp_fp16 resume_fsdp1_bf16 fsdp2_bf16_sharded resume_zero2_bf16 zero3_fp16 resume_zero3_fp32 zero2_offloaded"
+    )
+    variables = {ENVIRONMENT_VARIABLE: "1"}  # which only ours reads
+    for found in run_on_gpus(differing, compared(names.split()), tmp_path, subject=SUBJECT, variables=variables):
         check(found)
 
 
