@@ -60,6 +60,7 @@ THOROUGH = (
     "weights_alone_of_deepspeed",
     "best_model_of_deepspeed",
     "evaluates_without_training",
+    "generates_under_zero_3",
     "resume_zero_2",
 )
 

@@ -20,6 +20,7 @@ from tests.support import helpers
 from tests.support.deepspeed_tools import allow_fp16, without_extension
 from tests.support.parity import Kit
 from tests.support.scenarios.common import language_model
+from tests.support.scenarios.generating import GENERATES, translator
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
@@ -436,6 +437,16 @@ def split_in_the_background(kit: Kit) -> None:
         later = {"save_async": name == "later", "output_dir": f"{kit.output_dir}/{name}"}
         torch.manual_seed(0)
         held(_split(kit, 1, save_strategy="steps", save_steps=2, **later)).train()
+
+
+@shared
+def generates_under_zero_3(kit: Kit) -> None:
+    """All ranks call the model as long as one generates, since each has parts of its parameters."""
+    without_extension()
+    trainer = translator(kit, fields={**GENERATES, "deepspeed": config(3)})
+    kit.train(trainer)
+    kit.evaluate(trainer, max_length=7)
+    kit.predict(trainer, trainer.eval_dataset)
 
 
 @shared
