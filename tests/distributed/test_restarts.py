@@ -18,7 +18,7 @@ STARTED_BY = {"ddp": "torchrun on nodes", "fsdp2": "PyTorchJob", "zero_3": "torc
 """Strategy → what starts its two nodes."""
 TOGETHER = (
     *(("ddp",), ("fsdp1", "fsdp2"), ("zero_1", "zero_2", "zero_3"), ("hsdp",)),
-    *(("tensor",), ("loaded",), ("sequences",)),
+    *(("tensor",), ("loaded",), ("sequences",), ("split",)),
 )
 """Strategies that are run in one launch; the launchers of the page start ranks again three times."""
 
@@ -54,7 +54,7 @@ def killed(tmp_path_factory):
 
 def kill(command, folder, strategies, moment, rank=None, **fields):
     """Train under each of ``strategies``, and kill ``rank`` of each at ``moment``; by default one of them in turn."""
-    if any("zero" in name or name == "sequences" for name in strategies):
+    if any("zero" in name or name in ("sequences", "split") for name in strategies):
         pytest.importorskip("deepspeed")
     if "loaded" in strategies:
         pytest.importorskip("transformers.distributed.sharding_utils")

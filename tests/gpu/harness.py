@@ -102,7 +102,8 @@ def start_on_gpus(command: Sequence[Any], *, devices: int = 1, **variables: str)
 
 def _environment(devices: int) -> dict[str, str]:
     path = os.pathsep.join([str(STARTUP), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {"FAKE_GPUS": str(devices), "PYTHONPATH": path}
+    # DeepSpeed takes GPUs by itself, unless a Trainer on the CPU has set this variable for the whole process.
+    return {"FAKE_GPUS": str(devices), "PYTHONPATH": path, "DS_ACCELERATOR": "cuda"}
 
 
 def _call(

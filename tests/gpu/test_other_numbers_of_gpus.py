@@ -26,6 +26,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "DDP in bf16": ("ddp", {"bf16": True}),
     "FSDP 1": ("fsdp1", SHARDS_OF_FSDP_1),
     "FSDP 2": ("fsdp2", {}),
+    "ZeRO-2 in bf16": ("zero_2", {"bf16": True}),
+    "ZeRO-3": ("zero_3", {}),
     "FSDP 2, whole weights": ("fsdp2", {"fsdp_config": {"version": 2}}),
 }
 IN_FP16: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def deepspeed(stage: int) -> dict[str, Any]:
-    """Return the fields of a run under ZeRO."""
+def deepspeed(stage: int, **sections: Any) -> dict[str, Any]:
+    """Return the fields of a run under ZeRO, with more ``sections`` of its config; on GPUs its buckets are small."""
     sizes = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
-    zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True}
+    buckets = dict.fromkeys(("allgather_bucket_size", "reduce_bucket_size", "sub_group_size"), 100_000)
+    zero = {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True, **buckets}
     half = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    return {"deepspeed": {**sizes, **half, "gradient_clipping": "auto", "zero_optimization": zero}}
+    return {"deepspeed": {**sizes, **half, "gradient_clipping": "auto", "zero_optimization": zero, **sections}}
 
 
 ROWS = 36
@@ -64,7 +66,12 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "tensor": {"parallelism_config": {"tp_size": 2}},
     "loaded": {},
     "sequences": {**deepspeed(2), "parallelism_config": {"sp_size": 2}},
+    "split": deepspeed(1, tensor_parallel={"autotp_size": 2}),
 }
+ON_GPUS: dict[str, dict[str, Any]] = {"context": {**FSDP2, "parallelism_config": {"cp_size": 2}}}
+"""Strategies that need GPUs."""
+WHOLE_ROWS = ("sequences", "context")
+"""Strategies whose ranks have parts of each row, all of which have one length."""
 PROCESSES = {**dict.fromkeys(STRATEGIES, 2), "hsdp": 4}
 """Strategy → the processes on which tests run it."""
 
@@ -152,7 +159,7 @@ def rows(count: int) -> list[dict[str, Any]]:
 
 def model_and_rows(request: Request) -> tuple[Any, list[dict[str, Any]]]:
     """Return a GPT-2, or a Llama where ranks share its heads, its sequences or what each has loaded; and its rows."""
-    if request.strategy not in ("tensor", "loaded", "sequences"):
+    if request.strategy not in ("tensor", "loaded", "split", *WHOLE_ROWS):
         return helpers.gpt2(dropout=request.dropout), rows(ROWS)
     from tests.support.presharded import heads, loaded
 
@@ -161,14 +168,23 @@ def model_and_rows(request: Request) -> tuple[Any, list[dict[str, Any]]]:
     length = 12
     tokens = torch.randint(1, helpers.VOCABULARY, (ROWS, length), generator=torch.Generator().manual_seed(0))
     whole = [{"input_ids": row, "labels": row, "position_ids": torch.arange(length)} for row in tokens]
-    return heads(), whole if request.strategy == "sequences" else rows(ROWS)
+    return heads(), whole if request.strategy in WHOLE_ROWS else rows(ROWS)
+
+
+def kernels_of(strategy: str) -> AbstractContextManager[None]:
+    """Return a context in which fake GPUs have the kernel that ring attention is made of."""
+    if strategy not in ON_GPUS:
+        return nullcontext()
+    from tests.gpu.fused_attention import fused_attention
+
+    return fused_attention()
 
 
 def train(request: Request) -> None:
     """Train, from the last checkpoint on if there is one."""
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     windows = {"gradient_accumulation_steps": request.samples // (2 * processes)} if request.samples else {}
-    fields = {**SETTINGS, **windows, **STRATEGIES[request.strategy], **request.fields}
+    fields = {**SETTINGS, **windows, **(STRATEGIES | ON_GPUS)[request.strategy], **request.fields}
     output = str(Path(request.folder, "output"))
     Path(output).mkdir(exist_ok=True)
     args = importlib.import_module(request.library).TrainingArguments(output, **fields)
@@ -184,10 +200,11 @@ def train(request: Request) -> None:
         args=args,
         callbacks=[Ending(request)],
         train_dataset=helpers.ListDataset(data),
-        data_collator=None if request.strategy == "sequences" else helpers.PadCollator(),
+        data_collator=None if request.strategy in WHOLE_ROWS else helpers.PadCollator(),
     )
     last = "auto" if request.library == "hf_compat" else get_last_checkpoint(output)
-    trainer.train(resume_from_checkpoint=last)
+    with kernels_of(request.strategy):
+        trainer.train(resume_from_checkpoint=last)
     weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if args.process_index == 0:
         names = ("loss", "grad_norm", "learning_rate")

@@ -338,6 +338,7 @@ ROWS: tuple[Row, ...] = (
     *_killed("tensor", "tensor parallel"),
     *_killed("loaded", "sharded as it is loaded: FSDP 2"),
     *_killed("sequences", "shared sequences and ZeRO-2"),
+    *_killed("split", "ZeRO-1, split matrices"),
     Row(
         *("DDP under Ray", UPSTREAM, BITS, (f"{_RAY}::test_the_numbers_of_transformers",)),
         **{"checkpoint": "full", "evaluation": True},
