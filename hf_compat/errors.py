@@ -156,7 +156,7 @@ class DataCollatorError(DataError, TypeError):
 
 
 class DatasetTypeError(DataError, KeyError, TypeError):
-    """What has no samples by number, such as the name of a dataset, a dict of columns, or one of splits."""
+    """An object without samples by number, such as the name of a dataset, a dict of columns, or one of splits."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 

@@ -200,17 +200,6 @@ def test_items_of_ranks_that_share_batches(finished):
     assert theirs == [count if UPSTREAM_COUNTS_ITEMS_ONCE else 2 * count for count in ours]
 
 
-def test_split_run_is_resumed_exactly(finished):
-    """With split matrices too, a run that goes on within an epoch ends where the unbroken one does."""
-    for rank in (0, 1):
-        resumed = outcome(finished, "resume_split", "ours", rank)
-        ends = [
-            next(item["value"] for item in each.results if item["name"] == "optimizer after train")
-            for each in (resumed.earlier, resumed)
-        ]
-        assert not list(compare(*ends, "optimizer"))
-
-
 def test_split_run_goes_on_with_its_sizes_alone(finished):
     """A checkpoint of split matrices is refused by every rank of a run with another size, which says both."""
     for rank in (0, 1):
@@ -227,10 +216,11 @@ def test_checkpoints_are_handed_over(finished, library):
     check(finished, "resume_zero_3", library)
 
 
-def test_resumed_exactly(finished):
+@pytest.mark.parametrize("name", ["resume_zero_3", "resume_split"])
+def test_resumed_exactly(finished, name):
     """A run that goes on within an epoch ends in the partitions of the run that was not interrupted."""
     for rank in (0, 1):
-        resumed = outcome(finished, "resume_zero_3", "ours", rank)
+        resumed = outcome(finished, name, "ours", rank)
         ends = [
             next(item["value"] for item in each.results if item["name"] == "optimizer after train")
             for each in (resumed.earlier, resumed)
