@@ -59,6 +59,6 @@ def sharding_mesh(mesh: DeviceMesh) -> DeviceMesh:
 def float16_problem(split: str) -> str:
     """Return the message that float16 is not supported with the sizes in ``split``, by which parameters are split."""
     return (
-        f"`fp16=True` is not supported with {split}: torch's gradient scaler takes no gradients on several device "
-        "meshes. Set `bf16=True` instead."
+        f"`fp16=True` is not supported with {split}: gradients on several device meshes are not unscaled before they "
+        "are clipped. Set `bf16=True` instead."
     )

@@ -167,11 +167,15 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
 
 def _check_made_model(trainer: Trainer, model: nn.Module) -> None:
     """Check what ``model_init`` returned as a model that is passed was checked before."""
+    backend = trainer.lightning_backend
+    decided = backend.process_layout.sizes.tp
     use_presharded(trainer, model)
-    if is_presharded(model) and trainer.get_tp_size() > 1:
+    sizes = backend.process_layout.sizes
+    if is_presharded(model) and sizes.tp != decided:
         raise ModelError(
-            "`model_init` returned a model with a `tp_size` in its `distributed_config`, which decides which ranks "
-            "get which batches before there is a model. Pass the model as `model`."
+            f"`model_init` returned a model with `tp_size={sizes.tp}` in its `distributed_config`, but which ranks get "
+            f"which batches is decided before there is a model. Set `parallelism_config={sizes.keywords}`, or pass the "
+            "model as `model`."
         )
     if problems := strategy_problems(trainer, model):
         raise TrainerSetupError("\n  ".join(problems))

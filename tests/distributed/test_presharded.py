@@ -112,7 +112,7 @@ def check_resumed(folder, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resumed", "resumed_shards", "resumed_experts"])
+@pytest.mark.parametrize("name", ["resumed", "resumed_shards", "resumed_experts", "resumed_by_model_init"])
 def test_a_resumed_run_is_the_same_run(together, name):
     """Weights and optimizer go on where the checkpoint was written, which transformers cannot."""
     check_resumed(together, name)
@@ -222,10 +222,10 @@ def test_heads_that_cannot_be_shared(heads, text, tmp_path):
 
 
 def test_a_model_init_that_splits(tmp_path, monkeypatch):
-    """It is refused: which ranks share batches is decided before it is called."""
+    """It is refused without a ``parallelism_config``: which ranks share batches is decided before it is called."""
     model, args = loaded_model(tp_size=2), TrainingArguments(str(tmp_path), use_cpu=True)
     with monkeypatch.context() as patched:
         patched.setattr(presharded, "presharded_layout", lambda layout, *_: replace(layout, sizes=ParallelSizes(tp=2)))
-        text = r"`model_init` returned a model with a `tp_size`.*Pass the model as `model`"
+        text = r"`model_init` returned a model with `tp_size=2`.*`parallelism_config=\{'tp_size': 2\}`.*as `model`"
         with pytest.raises(ModelError, match=text):
             Trainer(model_init=lambda: model, args=args)

@@ -340,6 +340,9 @@ LOADED_SCENARIOS: dict[str, Body] = {
     "loaded_tp_memory_runs_out": presharded(
         sizes={"tp_size": 2}, most=3, auto_find_batch_size=True, per_device_train_batch_size=5
     ),
+    "loaded_tp_by_model_init": presharded(sizes={"tp_size": 2}, made=True, requested={"tp_size": 2}),
+    "loaded_fsdp_by_model_init": presharded(sizes={"fsdp_size": 2}, made=True),
+    "loaded_tp_smoothed": presharded(sizes={"tp_size": 2}, label_smoothing_factor=0.1),
     "loaded_tp_bf16": presharded(sizes={"tp_size": 2}, bf16=True),
     "loaded_experts": presharded(mixtral, sizes={"fsdp_size": 2, "ep_size": 2}),
     "loaded_tp_experts": presharded(mixtral, sizes={"tp_size": 2, "ep_size": 2}),
@@ -357,6 +360,9 @@ MESH_SCENARIOS: dict[str, Body] = {
     "loaded_hsdp_experts": presharded(mixtral, sizes={"dp_replicate_size": 2, "fsdp_size": 2, "ep_size": 2}),
     "loaded_tp_replicas": presharded(sizes={"tp_size": 2, "dp_replicate_size": 2}),
     "loaded_tp_fsdp": presharded(sizes={"tp_size": 2, "fsdp_size": 2}),
+    "loaded_tp_fsdp_by_model_init": presharded(
+        sizes={"tp_size": 2, "fsdp_size": 2}, made=True, requested={"tp_size": 2, "dp_shard_size": 2}
+    ),
     "loaded_tp_fsdp_experts": presharded(mixtral, sizes={"tp_size": 2, "fsdp_size": 2, "ep_size": 4}),
 }
 """Each scenario of four GPUs by its name."""

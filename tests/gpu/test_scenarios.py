@@ -61,7 +61,7 @@ TWO_GPUS_SLOW = {
     "context parallel": "cp_bf16_sharded cp_fp16_full cp_rotated cp_in_one_piece cp_packed cp_own_loss "
     "cp_averaged_by_batch cp_smoothed resume_cp_fp32 resume_cp_bf16_sharded",
     "loaded in shards": "loaded_fsdp loaded_fsdp_bf16 loaded_fsdp_fp16 loaded_tp loaded_tp_bf16 loaded_tp_by_plan "
-    "loaded_tp_memory_runs_out",
+    "loaded_tp_memory_runs_out loaded_tp_by_model_init loaded_fsdp_by_model_init loaded_tp_smoothed",
     "loaded with experts": "loaded_experts loaded_tp_experts",
 }
 """transformers cannot resume FSDP 2 with fp16: it reads the optimizer before the scaler. Nor can it evaluate in
@@ -70,7 +70,8 @@ bfloat16 what FSDP 2 has trained in float32.
 FOUR_GPUS_SLOW = {
     "replicas of shards": "hsdp_fp32_full hsdp_bf16_sharded hsdp_fp16_full resume_hsdp_fp32 resume_hsdp_bf16",
     "context parallel": "cp_shards resume_cp_shards_rotated cp_of_four cp_of_four_rotated",
-    "loaded in shards": "loaded_hsdp loaded_tp_fsdp loaded_tp_replicas loaded_hsdp_experts loaded_tp_fsdp_experts",
+    "loaded in shards": "loaded_hsdp loaded_tp_fsdp loaded_tp_replicas loaded_hsdp_experts loaded_tp_fsdp_experts "
+    "loaded_tp_fsdp_by_model_init",
 }
 EIGHT_GPUS_SLOW = {"context parallel": "cp_replicas"}
 CROSSWISE = "resume_fp32 resume_bf16 resume_fp16"

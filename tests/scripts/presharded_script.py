@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hf_compat import Trainer, TrainingArguments
@@ -20,7 +21,10 @@ from tests.support.presharded import heads, loaded, mixtral
 
 
 def trainer_for(folder: Path, model: Any, *, sizes: Seen, kind: Any = Trainer, **fields: Any) -> Trainer:
-    """Return a Trainer whose windows hold the same samples with one process and with several."""
+    """Return a Trainer whose windows hold the same samples with one process and with several.
+
+    ``model`` is the model, or a function for ``model_init``.
+    """
     batch = GLOBAL_BATCH // (world() // sizes.get("tp_size", 1) or 1)
     settings: Seen = {
         **SETTINGS,
@@ -28,9 +32,10 @@ def trainer_for(folder: Path, model: Any, *, sizes: Seen, kind: Any = Trainer, *
         "per_device_eval_batch_size": batch,
         "gradient_accumulation_steps": 2,
     }
+    given = {"model": model} if isinstance(model, nn.Module) else {"model_init": model}
     return kind(
-        model,
-        TrainingArguments(str(folder / "output"), **(settings | fields)),
+        **given,
+        args=TrainingArguments(str(folder / "output"), **(settings | fields)),
         data_collator=helpers.PadCollator(),
         train_dataset=helpers.ListDataset(helpers.token_rows(28)),
         eval_dataset=helpers.ListDataset(helpers.token_rows(8, seed=1)),
@@ -80,6 +85,17 @@ def resumed(folder: Path, sizes: Seen, build: Any = heads, **fields: Any) -> See
     whole = seen_of(trainer)
     (folder / "rest").mkdir(exist_ok=True)
     trainer = trainer_for(folder / "rest", model_of(folder / "rest", sizes, build), sizes=sizes, **every)
+    trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
+    return {"whole": whole, "resumed": seen_of(trainer)}
+
+
+def resumed_by_model_init(folder: Path) -> Seen:
+    """Both runs of ``resumed``, of models that ``model_init`` loads."""
+    every: Seen = {"save_strategy": "steps", "save_steps": 3, "weight_decay": 0.1, "parallelism_config": TENSOR}
+    trainer = trainer_for(folder, lambda: model_of(folder, TENSOR), sizes=TENSOR, **every)
+    trainer.train()
+    whole = seen_of(trainer)
+    trainer = trainer_for(folder / "rest", lambda: model_of(folder, TENSOR), sizes=TENSOR, **every)
     trainer.train(resume_from_checkpoint=str(folder / "output" / "checkpoint-3"))
     return {"whole": whole, "resumed": seen_of(trainer)}
 
@@ -138,6 +154,7 @@ SEVERAL = ONE_PROCESS | {
         folder, FSDP, load_best_model_at_end=True, eval_strategy="steps", eval_steps=3
     ),
     "resumed_experts": lambda folder: resumed(folder, EXPERTS, mixtral),
+    "resumed_by_model_init": resumed_by_model_init,
     "experts_that_cannot_be_shared": experts_that_cannot_be_shared,
     "in_background": in_background,
     "saved_by_an_override": saved_by_an_override,

@@ -72,7 +72,13 @@ def limited(kit: Kit, most: int) -> Any:
 
 
 def presharded(
-    build: Callable[[], Any] = heads, *, sizes: dict[str, Any], most: int | None = None, **fields: Any
+    build: Callable[[], Any] = heads,
+    *,
+    sizes: dict[str, Any],
+    most: int | None = None,
+    made: bool = False,
+    requested: dict[str, int] | None = None,
+    **fields: Any,
 ) -> Callable[[Kit], None]:
     """Return a scenario that trains a model sharded by ``sizes``, evaluates it and saves it whole.
 
@@ -80,16 +86,26 @@ def presharded(
         build: Builds the model.
         sizes: Sizes of its ``DistributedConfig``.
         most: The rows for which every rank's memory suffices; None for any number.
+        made: Whether ``model_init`` returns the model.
+        requested: Sizes of a ``ParallelismConfig``, if there is one.
         **fields: Training arguments.
     """
 
     def body(kit: Kit) -> None:
         cadence = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
         every = {**ACCUMULATION, **cadence, "save_only_model": True, **fields}
-        model = kit.model(lambda: loaded(kit.folder, build, **sizes))
+        if requested is not None:
+            from accelerate import ParallelismConfig
+
+            every["parallelism_config"] = ParallelismConfig(**requested)
+
+        def model() -> Any:
+            return kit.model(lambda: loaded(kit.folder, build, **sizes))
+
+        given = {"model_init": model} if made else {"model": model()}
         # One row is evaluated: transformers counts those of all ranks, also of ranks with the same batches.
         data = helpers.ListDataset(helpers.token_rows(1, seed=1))
         subclass = kit.Trainer if most is None else limited(kit, most)
-        train(kit, language_model(kit, rows=28, fields=every, model=model, eval_dataset=data, subclass=subclass))
+        train(kit, language_model(kit, rows=28, fields=every, eval_dataset=data, subclass=subclass, **given))
 
     return body
