@@ -139,9 +139,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         ``deepspeed.initialize``, which creates that optimizer.
         """
         self._finalize(self._settings, model, optimization.num_training_steps)
-        forget_splitting()
-        if self._splits:
-            announce_splitting(model, self._settings, self._device)
+        announce_splitting(model, self._settings, self._device)
         config = self._settings.config
         optimizer = scheduler = None
         factory: Callable[[Optimizer], LRScheduler] | None = None
@@ -292,11 +290,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             state: dict[str, Any] = utils.clone_tensors_for_torch_save(model.state_dict())
             return state
         if self._stays_sharded:
-            text = (
-                "`deepspeed`: `zero_optimization.stage3_gather_16bit_weights_on_model_save=False`, so the full weights "
-                f"are not gathered: {self._remedy_for_shards}."
-            )
-            raise ArgumentsError([text], fields=["deepspeed"])
+            text = "`zero_optimization.stage3_gather_16bit_weights_on_model_save=False`, so weights are not gathered"
+            raise ArgumentsError([f"`deepspeed`: {text}: {self._remedy_for_shards}."], fields=["deepspeed"])
         if self._splits:
             return self.engine._consolidated_16bit_state_dict() or {}
         return self.engine._zero3_consolidated_16bit_state_dict() or {}

@@ -21,12 +21,15 @@ _GROUPS = ("mpu", "_TENSOR_MODEL_PARALLEL_GROUP", "_MODEL_PARALLEL_GROUP", "_DAT
 
 
 def announce_splitting(model: nn.Module, settings: HfTrainerDeepSpeedConfig, device: torch.device) -> None:
-    """Have the next engine split ``model``, as the section ``tensor_parallel`` of ``settings`` requests.
+    """Have the next engine split ``model`` as the section ``tensor_parallel`` of ``settings`` requests, or not at all.
 
     Raises:
         TrainerSetupError: If DeepSpeed is too old.
     """
+    forget_splitting()
     size = settings.tensor_parallel_size
+    if size == 1:
+        return
     if importlib.util.find_spec(_RECORD) is None:
         version = importlib.import_module("deepspeed").__version__
         raise TrainerSetupError(
