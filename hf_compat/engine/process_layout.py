@@ -109,6 +109,11 @@ class ProcessLayout:
         return self.sizes.ranks_per_batch
 
     @property
+    def plan_size(self) -> int:
+        """Tensor-parallel size by the model's own plan: 1 under DeepSpeed, which splits matrices by another."""
+        return 1 if self.strategy == "deepspeed" else self.sizes.tp
+
+    @property
     def loss_group(self) -> ProcessGroup | None:
         """The process group of the ranks whose losses differ, as do their batches or sequences; None for all ranks."""
         if self.sizes.cp == 1 or self.mesh is None:

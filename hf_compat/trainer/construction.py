@@ -154,8 +154,8 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     check_loaded_model(model, is_alone=trainer.args.world_size == 1 and backend.process_layout.start is None)
     if trainer.model_init is not None:
         _check_made_model(trainer, model)
-    if trainer.args.hf_deepspeed_config is None and not is_presharded(model):  # DeepSpeed has a plan of its own
-        check_plan(model, trainer.get_tp_size())
+    if not is_presharded(model):
+        check_plan(model, backend.process_layout.plan_size)
     trainer.is_model_parallel = is_spread(model, trainer.args.device)
     if trainer.is_model_parallel:
         _use_as_spread(trainer)

@@ -329,7 +329,7 @@ class Trainer(metaclass=CountsCounterparts):
         self.accelerator = construction.build_accelerator(args, self.lightning_backend, self.semantics)
         self.is_deepspeed_enabled = args.deepspeed_plugin is not None
         self.is_fsdp_enabled = process_layout.fsdp is not None
-        self.is_tp_enabled = process_layout.sizes.tp > 1 and args.hf_deepspeed_config is None
+        self.is_tp_enabled = process_layout.plan_size > 1
         self.gather_function = functools.partial(
             self.accelerator.gather_for_metrics, use_gather_object=args.eval_use_gather_object
         )

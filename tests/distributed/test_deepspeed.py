@@ -19,7 +19,7 @@ from hf_compat.engine.precision import FullPrecision
 from hf_compat.engine.strategies.deepspeed import engine
 from hf_compat.engine.strategies.limits import deepspeed_limits
 from hf_compat.engine.strategies.traits import StrategyRequest
-from hf_compat.errors import HFCompatWarning, TrainerSetupError
+from hf_compat.errors import HFCompatWarning, ModelError, TrainerSetupError
 from tests.support.checkpoints import assert_same_checkpoints
 from tests.support.helpers import PlainModel, gpt2, vector_rows
 from tests.support.parity import compare, differences, run
@@ -299,6 +299,14 @@ def test_setup_is_refused(tmp_path, fields, given, message):
     rows = vector_rows(4)
     with pytest.raises(TrainerSetupError, match=message):
         Trainer(model, TrainingArguments(str(tmp_path), **chosen), train_dataset=rows, eval_dataset=rows, **given)
+
+
+def test_a_model_that_is_split_already(tmp_path):
+    """A model that ``from_pretrained`` has split by a plan is refused under DeepSpeed as without it."""
+    model, args = PlainModel(), TrainingArguments(str(tmp_path), deepspeed=config(2), use_cpu=True, report_to="none")
+    model._tp_size = 2
+    with pytest.raises(ModelError, match="PlainModel is split or sharded already"):
+        Trainer(model, args, train_dataset=vector_rows(4))
 
 
 def test_a_config_that_deepspeed_refuses(tmp_path, monkeypatch):
