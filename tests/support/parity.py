@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from hf_compat.engine.strategies.deepspeed.tensor_parallel import forget_splitting
+from hf_compat.engine.strategies.deepspeed.autotp import reset_autotp
 from tests.support.helpers import recording_callback
 
 Which = Literal["upstream", "ours", "mixed", "pieces"]
@@ -340,7 +340,7 @@ def clean_process() -> Iterator[None]:
     state.AcceleratorState._reset_state(reset_partial_state=True)
     state.GradientState._reset_state()
     if "deepspeed" in sys.modules:
-        forget_splitting()
+        reset_autotp()
     try:
         yield
     finally:

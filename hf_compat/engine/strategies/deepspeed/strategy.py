@@ -28,6 +28,7 @@ from hf_compat.distributed.processes import import_deepspeed
 from hf_compat.engine.clusters import LaunchedEnvironment
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.base import ModelStrategy
+from hf_compat.engine.strategies.deepspeed.autotp import request_autotp, reset_autotp
 from hf_compat.engine.strategies.deepspeed.checkpoint_files import check_files, writing_through
 from hf_compat.engine.strategies.deepspeed.engine import EngineOptimizer, EngineScheduler, build_engine
 from hf_compat.engine.strategies.deepspeed.host_optimizers import optimizer_for_config
@@ -39,7 +40,6 @@ from hf_compat.engine.strategies.deepspeed.other_world_size import (
     warn_of_shared_settings,
 )
 from hf_compat.engine.strategies.deepspeed.sequence_parallel import UlyssesAttention
-from hf_compat.engine.strategies.deepspeed.tensor_parallel import announce_splitting, forget_splitting
 from hf_compat.errors import ArgumentsError, CheckpointError
 from hf_compat.model_facts import is_peft_model
 
@@ -139,7 +139,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         ``deepspeed.initialize``, which creates that optimizer.
         """
         self._finalize(self._settings, model, optimization.num_training_steps)
-        announce_splitting(model, self._settings, self._device)
+        request_autotp(model, self._settings, self._device)
         config = self._settings.config
         optimizer = scheduler = None
         factory: Callable[[Optimizer], LRScheduler] | None = None
@@ -260,10 +260,10 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     @property
     def _is_sharded(self) -> bool:
-        return self._splits or self._is_partitioned
+        return self._has_autotp or self._is_partitioned
 
     @property
-    def _splits(self) -> bool:
+    def _has_autotp(self) -> bool:
         return self._settings.tensor_parallel_size > 1
 
     @property
@@ -276,7 +276,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
 
     @property
     def _remedy_for_shards(self) -> str:
-        return "set it to true" if self._splits else "set it to true, or run `zero_to_fp32.py` in a checkpoint"
+        return "set it to true" if self._has_autotp else "set it to true, or run `zero_to_fp32.py` in a checkpoint"
 
     def full_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return the full state dict of ``model``, gathered on rank 0 only; every rank calls it.
@@ -292,7 +292,7 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
         if self._stays_sharded:
             text = "`zero_optimization.stage3_gather_16bit_weights_on_model_save=False`, so weights are not gathered"
             raise ArgumentsError([f"`deepspeed`: {text}: {self._remedy_for_shards}."], fields=["deepspeed"])
-        if self._splits:
+        if self._has_autotp:
             return self.engine._consolidated_16bit_state_dict() or {}
         return self.engine._zero3_consolidated_16bit_state_dict() or {}
 
@@ -377,8 +377,8 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             self.engine = None
         if self._ulysses is not None:
             self._ulysses.end()
-        if self._splits:
-            forget_splitting()
+        if self._has_autotp:
+            reset_autotp()
 
 
 def deepspeed_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:
