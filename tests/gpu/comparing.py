@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import distributed
 
+from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundTasks
 from tests.gpu.context_parallel import CONTEXT_MESH_SCENARIOS, CONTEXT_REPLICA_SCENARIOS, CONTEXT_SCENARIOS
 from tests.gpu.device_maps import SPREAD_SCENARIOS
 from tests.gpu.replicas import REPLICA_SCENARIOS
@@ -76,13 +77,32 @@ def differing(
     }
 
 
+def differing_in_background(names: Iterable[str], folder: Path) -> dict[str, str]:
+    """Return what :func:`differing` does, of runs that save in the background; those that did not differ in that."""
+    found, start, started = {}, BackgroundTasks.start, list[object]()
+
+    def noting(tasks: BackgroundTasks, task: Callable[[], object]) -> None:
+        started.append(task)
+        start(tasks, task)
+
+    os.environ[ENVIRONMENT_VARIABLE] = "1"  # which transformers does not read
+    BackgroundTasks.start = noting  # type: ignore[method-assign]
+    for name in names:
+        started.clear()
+        found |= differing([name], folder)
+        found[name] += "" if started else "nothing was saved in the background"
+    return found
+
+
 def _body(name: str) -> Body:
     assert scenarios.__all__  # importing it has filled the table
-    if "zero" in name:
-        from tests.gpu.partitions import PARTITION_SCENARIOS  # needs packages that a lent machine may lack
+    if name in OWN:
+        return OWN[name]
+    if name in SCENARIOS:
+        return SCENARIOS[name].body
+    from tests.gpu.partitions import PARTITION_SCENARIOS  # needs packages that a lent machine may lack
 
-        return PARTITION_SCENARIOS[name]
-    return OWN[name] if name in OWN else SCENARIOS[name].body
+    return PARTITION_SCENARIOS[name]
 
 
 def _difference(

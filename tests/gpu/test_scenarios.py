@@ -13,8 +13,7 @@ import pytest
 import transformers
 from packaging.version import Version
 
-from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE
-from tests.gpu.comparing import differing
+from tests.gpu.comparing import differing, differing_in_background
 from tests.gpu.harness import needs_fake_gpu, run_on_gpu, run_on_gpus
 from tests.support.parity import Which
 
@@ -144,8 +143,7 @@ def test_saving_in_the_background(tmp_path: Path):
     names = (
         "ddp_fp16 resume_fsdp1_bf16 fsdp2_bf16_sharded resume_zero2_bf16 zero3_fp16 resume_zero3_fp32 zero2_offloaded"
     )
-    variables = {ENVIRONMENT_VARIABLE: "1"}  # which only ours reads
-    for found in run_on_gpus(differing, compared(names.split()), tmp_path, subject=SUBJECT, variables=variables):
+    for found in run_on_gpus(differing_in_background, compared(names.split()), tmp_path):
         check(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,15 +199,20 @@ def resume_zero_3(kit: Kit) -> None:
     resumed(kit, config(3, scheduler=WARMUP), warmup_steps=1)
 
 
-def _in_background(kit: Kit, settings: dict[str, Any], **fields: Any) -> None:
-    """Save three times, at once or while the training goes on."""
+def _in_background(kit: Kit, build: Callable[..., Any]) -> None:
+    """Train twice with the Trainer that ``build`` makes of more fields: saving at once, and while it trains on."""
     without_extension()
-    fields = {**ACCUMULATION, "num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2, **fields}
     for name in ("at once", "later"):
         later = {"save_async": name == "later", "output_dir": f"{kit.output_dir}/{name}"}
         torch.manual_seed(0)
         importlib.import_module("deepspeed").zero.Init.param_id = 0  # files hold the numbers
-        held(language_model(kit, rows=27, fields={**fields, "deepspeed": settings, **later})).train()
+        held(build(save_strategy="steps", save_steps=2, **later)).train()
+
+
+def _partitioned(kit: Kit, settings: dict[str, Any], **chosen: Any) -> Callable[..., Any]:
+    """Return what makes a Trainer that saves three times."""
+    every = {**ACCUMULATION, "num_train_epochs": 2, "deepspeed": settings, **chosen}
+    return lambda **fields: language_model(kit, rows=27, fields={**every, **fields})
 
 
 @shared
@@ -223,7 +229,7 @@ def zero_2_in_the_background(kit: Kit) -> None:
 
     utils.clone_tensors_for_torch_save = counting
     try:
-        _in_background(kit, config(2))
+        _in_background(kit, _partitioned(kit, config(2)))
     finally:
         utils.clone_tensors_for_torch_save = clone
     kit.keep("clones", len(cloned))
@@ -231,12 +237,13 @@ def zero_2_in_the_background(kit: Kit) -> None:
 
 @shared
 def zero_3_in_the_background(kit: Kit) -> None:
-    _in_background(kit, config(3, scheduler=WARMUP), warmup_steps=1)
+    _in_background(kit, _partitioned(kit, config(3, scheduler=WARMUP), warmup_steps=1))
 
 
 @shared
 def parts_in_the_background(kit: Kit) -> None:
-    _in_background(kit, config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False}))
+    in_parts = config(3, zero_optimization={"stage3_gather_16bit_weights_on_model_save": False})
+    _in_background(kit, _partitioned(kit, in_parts))
 
 
 @shared
@@ -432,11 +439,7 @@ def replicas_of_split(kit: Kit) -> None:
 
 @shared
 def split_in_the_background(kit: Kit) -> None:
-    without_extension()
-    for name in ("at once", "later"):
-        later = {"save_async": name == "later", "output_dir": f"{kit.output_dir}/{name}"}
-        torch.manual_seed(0)
-        held(_split(kit, 1, save_strategy="steps", save_steps=2, **later)).train()
+    _in_background(kit, partial(_split, kit, 1))
 
 
 @shared
