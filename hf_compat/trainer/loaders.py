@@ -181,7 +181,7 @@ def _check_has_samples(dataset: object, description: str) -> None:
     """Raise if ``dataset`` is certainly none; a mapping from numbers, or to mappings, may have samples.
 
     Raises:
-        DatasetTypeError: If it is a string, a dict of columns or of splits, or has no items.
+        DatasetTypeError: If it is a string, a dict of columns or of splits, a table of pandas, or has no items.
     """
     source = f"The dataset for {description.lower()} is"
     if isinstance(dataset, str):
@@ -194,5 +194,10 @@ def _check_has_samples(dataset: object, description: str) -> None:
                 f"{source} {described(dataset)}, with {', '.join(map(str, dataset)) or 'nothing'}, instead of samples. "
                 "Make one of columns with `datasets.Dataset.from_dict`, or pass one of several splits."
             )
+    elif hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        raise DatasetTypeError(
+            f"{source} {described(dataset)}, which has columns by their names instead of samples by numbers. Make a "
+            "dataset of it with `datasets.Dataset.from_pandas(..., preserve_index=False)`."
+        )
     elif not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise DatasetTypeError(f"{source} {described(dataset)}. Pass a list of samples, or a dataset.")

@@ -6,6 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
+from pandas import DataFrame
 from torch import nn
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
@@ -807,12 +808,13 @@ def test_every_error_is_ours():
     [
         ("imdb", "the string 'imdb'. Load it", TypeError),
         ({"features": [[1.0, 2.0]], "labels": [0]}, "of type dict, with features, labels, instead of", KeyError),
+        (DataFrame({"labels": [0]}), "of type DataFrame, which .* `datasets.Dataset.from_pandas", KeyError),
         (5, "of type int. Pass a list of samples", TypeError),
     ],
-    ids=["name", "columns", "number"],
+    ids=["name", "columns", "table", "number"],
 )
 def test_what_is_no_dataset(dataset, said, parent, tmp_path):
-    """The name of a dataset, columns and a number are named, in training and in a prediction, in upstream's classes."""
+    """A name, columns, a table and a number are named, when training and predicting, in upstream's classes."""
     args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
     trainer = Trainer(PlainModel(), args, train_dataset=dataset)
     for call, purpose in ((trainer.train, "training"), (lambda: trainer.predict(dataset), "test")):
