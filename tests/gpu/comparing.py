@@ -19,6 +19,7 @@ from torch import distributed
 from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundTasks
 from tests.gpu.context_parallel import CONTEXT_MESH_SCENARIOS, CONTEXT_REPLICA_SCENARIOS, CONTEXT_SCENARIOS
 from tests.gpu.device_maps import SPREAD_SCENARIOS
+from tests.gpu.drawn import drawn
 from tests.gpu.replicas import REPLICA_SCENARIOS
 from tests.gpu.scenarios import GPU_SCENARIOS, LOADED_SCENARIOS, MESH_SCENARIOS, RANKS_SCENARIOS
 from tests.support import parity, scenarios
@@ -100,6 +101,8 @@ def _body(name: str) -> Body:
         return OWN[name]
     if name in SCENARIOS:
         return SCENARIOS[name].body
+    if "_drawn_" in name:
+        return drawn(name)
     from tests.gpu.partitions import PARTITION_SCENARIOS  # needs packages that a lent machine may lack
 
     return PARTITION_SCENARIOS[name]
@@ -121,7 +124,7 @@ def _difference(
                 outcome.trace, outcome.results, outcome.files = map(
                     _counted_once, (outcome.trace, outcome.results, outcome.files)
                 )
-        found = [line for line in differences(expected, actual).splitlines() if not ALLOWED.search(line)]
+        found = differences(expected, actual, allowed=ALLOWED).splitlines()
         return "\n".join([*found, *(text for kind, text in races.items() if kind not in known)])
     except Exception:
         return traceback.format_exc()

@@ -273,11 +273,13 @@ def run(scenario: Callable[[Kit], None], which: Which, folder: Path, *, starter:
     return outcome
 
 
-def differences(expected: Outcome, actual: Outcome) -> str:
-    """Return a readable list of what differs, first things first; empty if nothing does."""
+def differences(expected: Outcome, actual: Outcome, *, allowed: re.Pattern[str] | None = None) -> str:
+    """Return a readable list of what differs, first things first, without ``allowed`` lines; empty if nothing does."""
     lines: list[str] = []
     for name in ("trace", "results", "files", "generators"):
         for line in compare(getattr(expected, name), getattr(actual, name), name):
+            if allowed is not None and allowed.search(line):
+                continue
             lines.append(line)
             if len(lines) == MOST_LINES:
                 return "\n".join([*lines, "..."])
