@@ -19,7 +19,7 @@ from torch import distributed
 from hf_compat.checkpoint.background import ENVIRONMENT_VARIABLE, BackgroundTasks
 from tests.gpu.context_parallel import CONTEXT_MESH_SCENARIOS, CONTEXT_REPLICA_SCENARIOS, CONTEXT_SCENARIOS
 from tests.gpu.device_maps import SPREAD_SCENARIOS
-from tests.gpu.drawn import drawn
+from tests.gpu.drawn import SHARES_BATCHES, drawn
 from tests.gpu.replicas import REPLICA_SCENARIOS
 from tests.gpu.scenarios import GPU_SCENARIOS, LOADED_SCENARIOS, MESH_SCENARIOS, RANKS_SCENARIOS
 from tests.support import parity, scenarios
@@ -37,8 +37,6 @@ OTHER_STREAM = re.compile(r"stream [1-9]\d*")
 """A stream that is not the default one; they are counted in the order in which a process makes them."""
 OF_TWO_GPUS = re.compile(r"cuda:(\d+) .*cuda:(?!\1 )")
 """A race between streams of two GPUs: torch's copies between these wait for both, which the fake device does not."""
-SHARES_BATCHES = "loaded_tp"
-"""Beginning of the names of scenarios in which ranks get the same batches."""
 COUNTED_TWICE = "total_flos"
 """What transformers sums over ranks with the same batches."""
 MEANS = ("loss", "train_loss", "training_loss")

@@ -15,7 +15,8 @@ from tests.support.presharded import presharded
 Body = Callable[[Kit], None]
 Fields = dict[str, Any]
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+SHARES_BATCHES = "loaded_tp"
+"""Beginning of the names of scenarios in which ranks get the same batches, whose tokens transformers counts twice."""
 CHOICES: tuple[tuple[Fields, ...], ...] = (
     (
         {},
@@ -73,11 +74,18 @@ CHOICES: tuple[tuple[Fields, ...], ...] = (
 
 def draw(kind: str, seed: int) -> tuple[str, Fields, random.Random]:
     """Return the precision and the training arguments of ``seed``, and what further choices are drawn from."""
-    chance = random.Random(f"{kind} {seed}")
-    precision, fields = chance.choice(PRECISIONS), Fields()
+    chance, fields = random.Random(f"{kind} {seed}"), Fields()
+    precision = chance.choice(("fp32", "bf16") if kind.startswith(SHARES_BATCHES) else ("fp32", "bf16", "fp16"))
     for alternatives in CHOICES:
-        fields |= chance.choice(alternatives)
+        fields |= chance.choice([each for each in alternatives if is_comparable(kind, each)])
     return precision, fields, chance
+
+
+def is_comparable(kind: str, fields: Fields) -> bool:
+    """Return whether transformers trains a ``kind`` with ``fields``, and counts as this Trainer."""
+    if fields.get("optim") == "adafactor":
+        return kind in ("one_gpu", "ddp", "zero1", "zero2", "zero3")  # it takes no distributed tensors
+    return "include_num_input_tokens_seen" not in fields or not kind.startswith(SHARES_BATCHES)
 
 
 def keeps_all(fields: Fields) -> bool:
