@@ -40,6 +40,7 @@ def test_what_a_gpu_allows(monkeypatch):
     assert TrainingArguments("out", use_cpu=True).n_gpu == 0
     monkeypatch.setenv("LOCAL_RANK", "0")  # of a launcher, which starts a process for each GPU
     assert TrainingArguments("out", ddp_backend="gloo").n_gpu == 1
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("wanted", [True, False])
