@@ -114,12 +114,12 @@ class RunHooks(LastCallback):
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
         self.resume.drop_caches()
-        log_start(self.trainer, self.resume.folder, self.start)
+        log_start(self.trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
         fire(self.trainer, "on_train_begin")
         if self.timing is not None:
             self.timing.begin()
         if self.trainer.args.eval_on_start:
-            self.trainer._evaluate(self.trainer._trial, self.evaluation.ignore_keys, skip_scheduler=True)
+            self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
 
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -127,7 +127,7 @@ class RunHooks(LastCallback):
         if self.reloading is not None:
             self.reloading.reload_if_due(pl_trainer.current_epoch)
         if self._keeps_past:
-            self.trainer._past = None
+            self.progress.counters.past = None
         fire(self.trainer, "on_epoch_begin")
 
     # ---- a window ----
@@ -214,10 +214,10 @@ class RunHooks(LastCallback):
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
         assert self.run is not None, "a fit has a run"
-        plan, trainer = self.progress.plan, self.trainer
+        plan, trial = self.progress.plan, self.progress.counters.trial
         assert plan is not None, "a fit has a plan"
         self.grad_norm = None  # its memory is not to count as that of the trained model
-        output = trainer._finalize_training(trainer._trial, plan.num_train_samples, self.progress.start_time)
+        output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
 
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -234,7 +234,7 @@ class RunHooks(LastCallback):
             if self.run is not None:
                 close_progress_bars(self.trainer)  # of a run that ended without `on_train_end`
                 if self._keeps_past:
-                    vars(self.trainer).pop("_past", None)
+                    self.progress.counters.forget_past()
 
     # ---- after an update step or an epoch ----
 
@@ -247,7 +247,7 @@ class RunHooks(LastCallback):
             ("tr_loss", self.progress.counters.tr_loss),
             ("grad_norm", self.grad_norm),
             ("model", trainer.model_wrapped),
-            ("trial", trainer._trial),
+            ("trial", self.progress.counters.trial),
             ("epoch", pl_trainer.current_epoch),
             ("ignore_keys_for_eval", self.evaluation.ignore_keys),
             ("start_time", self.progress.start_time),

@@ -20,6 +20,7 @@ from hf_compat.seeding import enable_full_determinism, set_seed
 
 if TYPE_CHECKING:
     from hf_compat.engine.backend import LightningBackend
+    from hf_compat.run.progress import RunCounters
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
@@ -34,12 +35,15 @@ _OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
 
 
-def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | None, warn_once: WarnOnce) -> None:
+def prepare_model(
+    trainer: Trainer, backend: LightningBackend, counters: RunCounters, trial: Trial | None, warn_once: WarnOnce
+) -> None:
     """Create a new model of ``trainer`` if there is a ``model_init``, and prepare it for training.
 
     Args:
         trainer: The Trainer.
         backend: Device, precision and strategy.
+        counters: The run's counts, with the columns that the model takes.
         trial: The trial of a hyperparameter search, None outside one.
         warn_once: Warns about known errors of the emulated release.
     """
@@ -49,7 +53,7 @@ def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | No
     if not semantics.applies_trial_after_model_init:
         trainer._hp_search_setup(trial)
     if trainer.model_init is not None:
-        _make_model(trainer, trial)
+        _make_model(trainer, counters, trial)
     if args.use_liger_kernel and semantics.applies_liger_in_train:
         apply_liger_kernels(trainer.model, args.liger_kernel_config)
     if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
@@ -69,7 +73,7 @@ def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | No
     _set_loss_scaling(trainer, warn_once)
 
 
-def _make_model(trainer: Trainer, trial: Trial | None) -> None:
+def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) -> None:
     """Replace the model of ``trainer`` by a new one of its ``model_init``."""
     args = trainer.args
     (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
@@ -77,7 +81,7 @@ def _make_model(trainer: Trainer, trial: Trial | None) -> None:
     check_is_module(model, "call_model_init")
     trainer.model = trainer.model_wrapped = model
     trainer.optimizer = trainer.lr_scheduler = None
-    trainer._signature_columns = None
+    counters.signature_columns = None
     if trainer.place_model_on_device:
         trainer._move_model_to_device(trainer.model, args.device)
 

@@ -169,11 +169,11 @@ class CheckpointSaving:
     def _rotate(self, folder: Path) -> None:
         self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
 
-    def rotate_finished(self) -> None:
-        """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
+    def rotate_finished(self, trial: Trial | None) -> None:
+        """Leave the best checkpoint of ``trial`` alone, if ``save_total_limit=1``: no newest one is resumed from."""
         trainer = self._trainer
         args, best = trainer.args, trainer.state.best_model_checkpoint
-        folder = checked_output_dir(trainer._get_output_dir(trainer._trial))
+        folder = checked_output_dir(trainer._get_output_dir(trial))
         if args.should_save and args.save_total_limit == 1 and best is not None:
             rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 

@@ -244,7 +244,7 @@ def inspect_model(trainer: Trainer) -> None:
     trainer.label_names = find_labels(inner) if args.label_names is None else args.label_names
     trainer.can_return_loss = can_return_loss(inner)
     as_decoder = trainer.semantics.counts_shifted_labels_of_encoder_decoders
-    trainer._loss_shifts_labels = shifts_labels(inner, encoder_decoders_too=as_decoder)
+    trainer.run_counters.loss_shifts_labels = shifts_labels(inner, encoder_decoders_too=as_decoder)
     trainer.label_smoother = None
     if args.label_smoothing_factor != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":

@@ -66,7 +66,7 @@ def evaluate(
                 metric_key_prefix=f"{metric_key_prefix}_{name}",
             )
         return metrics
-    with trainer._memory_tracker.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
+    with trainer.run_counters.memory.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
         loader = trainer.get_eval_dataloader(eval_dataset)
         check_is_loader(loader, "`get_eval_dataloader`")
         start_time = time.time()
@@ -83,7 +83,7 @@ def evaluate(
         if trainer.lightning_backend.sanity_batches is None:
             trainer.log(output.metrics)
             fire(trainer, "on_evaluate", output.metrics)
-        trainer._memory_tracker.stop_and_update_metrics(output.metrics, "eval")
+        trainer.run_counters.memory.stop_and_update_metrics(output.metrics, "eval")
     return output.metrics
 
 
@@ -91,7 +91,7 @@ def predict(
     trainer: Trainer, test_dataset: Any, ignore_keys: list[str] | None, metric_key_prefix: str
 ) -> PredictionOutput:
     """Return the predictions on ``test_dataset``; see the Trainer's ``predict``."""
-    with trainer._memory_tracker.measure("test"), outliving([signal.SIGTERM]):
+    with trainer.run_counters.memory.measure("test"), outliving([signal.SIGTERM]):
         loader = trainer.get_test_dataloader(test_dataset)
         check_is_loader(loader, "`get_test_dataloader`")
         start_time = time.time()
@@ -105,7 +105,7 @@ def predict(
         _check_is_output(trainer, output)
         _add_speed(trainer, output, metric_key_prefix, start_time)
         fire(trainer, "on_predict", output.metrics)
-        trainer._memory_tracker.stop_and_update_metrics(output.metrics, "test")
+        trainer.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
     return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
 

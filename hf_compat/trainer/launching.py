@@ -234,7 +234,7 @@ def _join_as_rank(trainer: Trainer) -> None:
     backend = trainer.lightning_backend
     backend.set_layout(place_started(trainer.args, backend.process_layout))
     set_log_level(trainer.args)
-    trainer._eval_dataloaders = {}
+    trainer.run_counters.eval_loaders = {}
     trainer.create_accelerator_and_postprocess()
     trainer._validate_args()
     if trainer.place_model_on_device:

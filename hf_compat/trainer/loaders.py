@@ -43,7 +43,7 @@ def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     else:
         key, dataset = f"eval {id(eval_dataset)}", eval_dataset
     keeps_workers = trainer.args.dataloader_persistent_workers
-    kept = trainer._eval_dataloaders.get(key) if keeps_workers else None
+    kept = trainer.run_counters.eval_loaders.get(key) if keeps_workers else None
     if kept is not None and vars(kept).get(_MADE_FOR) is dataset:  # which may have been replaced
         return kept
     loader = trainer._get_dataloader(
@@ -55,7 +55,7 @@ def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     )
     if keeps_workers:
         vars(loader)[_MADE_FOR] = dataset
-        trainer._eval_dataloaders[key] = loader
+        trainer.run_counters.eval_loaders[key] = loader
     return loader
 
 
@@ -141,7 +141,7 @@ def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] |
     if args.train_sampling_strategy == "batch_rebalance":
         return balanced_sampler(
             dataset,
-            trainer._train_batch_size if args.auto_find_batch_size else args.train_batch_size,
+            trainer.run_counters.train_batch_size if args.auto_find_batch_size else args.train_batch_size,
             args.gradient_accumulation_steps,
             length_column_name=args.length_column_name,
             model_input_name=_model_input_name(trainer),

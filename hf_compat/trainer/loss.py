@@ -101,7 +101,7 @@ def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
         return batch["labels"]
     if "shift_labels" in batch:
         return batch["shift_labels"]
-    return batch["labels"][..., 1:] if trainer._loss_shifts_labels else batch["labels"]
+    return batch["labels"][..., 1:] if trainer.run_counters.loss_shifts_labels else batch["labels"]
 
 
 def forward_and_backward(
@@ -315,12 +315,13 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
     inputs = trainer._prepare_input(inputs)
     check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
     if len(inputs) == 0:
+        columns = trainer.run_counters.signature_columns or ["(any)"]
         raise DataError(
             f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "
-            f"{', '.join(trainer._signature_columns or ['(any)'])}. Add at least one of them to the dataset, or set "
+            f"{', '.join(columns)}. Add at least one of them to the dataset, or set "
             "`remove_unused_columns=False`."
         )
-    past = vars(trainer).get("_past")
+    past = getattr(trainer.run_counters, "past", None)
     if past is not None:
         inputs["mems"] = past
     return trainer.lightning_backend.precision.convert_input(inputs)  # type: ignore[no-any-return]
@@ -332,7 +333,7 @@ def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> Non
     if args.past_index < 0:
         return
     try:
-        trainer._past = outputs[args.past_index - (not is_scored)]
+        trainer.run_counters.past = outputs[args.past_index - (not is_scored)]
     except (IndexError, KeyError):
         raise ModelOutputError(
             f"`past_index={args.past_index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
@@ -344,10 +345,12 @@ def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> Non
 @contextmanager
 def fresh_past(trainer: Trainer) -> Iterator[None]:
     """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
-    outside = {name: value for name, value in vars(trainer).items() if name == "_past"}
-    trainer._past = None
+    counters, unset = trainer.run_counters, object()
+    outside = getattr(counters, "past", unset)
+    counters.past = None
     try:
         yield
     finally:
-        vars(trainer).pop("_past", None)
-        vars(trainer).update(outside)
+        counters.forget_past()
+        if outside is not unset:
+            counters.past = outside

@@ -79,7 +79,7 @@ def search(
 
 def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     """Set the arguments to the values of ``trial``."""
-    trainer._trial = trial
+    trainer.run_counters.trial = trial
     if trainer.hp_search_backend is None or trial is None:
         return
     from hf_compat.tuning.backends import BACKENDS, apply_values
@@ -87,7 +87,7 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     values = BACKENDS[trainer.hp_search_backend].values(trial, trainer.hp_space)
     apply_values(trainer.args, values, trainer.semantics)
     logger.info("Trial: %s", values)
-    trainer._train_batch_size = trainer.args.train_batch_size
+    trainer.run_counters.train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if trainer.args.should_save:
         publish.clean_orphans(checked_output_dir(trainer._get_output_dir(trial)))

@@ -7,6 +7,7 @@ or calls other overridable methods; the state of a training run is in ``hf_compa
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import os
@@ -175,16 +176,15 @@ class Trainer(metaclass=CountsCounterparts):
     jit_compilation_time: float
     model_preparation_time: float
     run_plan: RunPlan | None = None
-    _train_batch_size: int
-    _trial: Trial | None = None
-    _past: Any
-    """The past state of a model with memory, the next batch's ``mems``; there is none outside of a pass over data."""
-    _signature_columns: list[str] | None = None
-    _eval_dataloaders: dict[str, DataLoader[Any]]
-    _memory_tracker: TrainerMemoryTracker
-    _created_lr_scheduler: bool = False
-    _loss_shifts_labels: bool = False
 
+    _train_batch_size = View("train_batch_size")
+    _trial = View("trial")
+    _past = View("past")
+    _signature_columns = View("signature_columns")
+    _eval_dataloaders = View("eval_loaders")
+    _memory_tracker = View("memory")
+    _created_lr_scheduler = View("created_schedule")
+    _loss_shifts_labels = View("loss_shifts_labels")
     _tr_loss = View("tr_loss")
     _total_loss_scalar = View("total_loss_scalar")
     _globalstep_last_logged = View("last_logged_step")
@@ -268,7 +268,7 @@ class Trainer(metaclass=CountsCounterparts):
         __getattr__ = explain_missing
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "training_run": None}
+        return {**vars(self), "training_run": None, "run_counters": copy.copy(counts_of(self))}
 
     # ---- facts ----
 
@@ -594,8 +594,8 @@ class Trainer(metaclass=CountsCounterparts):
         trial: Trial | None,
     ) -> tuple[int, int]:
         """Set ``state``, new or from a checkpoint; return completed epochs, and batches to skip in the next one."""
-        point = current_run(self).resume_point(resume_from_checkpoint)
-        return init_training_state(self, point, max_steps, num_update_steps_per_epoch, num_train_epochs, trial)
+        point, size = current_run(self).resume_point(resume_from_checkpoint), self._train_batch_size
+        return init_training_state(self, point, size, max_steps, num_update_steps_per_epoch, num_train_epochs, trial)
 
     def compare_trainer_and_checkpoint_args(
         self, training_args: TrainingArguments, trainer_state: TrainerState
