@@ -15,7 +15,7 @@ from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
 from hf_compat.optim.liger import apply_liger_kernels
-from hf_compat.overriding import WarnOnce, check_is_module
+from hf_compat.overriding import WarnOnce, call_as_defined, check_is_module
 from hf_compat.seeding import enable_full_determinism, set_seed
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["place_model", "prepare_forward", "prepare_model", "take_wrapper", "wrap_to_train"]
+__all__ = ["move_to_device", "place_model", "prepare_forward", "prepare_model", "take_wrapper", "wrap", "wrap_to_train"]
 
 _HAVE_SPECIAL_TOKENS = (
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
@@ -57,7 +57,7 @@ def prepare_model(
     if args.use_liger_kernel and semantics.applies_liger_in_train:
         apply_liger_kernels(trainer.model, args.liger_kernel_config)
     if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
-        trainer._move_model_to_device(trainer.model, args.device)
+        move_to_device(trainer, trainer.model)
     if semantics.applies_trial_after_model_init:
         trainer._hp_search_setup(trial)
     check_offloading(trainer.model)
@@ -83,7 +83,12 @@ def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) ->
     trainer.optimizer = trainer.lr_scheduler = None
     counters.signature_columns = None
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(trainer.model, args.device)
+        move_to_device(trainer, trainer.model)
+
+
+def move_to_device(trainer: Trainer, model: nn.Module) -> None:
+    """Move ``model`` to the device of this process, by the Trainer's ``_move_model_to_device``."""
+    trainer._move_model_to_device(model, trainer.args.device)
 
 
 def _align_special_tokens(trainer: Trainer) -> None:
@@ -97,14 +102,29 @@ def place_model(trainer: Trainer, backend: LightningBackend) -> None:
         trainer.model_wrapped = trainer.model
 
 
+def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
+    """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it.
+
+    Args:
+        trainer: The Trainer.
+        model: The model.
+        **options: More arguments of ``_wrap_model``.
+
+    Raises:
+        OverrideError: If that returns no model.
+    """
+    wrapped: nn.Module = call_as_defined(trainer._wrap_model, ("model", model), **options)
+    check_is_module(wrapped, "_wrap_model")
+    return wrapped
+
+
 def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
     """Return the module to train, from the Trainer's ``_wrap_model``.
 
     A model that ``_wrap_model`` has wrapped, such as in ``DataParallel``, trains without autocast and uncompiled, as in
     transformers.
     """
-    wrapped: nn.Module = trainer._wrap_model(trainer.model_wrapped)
-    check_is_module(wrapped, "_wrap_model")
+    wrapped = wrap(trainer, trainer.model_wrapped)
     if trainer.args.n_gpu > 1:
         _warn_of_replicas(trainer, wrapped, warn_once)
     backend.model_is_prepared = wrapped is trainer.model

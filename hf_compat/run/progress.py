@@ -169,7 +169,7 @@ class Progress:
         counters.losses.add(loss, 1 + trainer.state.global_step - counters.last_logged_step if is_filtered else None)
         counters.flos += _checked_flos(trainer.floating_point_ops(batch))
         if trainer.semantics.counts_tokens_after_batch:
-            trainer._track_num_input_tokens(batch)
+            self._trainer._track_num_input_tokens(batch)
 
     def count_update(self, window: Window, global_step: int) -> None:
         """Count the update step of ``window``, after which Lightning's is ``global_step``."""

@@ -108,8 +108,8 @@ class Resume:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         if folder is not None or not trainer.semantics.loads_state_if_resumed:
-            trainer._load_optimizer_and_scheduler(folder)
-            trainer._load_scaler(folder)
+            self._trainer._load_optimizer_and_scheduler(folder)
+            self._trainer._load_scaler(folder)
 
     def drop_caches(self) -> None:
         """Free the cached content of the checkpoint."""

@@ -108,11 +108,10 @@ class TrainingRun:
 
     def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
         """Train and return the result; see the Trainer's ``train``."""
-        trainer = self.trainer
         with self.begun(resume_from_checkpoint):
-            args = trainer.args  # `call_model_init`, or a trial, may have replaced them
+            args = self.trainer.args  # `call_model_init`, or a trial, may have replaced them
             loop = functools.partial(
-                trainer._inner_training_loop,
+                self.trainer._inner_training_loop,
                 args=args,
                 resume_from_checkpoint=None if self.point is None else self.point.path,
                 trial=self.trial,
@@ -267,7 +266,7 @@ class TrainingRun:
         plan = trainer.run_plan = self._plan(loader)
         self.counters.train_tokens = count_train_tokens(trainer, plan, loader)
         loader = self._shared(loader)
-        done = trainer._init_training_state(
+        done = self.trainer._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
         check_start(done, is_resumed=self.point is not None)

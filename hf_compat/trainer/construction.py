@@ -40,6 +40,7 @@ from hf_compat.model_facts import (
 )
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import check_is_module, is_ours
+from hf_compat.run.preparing import move_to_device
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.validation import check_is_model, check_loaded_model, strategy_problems
 
@@ -161,7 +162,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
         _use_as_spread(trainer)
     trainer.place_model_on_device = _places_model(trainer, backend)
     if trainer.place_model_on_device and backend.process_layout.start is None:  # started processes move it themselves
-        trainer._move_model_to_device(model, trainer.args.device)
+        move_to_device(trainer, model)
     return model
 
 

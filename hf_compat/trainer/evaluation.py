@@ -30,9 +30,9 @@ from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
-from hf_compat.overriding import call_as_defined, check_is_module
+from hf_compat.overriding import call_as_defined
 from hf_compat.plan.data_limits import share_of
-from hf_compat.run.preparing import place_model, prepare_forward
+from hf_compat.run.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer import shared_inputs
 from hf_compat.trainer.current_run import current_run, prepare_strategy
 from hf_compat.trainer.loss import check_is_named, computing_loss, fresh_past, store_past
@@ -228,11 +228,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     """
     start, args, backend = time.time(), trainer.args, trainer.lightning_backend
     place_model(trainer, backend)
-    wrapped: nn.Module = call_as_defined(
-        trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader
-    )
-    check_is_module(wrapped, "_wrap_model")
-    model = wrapped
+    model = wrapped = wrap(trainer, trainer.model, training=False, dataloader=dataloader)
     if wrapped is trainer.model and wrapped is not backend.cast_model:
         model = trainer.model_wrapped = prepare_forward(trainer, backend, trainer.warn_once)
     prepare_strategy(trainer)

@@ -35,6 +35,7 @@ from hf_compat.engine.clusters import slurm_signal
 from hf_compat.engine.process_layout import ProcessStart, place_started
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.run.preemption import SignalWatch, exit_status
+from hf_compat.run.preparing import move_to_device
 from hf_compat.trainer.construction import set_log_level
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ def _join_as_rank(trainer: Trainer) -> None:
     trainer.create_accelerator_and_postprocess()
     trainer._validate_args()
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(trainer.model, trainer.args.device)
+        move_to_device(trainer, trainer.model)
 
 
 def _pickle_error(error: Exception, rank: int) -> bytes:

@@ -69,7 +69,7 @@ def test_a_copied_trainer_counts_for_itself(tmp_path):
 def test_an_attribute_that_is_unset(tmp_path):
     """An attribute that upstream's Trainer does not always have is missing by its own name, and may be deleted."""
     trainer = new_trainer(tmp_path)
-    with pytest.raises(AttributeError, match="^'Trainer' object has no attribute '_past'$"):
+    with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute '_past'$"):
         _ = trainer._past
     assert not hasattr(Trainer.__new__(Trainer), "_train_batch_size")
     trainer._past = None
