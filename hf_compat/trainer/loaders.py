@@ -30,8 +30,14 @@ _MADE_FOR = "_made_for"
 """Attribute of a loader that is kept: the data set it was asked for, with all columns."""
 
 
-def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
-    """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``."""
+def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoader[Any]]) -> DataLoader[Any]:
+    """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``.
+
+    Args:
+        trainer: The Trainer.
+        eval_dataset: The dataset, or its name; None for the Trainer's.
+        load: Returns a new loader of the keyword ``dataset``.
+    """
     if eval_dataset is None and trainer.eval_dataset is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
@@ -43,19 +49,14 @@ def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     else:
         key, dataset = f"eval {id(eval_dataset)}", eval_dataset
     keeps_workers = trainer.args.dataloader_persistent_workers
-    kept = trainer.run_counters.eval_loaders.get(key) if keeps_workers else None
+    loaders = trainer.run_counters.eval_loaders
+    kept = loaders.get(key) if keeps_workers else None
     if kept is not None and vars(kept).get(_MADE_FOR) is dataset:  # which may have been replaced
         return kept
-    loader = trainer._get_dataloader(
-        dataset=dataset,
-        description="Evaluation",
-        batch_size=trainer.args.eval_batch_size,
-        sampler_fn=trainer._get_eval_sampler,
-        dataloader_key=key,
-    )
+    loader = load(dataset=dataset, dataloader_key=key)
     if keeps_workers:
         vars(loader)[_MADE_FOR] = dataset
-        trainer.run_counters.eval_loaders[key] = loader
+        loaders[key] = loader
     return loader
 
 

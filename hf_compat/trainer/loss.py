@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -274,12 +274,19 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
     return stack
 
 
-def prepare_input(trainer: Trainer, data: object) -> Any:
-    """Return ``data`` with its tensors on the training device; a mapping is copied."""
-    device, dtype = trainer.args.device, trainer.lightning_backend.input_dtype(trainer.args)
+def prepare_input(
+    data: object, device: torch.device, dtype: torch.dtype | None, prepare: Callable[[object], Any]
+) -> Any:
+    """Return ``data`` with its tensors on ``device``; a mapping is copied.
+
+    Args:
+        data: A batch, or what is in one.
+        device: The training device.
+        dtype: Of floating-point tensors; None for their own.
+        prepare: The Trainer's ``_prepare_input``, for what is in a mapping.
+    """
     if isinstance(data, Tensor) or not isinstance(data, MAPPINGS):
         return _moved(data, device, dtype)
-    prepare = trainer._prepare_input
     if not is_ours(prepare):
         return type(data)({name: prepare(value) for name, value in data.items()})  # type: ignore[call-arg]
     return type(data)(  # type: ignore[call-arg]
@@ -307,12 +314,12 @@ def _cast(data: object, dtype: torch.dtype) -> Any:
 
 
 def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return one batch on the training device, with the past state of the previous one as ``mems``.
+    """Return ``inputs``, on the training device, with the past state of the previous batch as ``mems``.
 
     Raises:
-        DataError: If it is empty.
+        DataError: If they are empty.
+        OverrideError: If they are none.
     """
-    inputs = trainer._prepare_input(inputs)
     check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
     if len(inputs) == 0:
         columns = trainer.run_counters.signature_columns or ["(any)"]

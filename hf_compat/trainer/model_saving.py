@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,12 +49,13 @@ class LoadResult(NamedTuple):
     unexpected_keys: list[str]
 
 
-def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool) -> None:
+def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., None], is_checkpoint: bool) -> None:
     """Save model, configuration, processing class and arguments; every rank has to call it.
 
     Args:
         trainer: The Trainer.
         output_dir: The folder. Default: ``args.output_dir``.
+        save: The Trainer's ``_save``.
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
     args, backend = trainer.args, trainer.lightning_backend
@@ -61,28 +63,26 @@ def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool)
     if backend.traits.shards_as_it_loads(args):
         prepare_strategy(trainer)
     strategy = backend.strategy
-    calls_save = args.should_save or _calls_save_on_every_rank(trainer)
+    writes, file_writer = args.should_save, trainer.checkpoint_writer.file_writer
+    calls_save = writes or _calls_save_on_every_rank(trainer)
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
-        model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
+        model = trainer.accelerator.unwrap_model(trainer.model)
         if not strategy.gathers_weights:
-            _save_without_weights(trainer, folder, calls_save=calls_save)
+            if calls_save:
+                save(folder, state_dict={})  # what lies beside the weights, which nothing gathers
+            if writes:
+                file_writer(weights.remove_weights, folder)
         strategy.save_sharded_weights(model, folder, file_writer=file_writer)
-        if strategy.gathers_weights and args.should_save:
+        if strategy.gathers_weights and writes:
             weights.save_configuration(model, Path(folder))
             _save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
         state_dict = _state_dict_to_save(trainer)
         if calls_save:
-            with trainer.checkpoint_writer.file_writer.already_copied(state_dict if strategy.copies_weights else {}):
-                trainer._save(folder, state_dict=state_dict)
+            with file_writer.already_copied(state_dict if strategy.copies_weights else {}):
+                save(folder, state_dict=state_dict)
     elif calls_save:
-        checkpointed = is_checkpoint and args.should_save
-        made = backend.checkpoint_entries(trainer.checkpoint_writer.file_writer) if checkpointed else {}
-        if "state_dict" in made:  # of the module, whose model is named so
-            state_dict = {name.removeprefix("model."): value for name, value in made["state_dict"].items()}
-            trainer._save(folder, state_dict=state_dict)
-        else:
-            trainer._save(folder)
+        save(folder, **(_weights_of_callbacks(trainer) if is_checkpoint and writes else {}))
 
 
 def _calls_save_on_every_rank(trainer: Trainer) -> bool:
@@ -90,12 +90,13 @@ def _calls_save_on_every_rank(trainer: Trainer) -> bool:
     return trainer.lightning_backend.strategy.saves_on_every_rank or trainer.semantics.calls_save_on_every_rank
 
 
-def _save_without_weights(trainer: Trainer, folder: str, *, calls_save: bool) -> None:
-    """Save what lies beside weights that nothing gathers, through ``_save`` as if there were none."""
-    if calls_save:
-        trainer._save(folder, state_dict={})
-    if trainer.args.should_save:
-        trainer.checkpoint_writer.file_writer(weights.remove_weights, folder)
+def _weights_of_callbacks(trainer: Trainer) -> dict[str, Any]:
+    """Return the state dict that Lightning callbacks of the user put into a checkpoint, as a keyword of ``_save``."""
+    made = trainer.lightning_backend.checkpoint_entries(trainer.checkpoint_writer.file_writer)
+    if "state_dict" not in made:
+        return {}
+    # Of the module, whose model is named so.
+    return {"state_dict": {name.removeprefix("model."): value for name, value in made["state_dict"].items()}}
 
 
 def _state_dict_to_save(trainer: Trainer) -> dict[str, Any]:
@@ -155,8 +156,10 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
     state_dict_files.save_training_args(trainer.args, folder)
 
 
-def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:
-    """Load the weights of a checkpoint into ``model``, the Trainer's by default.
+def load_weights(
+    trainer: Trainer, folder: str, model: nn.Module | None = None, *, trains_on: bool = True
+) -> LoadResult:
+    """Load the weights of a checkpoint into ``model``, the Trainer's by default; return which were missing.
 
     Raises:
         CheckpointError: If the folder has no weights, or they cannot be read.
@@ -166,7 +169,7 @@ def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, 
         warn_of_other_release(folder)
     target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
     missing, unexpected = trainer.lightning_backend.strategy.load_weights(target, folder, trains_on=trains_on)
-    trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
+    return LoadResult(list(missing), list(unexpected))
 
 
 def warn_of_other_release(folder: str) -> None:

@@ -163,7 +163,6 @@ class Trainer(metaclass=CountsCounterparts):
     neftune_noise_alpha: float | None = None
     neftune_hook_handle: Any = None
     hub_model_id: str | None = None
-
     push_in_progress: PushInProgress | None = None
 
     hp_name: Callable[..., str] | None = None
@@ -237,9 +236,8 @@ class Trainer(metaclass=CountsCounterparts):
         self.optimizer, self.lr_scheduler = construction.optimizer_and_schedule(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.model, self.model_init = model, model_init
-        self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
+        self._memory_tracker, self._eval_dataloaders = TrainerMemoryTracker(self.args.skip_memory_metrics), {}
         self._memory_tracker.start("init")
-        self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
         self._validate_args()
         announce_setup(self, has_args=args is not None)
@@ -423,7 +421,9 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the evaluation loader of a dataset, of one in ``self.eval_dataset`` by name, or of that itself."""
-        return loaders.eval_loader(self, eval_dataset)
+        size, sampler = self.args.eval_batch_size, self._get_eval_sampler
+        load = functools.partial(self._get_dataloader, description="Evaluation", batch_size=size, sampler_fn=sampler)
+        return loaders.eval_loader(self, eval_dataset, load)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the loader of ``test_dataset``, for :meth:`predict`."""
@@ -634,11 +634,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _prepare_input(self, data: object) -> Any:
         """Return ``data`` with its tensors on the training device; a mapping is copied."""
-        return loss.prepare_input(self, data)
+        device, dtype = self.args.device, self.lightning_backend.input_dtype(self.args)
+        return loss.prepare_input(data, device, dtype, self._prepare_input)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return one batch on the training device, with the past state of the previous one as ``mems``."""
-        return loss.prepare_inputs(self, inputs)
+        return loss.prepare_inputs(self, self._prepare_input(inputs))
 
     def compute_loss(
         self,
@@ -788,7 +789,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def torch_jit_model_eval(self, model: nn.Module, dataloader: Iterable[Any] | None, training: bool = False) -> Any:
         """Return ``model`` traced with the first batch of ``dataloader``; ``model`` in training or if that fails."""
-        return model if training else evaluation.trace(self, model, dataloader)
+        return model if training else evaluation.trace(self, model, dataloader, self._prepare_inputs)
 
     # ---- saving ----
 
@@ -797,7 +798,7 @@ class Trainer(metaclass=CountsCounterparts):
 
         The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless by an internal call.
         """
-        model_saving.save_model(self, output_dir, is_checkpoint=_internal_call)
+        model_saving.save_model(self, output_dir, save=self._save, is_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -839,13 +840,14 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
-        best_model.load_best_model(self.state, functools.partial(model_saving.load_weights, self, trains_on=False))
+        load = functools.partial(model_saving.load_weights, self, trains_on=False)
+        best_model.load_best_model(self.state, lambda folder: self._issue_warnings_after_load(load(folder)))
 
     # ---- resuming ----
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights of a checkpoint into ``model``, the Trainer's by default."""
-        model_saving.load_weights(self, resume_from_checkpoint, model)
+        self._issue_warnings_after_load(model_saving.load_weights(self, resume_from_checkpoint, model))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn about ``missing_keys`` and ``unexpected_keys`` of ``load_state_dict``'s result."""
