@@ -14,9 +14,9 @@ from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
-from hf_compat.optim.liger import apply_liger_kernels
+from hf_compat.optim import liger
 from hf_compat.overriding import WarnOnce, call_as_defined, check_is_module
-from hf_compat.seeding import enable_full_determinism, set_seed
+from hf_compat.seeding import seed_run
 
 if TYPE_CHECKING:
     from hf_compat.engine.backend import LightningBackend
@@ -54,8 +54,8 @@ def prepare_model(
         trainer._hp_search_setup(trial)
     if trainer.model_init is not None:
         _make_model(trainer, counters, trial)
-    if args.use_liger_kernel and semantics.applies_liger_in_train:
-        apply_liger_kernels(trainer.model, args.liger_kernel_config)
+    if semantics.applies_liger_in_train:
+        liger.apply_if_set(trainer.model, args)
     if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
         move_to_device(trainer, trainer.model)
     if semantics.applies_trial_after_model_init:
@@ -75,8 +75,7 @@ def prepare_model(
 
 def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) -> None:
     """Replace the model of ``trainer`` by a new one of its ``model_init``."""
-    args = trainer.args
-    (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
+    seed_run(trainer.args)
     model = trainer.call_model_init(trial)
     check_is_module(model, "call_model_init")
     trainer.model = trainer.model_wrapped = model

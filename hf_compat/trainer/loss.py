@@ -88,12 +88,12 @@ def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
     That is the number over all ranks, or, with a row for each replica that ``DataParallel`` makes, over all replicas;
     without ``average_tokens_across_devices`` the mean over the replicas.
     """
-    args = trainer.args
-    if args.average_tokens_across_devices:
+    replicas = trainer.args.n_gpu
+    if trainer.args.average_tokens_across_devices:
         count = trainer.accelerator.gather(count).sum()
-    elif args.n_gpu > 1:
-        count = count // args.n_gpu
-    return count.unsqueeze(0).expand(args.n_gpu, -1) if args.n_gpu > 1 else count
+    elif replicas > 1:
+        count = count // replicas
+    return count.unsqueeze(0).expand(replicas, -1) if replicas > 1 else count
 
 
 def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
@@ -336,14 +336,14 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:
     """Store the past state for the next batch, if ``past_index`` is set; without a loss its index is one less."""
-    args = for_run(trainer.args)
-    if args.past_index < 0:
+    index = for_run(trainer.args).past_index
+    if index < 0:
         return
     try:
-        trainer.run_counters.past = outputs[args.past_index - (not is_scored)]
+        trainer.run_counters.past = outputs[index - (not is_scored)]
     except (IndexError, KeyError):
         raise ModelOutputError(
-            f"`past_index={args.past_index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
+            f"`past_index={index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
             f"in a {type(outputs).__name__}. Return a tuple or a `ModelOutput`, and set `past_index` to the index of "
             "the past state in it, counted from 0 with the loss."
         ) from None

@@ -12,6 +12,7 @@ from torch import nn
 
 from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.output_folder import checkpoints_kept, folder_or_default
 from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.atomic_files import read_json_object
@@ -59,7 +60,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., 
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
     args, backend = trainer.args, trainer.lightning_backend
-    folder = args.output_dir if output_dir is None else output_dir
+    folder = folder_or_default(args, output_dir)
     if backend.traits.shards_as_it_loads(args):
         prepare_strategy(trainer)
     strategy = backend.strategy
@@ -77,7 +78,7 @@ def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., 
             weights.save_configuration(model, Path(folder))
             _save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
-        state_dict = _state_dict_to_save(trainer)
+        state_dict = _state_dict_to_save(trainer, writes=writes)
         if calls_save:
             with file_writer.already_copied(state_dict if strategy.copies_weights else {}):
                 save(folder, state_dict=state_dict)
@@ -99,7 +100,7 @@ def _weights_of_callbacks(trainer: Trainer) -> dict[str, Any]:
     return {"state_dict": {name.removeprefix("model."): value for name, value in made["state_dict"].items()}}
 
 
-def _state_dict_to_save(trainer: Trainer) -> dict[str, Any]:
+def _state_dict_to_save(trainer: Trainer, *, writes: bool) -> dict[str, Any]:
     """Return the state dict to save, perhaps only on ranks that save it; every rank calls this."""
     accelerator, file_writer = trainer.accelerator, trainer.checkpoint_writer.file_writer
     strategy = trainer.lightning_backend.strategy
@@ -109,18 +110,17 @@ def _state_dict_to_save(trainer: Trainer) -> dict[str, Any]:
     if not (strategy.clones_weights and file_writer.is_deferring):
         return accelerator.get_state_dict(trainer.model)
     # Into the memory of the snapshot before.
-    return (
-        file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if trainer.args.should_save else {}
-    )
+    return file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if writes else {}
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
+    writes = trainer.args.should_save
     if state_dict is None and trainer.lightning_backend.strategy.saves_on_every_rank:
-        state_dict = _state_dict_to_save(trainer)
-    if not trainer.args.should_save and _calls_save_on_every_rank(trainer):
+        state_dict = _state_dict_to_save(trainer, writes=writes)
+    if not writes and _calls_save_on_every_rank(trainer):
         return
-    folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
+    folder = Path(folder_or_default(trainer.args, output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
@@ -228,11 +228,11 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
     """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
-    args, writer, best = trainer.args, trainer.checkpoint_writer, trainer.state.best_model_checkpoint
-    if args.should_save and args.save_total_limit is not None and args.save_total_limit > 0:
+    writer, best, limit = trainer.checkpoint_writer, trainer.state.best_model_checkpoint, checkpoints_kept(trainer.args)
+    if limit is not None:
         rotation.rotate(
-            args.output_dir if output_dir is None else output_dir,
-            limit=args.save_total_limit,
+            folder_or_default(trainer.args, output_dir),
+            limit=limit,
             best=None if best is None else writer.begun_in / best,
             protects_newest=trainer.semantics.rotation_protects_newest,
             owned=writer.owned,
@@ -260,12 +260,12 @@ def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
 
 def save_rng_state(trainer: Trainer, output_dir: str) -> None:
     """Save the random states of this process: of all GPUs that it sees if a launcher started it, else of its own."""
-    args = trainer.args
-    distributed = args.parallel_mode == ParallelMode.DISTRIBUTED
-    rng.save_rng_state(output_dir, rank=args.process_index, world_size=args.world_size, distributed=distributed)
+    distributed, launch = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED, trainer.args.launch
+    rng.save_rng_state(output_dir, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
 
 
 def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:
     """Restore the random states if ``checkpoint`` has them."""
     if checkpoint is not None:
-        rng.load_rng_state(checkpoint, rank=trainer.args.process_index, world_size=trainer.args.world_size)
+        launch = trainer.args.launch
+        rng.load_rng_state(checkpoint, rank=launch.rank, world_size=launch.world_size)

@@ -56,9 +56,10 @@ def search(
             "`model_init=None`: for a search you need to pass your model through a model_init function, which creates "
             "a new one for each trial."
         )
-    if trainer.args.world_size > 1:
+    world_size = trainer.args.world_size
+    if world_size > 1:
         raise SearchError(
-            f"`hyperparameter_search` is not supported with world size {trainer.args.world_size}. Start a single "
+            f"`hyperparameter_search` is not supported with world size {world_size}. Start a single "
             "process, or use `backend='ray'`, which distributes the trials."
         )
     start = trainer.lightning_backend.process_layout.start
@@ -95,12 +96,13 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
 
 def output_dir(trainer: Trainer, trial: Trial | None) -> str:
     """Return the folder of the run's checkpoints; each trial has its own in ``args.output_dir``."""
+    folder: str = trainer.args.output_dir
     if trainer.hp_search_backend is None or trial is None:
-        return trainer.args.output_dir
+        return folder
     from hf_compat.tuning.backends import run_id
 
     name = f"run-{run_id(trainer.hp_search_backend, trial)}" if trainer.hp_name is None else trainer.hp_name(trial)
-    return os.path.join(trainer.args.output_dir, name)
+    return os.path.join(folder, name)
 
 
 def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, float]) -> None:

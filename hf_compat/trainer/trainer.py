@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from hf_compat import metrics as metric_files
+from hf_compat.arguments import output_folder, process_facts
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
@@ -45,7 +46,7 @@ from hf_compat.run import best_model, progress, tokens
 from hf_compat.run.callback_states import load_callback_state
 from hf_compat.run.finishing import finalize_training
 from hf_compat.run.resume import compare_with_checkpoint, init_training_state
-from hf_compat.seeding import enable_full_determinism, set_seed
+from hf_compat.seeding import seed_run
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.trainer import (
@@ -226,8 +227,8 @@ class Trainer(metaclass=CountsCounterparts):
         self.lightning_backend = LightningBackend(settings, callbacks, model)
         if model is not None:
             construction.use_presharded(self, model)
-        construction.set_log_level(self.args)
-        (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
+        process_facts.set_log_level(self.args)
+        seed_run(self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator = data_collator or default_collator_for(self.processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -243,14 +244,13 @@ class Trainer(metaclass=CountsCounterparts):
         announce_setup(self, has_args=args is not None)
         self.model = self.model_wrapped = construction.first_model(self, model)
         self._train_batch_size = self.args.train_batch_size
-        if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
-            liger.apply_liger_kernels(self.model, self.args.liger_kernel_config)
+        if not self.semantics.applies_liger_in_train:
+            liger.apply_if_set(self.model, self.args)
         construction.inspect_model(self)
         construction.set_up_callbacks(self, callbacks)
         if self.args.push_to_hub:
             self.init_hf_repo()
-        if self.args.should_save:
-            construction.make_output_folder(self.args.output_dir)
+        output_folder.make_output_folder(self.args)
         self.control = TrainerControl()
         self.state = construction.initial_state(self)
         fire(self, "on_init_end")
@@ -1015,6 +1015,5 @@ class Trainer(metaclass=CountsCounterparts):
         use_mtime: bool = False,
     ) -> list[str]:
         """Return the checkpoint folders in ``output_dir``, oldest first, the best one next to last."""
-        folder = self.args.output_dir if output_dir is None else output_dir
-        best = self.state.best_model_checkpoint
+        folder, best = output_folder.folder_or_default(self.args, output_dir), self.state.best_model_checkpoint
         return transformers_4.sorted_checkpoints(folder, best, checkpoint_prefix=checkpoint_prefix, use_mtime=use_mtime)
