@@ -104,13 +104,7 @@ def _process_state(args: TrainingArguments, device: torch.device) -> ProcessStat
 
 
 def run_state(args: TrainingArguments, precision: str, **plugins: Any) -> RunState:
-    """Return device, ranks, precision and plugins of the runs of a Trainer with ``args``.
-
-    Args:
-        args: The training arguments.
-        precision: The mixed precision of the forward pass.
-        **plugins: Further keywords of ``RunState``.
-    """
+    """Return device, ranks, precision and plugins of a Trainer's runs; ``plugins`` are more keywords of the state."""
     from hf_compat.distributed.process_state import Compilation, RunState
 
     compiled = Compilation(args.torch_compile_backend or "inductor", args.torch_compile_mode)

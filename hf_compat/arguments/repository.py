@@ -54,12 +54,7 @@ def card_name(args: TrainingArguments) -> str | None:
 
 
 def pushes_checkpoints(args: TrainingArguments, *, is_pushing: bool) -> bool:
-    """Return whether a checkpoint that has been saved is pushed.
-
-    Args:
-        args: The training arguments.
-        is_pushing: Whether the push before is not done.
-    """
+    """Return whether a checkpoint that has been saved is pushed, perhaps while the push before is not done."""
     return args.hub_strategy != "end" and (args.hub_always_push or not is_pushing)
 
 

@@ -102,16 +102,7 @@ def place_model(trainer: Trainer, backend: LightningBackend) -> None:
 
 
 def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
-    """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it.
-
-    Args:
-        trainer: The Trainer.
-        model: The model.
-        **options: More arguments of ``_wrap_model``.
-
-    Raises:
-        OverrideError: If that returns no model.
-    """
+    """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it; an OverrideError if that is no model."""
     wrapped: nn.Module = call_as_defined(trainer._wrap_model, ("model", model), **options)
     check_is_module(wrapped, "_wrap_model")
     return wrapped

@@ -82,7 +82,7 @@ def counts_of(trainer: Trainer) -> RunCounters:
         counters = vars(trainer)["run_counters"] = RunCounters()
         kind = type(trainer)
         for view in (getattr(kind, name) for name in _views(kind)):
-            if view.initial is not _UNSET:
+            if isinstance(view, View) and view.initial is not _UNSET:  # it may have been overridden by a property
                 setattr(counters, view.field, view.initial)
     return counters
 

@@ -248,14 +248,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
 def trace(
     trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None, prepare: Callable[[Any], dict[str, Any]]
 ) -> Any:
-    """Return ``model`` traced with the first batch of ``dataloader``, or ``model`` if it cannot be traced.
-
-    Args:
-        trainer: The Trainer.
-        model: The model.
-        dataloader: The loader, None for none.
-        prepare: Moves a batch to the device: the Trainer's ``_prepare_inputs``.
-    """
+    """Return ``model`` traced with the first batch of ``dataloader``, prepared; ``model`` if it cannot be traced."""
     if dataloader is None:
         logger.warning("`jit_mode_eval=True`: failed to use PyTorch jit mode, as there is no loader to trace with.")
         return model

@@ -33,13 +33,7 @@ _MADE_FOR = "_made_for"
 
 
 def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoader[Any]]) -> DataLoader[Any]:
-    """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``.
-
-    Args:
-        trainer: The Trainer.
-        eval_dataset: The dataset, or its name; None for the Trainer's.
-        load: Returns a new loader of the keyword ``dataset``.
-    """
+    """Return the evaluation loader, by ``load`` or the previous one of persistent workers; see the Trainer's method."""
     if eval_dataset is None and trainer.eval_dataset is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."

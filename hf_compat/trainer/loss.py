@@ -277,14 +277,7 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
 def prepare_input(
     data: object, device: torch.device, dtype: torch.dtype | None, prepare: Callable[[object], Any]
 ) -> Any:
-    """Return ``data`` with its tensors on ``device``; a mapping is copied.
-
-    Args:
-        data: A batch, or what is in one.
-        device: The training device.
-        dtype: Of floating-point tensors; None for their own.
-        prepare: The Trainer's ``_prepare_input``, for what is in a mapping.
-    """
+    """Return ``data`` with its tensors on ``device``, in ``dtype`` if given; a mapping's values go to ``prepare``."""
     if isinstance(data, Tensor) or not isinstance(data, MAPPINGS):
         return _moved(data, device, dtype)
     if not is_ours(prepare):

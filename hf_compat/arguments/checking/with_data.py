@@ -106,13 +106,7 @@ def setup_warnings(args: TrainingArguments) -> Iterator[str]:
 
 
 def setup_notes(args: TrainingArguments, semantics: Semantics, *, is_stream: bool) -> Iterator[str]:
-    """Yield what a Trainer that is made logs at level info: fields that have no effect, and what replaces them.
-
-    Args:
-        args: The training arguments.
-        semantics: The transformers release to follow.
-        is_stream: Whether the training dataset is an ``IterableDataset``.
-    """
+    """Yield what a Trainer that is made logs at level info: fields that have no effect, and what replaces them."""
     args, is_old = for_run(args), semantics.release.major < 5
     if args.max_steps > 0 and args.num_train_epochs > 0:
         yield (
