@@ -329,7 +329,8 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
 
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:
     """Store the past state for the next batch, if ``past_index`` is set; without a loss its index is one less."""
-    index = for_run(trainer.args).past_index
+    args = for_run(trainer.args)
+    index = args.past_index
     if index < 0:
         return
     try:

@@ -260,12 +260,13 @@ def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
 
 def save_rng_state(trainer: Trainer, output_dir: str) -> None:
     """Save the random states of this process: of all GPUs that it sees if a launcher started it, else of its own."""
-    distributed, launch = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED, trainer.args.launch
+    launch = trainer.lightning_backend.process_layout.launch
+    distributed = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
     rng.save_rng_state(output_dir, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
 
 
 def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:
     """Restore the random states if ``checkpoint`` has them."""
     if checkpoint is not None:
-        launch = trainer.args.launch
+        launch = trainer.lightning_backend.process_layout.launch
         rng.load_rng_state(checkpoint, rank=launch.rank, world_size=launch.world_size)
