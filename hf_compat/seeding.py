@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-__all__ = ["enable_full_determinism", "seed_worker", "set_seed"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["enable_full_determinism", "seed_run", "seed_worker", "set_seed"]
 
 _FURTHER_BACKENDS = ("mlu", "musa", "npu", "hpu", "xpu")
 """Devices whose packages add a module of that name to torch, with its own random generators."""
@@ -20,6 +24,11 @@ _DETERMINISM_VARIABLES = {
     "HCCL_DETERMINISTIC": "1",
     "FLASH_ATTENTION_DETERMINISTIC": "1",
 }
+
+
+def seed_run(args: TrainingArguments) -> None:
+    """Seed all random generators as ``seed`` says, with deterministic algorithms under ``full_determinism``."""
+    (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:

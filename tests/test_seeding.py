@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import trainer_utils
 
-from hf_compat import seeding
+from hf_compat import TrainingArguments, seeding
 
 VARIABLES = (
     "CUDA_LAUNCH_BLOCKING",
@@ -87,3 +87,14 @@ def test_workers_of_all_processes_differ():
             seeding.seed_worker(worker, 2, rank)
             draws.add((random.random(), np.random.rand(), torch.rand(()).item()))
     assert len(draws) == 6
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_run_is_seeded_by_its_fields(deterministic):
+    """The generators begin at ``seed``; torch is made deterministic if ``full_determinism`` says so."""
+    torch.use_deterministic_algorithms(False)
+    seeding.seed_run(TrainingArguments("out", use_cpu=True, seed=7, full_determinism=deterministic))
+    drawn = torch.rand(1), random.random()
+    seeding.set_seed(7)
+    assert (torch.rand(1), random.random()) == drawn
+    assert torch.are_deterministic_algorithms_enabled() is deterministic

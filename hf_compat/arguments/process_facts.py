@@ -15,13 +15,14 @@ from hf_compat.distributed import accelerate_state, processes
 from hf_compat.distributed.accelerators import accelerator_type, default_backend, device_index, wants_cpu
 from hf_compat.distributed.launch import BY_TRAINER, Launch, is_launched, read_launch
 from hf_compat.errors import TrainerSetupError
-from hf_compat.logger_levels import library_logger
+from hf_compat.log_files import write_log_file
+from hf_compat.logger_levels import library_logger, set_level
 
 if TYPE_CHECKING:
     import torch
 
     from hf_compat.arguments.training_arguments import TrainingArguments
-    from hf_compat.distributed.process_state import ProcessState
+    from hf_compat.distributed.process_state import ProcessState, RunState
 
 __all__ = [
     "choose_device",
@@ -31,6 +32,8 @@ __all__ = [
     "join_processes",
     "main_process_first",
     "process_log_level",
+    "run_state",
+    "set_log_level",
     "set_up_device",
     "share_early",
     "uses_configured_state",
@@ -98,6 +101,21 @@ def _process_state(args: TrainingArguments, device: torch.device) -> ProcessStat
 
     plugin = None if device.type == "cpu" else args.deepspeed_plugin  # as upstream's; a Trainer's state has it
     return ProcessState(device, args.launch, plugin)
+
+
+def run_state(args: TrainingArguments, precision: str, **plugins: Any) -> RunState:
+    """Return device, ranks, precision and plugins of a Trainer's runs; ``plugins`` are more keywords of the state."""
+    from hf_compat.distributed.process_state import Compilation, RunState
+
+    compiled = Compilation(args.torch_compile_backend or "inductor", args.torch_compile_mode)
+    return RunState(
+        args.device,
+        args.launch,
+        precision,
+        deepspeed_plugin=args.deepspeed_plugin,
+        compilation=compiled if args.torch_compile else None,
+        **plugins,
+    )
 
 
 def uses_configured_state(args: TrainingArguments) -> bool:
@@ -187,6 +205,14 @@ def process_log_level(args: TrainingArguments) -> int:
     """Return the log level of this process; without one in the fields, that of transformers' logger."""
     level = LOG_LEVELS[args.log_level if args.should_log else args.log_level_replica]
     return library_logger().getEffectiveLevel() if level == LOG_LEVELS["passive"] else level
+
+
+def set_log_level(args: TrainingArguments) -> None:
+    """Set the level of hf_compat's and transformers' loggers on this rank, and open its log file."""
+    level = args.get_process_log_level()
+    if (args.log_level if args.should_log else args.log_level_replica) != "passive":
+        set_level(level)
+    write_log_file(args.process_index, level)
 
 
 @contextmanager

@@ -215,7 +215,7 @@ class EvaluationSession:
         main_inputs, gather = None, self._gather_whole or trainer.gather_function
         if "inputs" in trainer.args.include_for_metrics:
             name = getattr(trainer.model, "main_input_name", "input_ids")
-            main_inputs = trainer._prepare_input(inputs[name])
+            main_inputs = self._trainer._prepare_input(inputs[name])
             main_inputs = gather(trainer.accelerator.pad_across_processes(main_inputs, dim=1, pad_index=PAD_INDEX))
             self._keep(self._inputs, main_inputs)
         if labels is not None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hf_compat.errors import require_package
 from hf_compat.model_facts import unwrap_peft
 
-__all__ = ["apply_liger_kernels"]
+if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
+
+__all__ = ["apply_if_set", "apply_liger_kernels"]
 
 logger = logging.getLogger(__name__)
+
+
+def apply_if_set(model: nn.Module, args: TrainingArguments) -> None:
+    """Apply the kernels that ``liger_kernel_config`` chooses, under ``use_liger_kernel``; see the next function."""
+    if args.use_liger_kernel:
+        apply_liger_kernels(model, args.liger_kernel_config)
 
 
 def apply_liger_kernels(model: nn.Module, switches: dict[str, Any] | None = None) -> None:

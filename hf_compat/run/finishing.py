@@ -41,11 +41,11 @@ def finalize_training(
         trainer._load_best_model()
     metrics = _final_metrics(trainer, counters, num_train_samples, start_time)
     trainer.is_in_train = trainer.semantics.loads_best_after_final_log
-    trainer._memory_tracker.stop_and_update_metrics(metrics, "train")
+    counters.memory.stop_and_update_metrics(metrics, "train")
     trainer.log(metrics)
     if loads_best and trainer.semantics.loads_best_after_final_log:
         trainer._load_best_model()
-    saving.rotate_finished()
+    saving.rotate_finished(counters.trial)
     fire(trainer, "on_train_end")
     trainer._finish_current_push()
     return TrainOutput(trainer.state.global_step, metrics["train_loss"], metrics)

@@ -16,7 +16,7 @@ from hf_compat.engine.lightning_callbacks import LastCallback
 from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
-from hf_compat.run.clipping import Norm, clip_gradients
+from hf_compat.run.clipping import GradientClipping, Norm
 from hf_compat.run.optimization import CurrentOptimizer
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
@@ -50,7 +50,6 @@ class RunHooks(LastCallback):
 
     Attributes:
         run: The run; this reference keeps it alive, as the module holds only a weak one.
-        grad_norm: The gradient norm of the last update step before clipping, ``()``; None if it was not computed.
         start: Start of a resumed run in the data; None for the beginning.
     """
 
@@ -64,10 +63,10 @@ class RunHooks(LastCallback):
         """Make the objects of one fit of ``run``."""
         trainer, counters, loop = run.trainer, run.counters, run.backend.loop
         self.run, self.trainer, self.loop = run, trainer, loop
-        self.grad_norm: Norm = None
         self.start: ResumePosition | None = None
         self.resume = Resume(trainer, run.point)
         self.optimizer = CurrentOptimizer(trainer, shards_model=run.backend.traits.shards_model)
+        self.clipping = GradientClipping(trainer, loop.clip_value)
         self.schedule = LRSchedule(trainer)
         self.progress = Progress(trainer, counters)
         self.logs = TrainingLogs(trainer, counters, run.backend.publish_metrics)
@@ -114,12 +113,12 @@ class RunHooks(LastCallback):
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
         self.resume.drop_caches()
-        log_start(self.trainer, self.resume.folder, self.start)
+        log_start(self.trainer, self.progress.counters.train_batch_size, self.resume.folder, self.start)
         fire(self.trainer, "on_train_begin")
         if self.timing is not None:
             self.timing.begin()
         if self.trainer.args.eval_on_start:
-            self.trainer._evaluate(self.trainer._trial, self.evaluation.ignore_keys, skip_scheduler=True)
+            self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
 
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -127,7 +126,7 @@ class RunHooks(LastCallback):
         if self.reloading is not None:
             self.reloading.reload_if_due(pl_trainer.current_epoch)
         if self._keeps_past:
-            self.trainer._past = None
+            self.progress.counters.past = None
         fire(self.trainer, "on_epoch_begin")
 
     # ---- a window ----
@@ -168,7 +167,7 @@ class RunHooks(LastCallback):
         self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Clip the gradients, which a gradient scaler has unscaled."""
-        self.grad_norm = clip_gradients(self.trainer, self.loop.clip_value)
+        self.clipping.clip()
         fire(self.trainer, "on_pre_optimizer_step")
 
     def on_optimizer_step_end(self, pl_trainer: pl.Trainer, window: Window) -> None:
@@ -214,10 +213,10 @@ class RunHooks(LastCallback):
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
         assert self.run is not None, "a fit has a run"
-        plan, trainer = self.progress.plan, self.trainer
+        plan, trial = self.progress.plan, self.progress.counters.trial
         assert plan is not None, "a fit has a plan"
-        self.grad_norm = None  # its memory is not to count as that of the trained model
-        output = trainer._finalize_training(trainer._trial, plan.num_train_samples, self.progress.start_time)
+        self.clipping.norm = None  # its memory is not to count as that of the trained model
+        output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
 
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -234,20 +233,19 @@ class RunHooks(LastCallback):
             if self.run is not None:
                 close_progress_bars(self.trainer)  # of a run that ended without `on_train_end`
                 if self._keeps_past:
-                    vars(self.trainer).pop("_past", None)
+                    self.progress.counters.forget_past()
 
     # ---- after an update step or an epoch ----
 
     def _log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
-        trainer = self.trainer
         self.saving.begin_step()
         call_as_defined(
-            trainer._maybe_log_save_evaluate,
+            self.trainer._maybe_log_save_evaluate,
             ("tr_loss", self.progress.counters.tr_loss),
-            ("grad_norm", self.grad_norm),
-            ("model", trainer.model_wrapped),
-            ("trial", trainer._trial),
+            ("grad_norm", self.clipping.norm),
+            ("model", self.trainer.model_wrapped),
+            ("trial", self.progress.counters.trial),
             ("epoch", pl_trainer.current_epoch),
             ("ignore_keys_for_eval", self.evaluation.ignore_keys),
             ("start_time", self.progress.start_time),
@@ -265,16 +263,15 @@ class RunHooks(LastCallback):
         learning_rate: float | None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
-        trainer = self.trainer
         started = self.progress.start_time if start_time is None else start_time
         self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
         metrics = None
-        if trainer.control.should_evaluate:
-            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
-            is_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
-            if trainer.args.save_strategy == "best":
-                trainer.control.should_save = is_best
-        if trainer.control.should_save:
+        if self.trainer.control.should_evaluate:
+            metrics = self.trainer._evaluate(trial, ignore_keys_for_eval)
+            is_best = self.trainer._determine_best_metric(metrics=metrics, trial=trial)
+            if self.trainer.args.save_strategy == "best":
+                self.trainer.control.should_save = is_best
+        if self.trainer.control.should_save:
             self.saving.save(model, trial, metrics)
 
     def _agree_on_stopping(self, pl_trainer: pl.Trainer) -> None:

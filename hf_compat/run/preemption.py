@@ -188,7 +188,7 @@ class Preemption:
         name = signal.Signals(signum).name
         logger.warning("%s: saving and exiting after update step %s.", name, step)
         if step > 0 and not self._saving.has_saved:
-            self._saving.save(trainer.model_wrapped, trainer._trial)
+            self._saving.save(trainer.model_wrapped, self._trainer._trial)
         self._saving.finish()
         if signum == self._watch.requeue_signal and trainer.is_world_process_zero():
             requeue()

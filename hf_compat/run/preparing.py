@@ -14,16 +14,17 @@ from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.engine.moving import check_offloading
 from hf_compat.engine.precision import ForwardMixedPrecision, autocast_forward, is_under_autocast, without_autocast
 from hf_compat.model_facts import ignores_item_count, is_instance_of, unwrap_model
-from hf_compat.optim.liger import apply_liger_kernels
-from hf_compat.overriding import WarnOnce, check_is_module
-from hf_compat.seeding import enable_full_determinism, set_seed
+from hf_compat.optim import liger
+from hf_compat.overriding import WarnOnce, call_as_defined, check_is_module
+from hf_compat.seeding import seed_run
 
 if TYPE_CHECKING:
     from hf_compat.engine.backend import LightningBackend
+    from hf_compat.run.progress import RunCounters
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
-__all__ = ["place_model", "prepare_forward", "prepare_model", "take_wrapper", "wrap_to_train"]
+__all__ = ["move_to_device", "place_model", "prepare_forward", "prepare_model", "take_wrapper", "wrap", "wrap_to_train"]
 
 _HAVE_SPECIAL_TOKENS = (
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
@@ -34,12 +35,15 @@ _OWN_CHECKPOINTING_SETTINGS = {"every_n_layers": 1, "offload": False}
 """Arguments of ``activation_checkpointing_enable`` since 5.23; others are passed to ``torch.utils.checkpoint``."""
 
 
-def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | None, warn_once: WarnOnce) -> None:
+def prepare_model(
+    trainer: Trainer, backend: LightningBackend, counters: RunCounters, trial: Trial | None, warn_once: WarnOnce
+) -> None:
     """Create a new model of ``trainer`` if there is a ``model_init``, and prepare it for training.
 
     Args:
         trainer: The Trainer.
         backend: Device, precision and strategy.
+        counters: The run's counts, with the columns that the model takes.
         trial: The trial of a hyperparameter search, None outside one.
         warn_once: Warns about known errors of the emulated release.
     """
@@ -49,11 +53,11 @@ def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | No
     if not semantics.applies_trial_after_model_init:
         trainer._hp_search_setup(trial)
     if trainer.model_init is not None:
-        _make_model(trainer, trial)
-    if args.use_liger_kernel and semantics.applies_liger_in_train:
-        apply_liger_kernels(trainer.model, args.liger_kernel_config)
+        _make_model(trainer, counters, trial)
+    if semantics.applies_liger_in_train:
+        liger.apply_if_set(trainer.model, args)
     if trainer.model_init is None and full_evaluation_precision(args) is not None and not trainer.is_model_parallel:
-        trainer._move_model_to_device(trainer.model, args.device)
+        move_to_device(trainer, trainer.model)
     if semantics.applies_trial_after_model_init:
         trainer._hp_search_setup(trial)
     check_offloading(trainer.model)
@@ -69,17 +73,21 @@ def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | No
     _set_loss_scaling(trainer, warn_once)
 
 
-def _make_model(trainer: Trainer, trial: Trial | None) -> None:
+def _make_model(trainer: Trainer, counters: RunCounters, trial: Trial | None) -> None:
     """Replace the model of ``trainer`` by a new one of its ``model_init``."""
-    args = trainer.args
-    (enable_full_determinism if args.full_determinism else set_seed)(args.seed)
+    seed_run(trainer.args)
     model = trainer.call_model_init(trial)
     check_is_module(model, "call_model_init")
     trainer.model = trainer.model_wrapped = model
     trainer.optimizer = trainer.lr_scheduler = None
-    trainer._signature_columns = None
+    counters.signature_columns = None
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(trainer.model, args.device)
+        move_to_device(trainer, trainer.model)
+
+
+def move_to_device(trainer: Trainer, model: nn.Module) -> None:
+    """Move ``model`` to the device of this process, by the Trainer's ``_move_model_to_device``."""
+    trainer._move_model_to_device(model, trainer.args.device)
 
 
 def _align_special_tokens(trainer: Trainer) -> None:
@@ -93,14 +101,20 @@ def place_model(trainer: Trainer, backend: LightningBackend) -> None:
         trainer.model_wrapped = trainer.model
 
 
+def wrap(trainer: Trainer, model: nn.Module, **options: Any) -> nn.Module:
+    """Return ``model`` in what the Trainer's ``_wrap_model`` puts around it; an OverrideError if that is no model."""
+    wrapped: nn.Module = call_as_defined(trainer._wrap_model, ("model", model), **options)
+    check_is_module(wrapped, "_wrap_model")
+    return wrapped
+
+
 def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOnce) -> nn.Module:
     """Return the module to train, from the Trainer's ``_wrap_model``.
 
     A model that ``_wrap_model`` has wrapped, such as in ``DataParallel``, trains without autocast and uncompiled, as in
     transformers.
     """
-    wrapped: nn.Module = trainer._wrap_model(trainer.model_wrapped)
-    check_is_module(wrapped, "_wrap_model")
+    wrapped = wrap(trainer, trainer.model_wrapped)
     if trainer.args.n_gpu > 1:
         _warn_of_replicas(trainer, wrapped, warn_once)
     backend.model_is_prepared = wrapped is trainer.model

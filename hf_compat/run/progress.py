@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from hf_compat.data.windows import Window
+from hf_compat.memory import TrainerMemoryTracker
 from hf_compat.overriding import check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 from hf_compat.run.training_logs import LossSum
@@ -17,6 +19,7 @@ from hf_compat.run.training_logs import LossSum
 if TYPE_CHECKING:
     from hf_compat.state import TrainerState
     from hf_compat.trainer.trainer import Trainer
+    from hf_compat.tuning.spaces import Trial
 
 __all__ = ["Progress", "RunCounters", "floating_point_ops", "store_flos"]
 
@@ -32,8 +35,27 @@ class _KnownModel:
 
 @dataclass(slots=True)
 class RunCounters:
-    """The counts of a run, which the Trainer has as attributes with transformers' names."""
+    """The counts of a run, and what else of it the Trainer has as attributes with transformers' names.
 
+    Some are unset at first, as upstream's are, and raise an AttributeError until they are assigned.
+    """
+
+    train_batch_size: int = field(init=False, repr=False, compare=False)
+    """Samples of a training batch on each device; a trial, a checkpoint or a search for their number may change it."""
+    trial: Trial | None = None
+    """The trial of a hyperparameter search whose values the arguments have; None outside one."""
+    created_schedule: bool = False
+    """Whether the Trainer has made the learning-rate schedule itself, so that the next fit makes another."""
+    loss_shifts_labels: bool = False
+    """Whether the model's loss compares each prediction with the next label, so that the first one is not counted."""
+    signature_columns: list[str] | None = None
+    """The columns that the model takes; None until a dataset is asked for them."""
+    eval_loaders: dict[str, DataLoader[Any]] = field(init=False, repr=False, compare=False)
+    """The evaluation loaders with persistent workers, which are kept."""
+    memory: TrainerMemoryTracker = field(init=False, repr=False, compare=False)
+    """Measures the memory of each stage."""
+    past: Any = field(init=False, repr=False, compare=False)
+    """The past state of a model with memory, the next batch's ``mems``; unset outside of a pass over data."""
     total_loss_scalar: float = 0.0
     """Loss summed over the run up to the last log."""
     last_logged_step: int = 0
@@ -49,6 +71,11 @@ class RunCounters:
     losses: LossSum = field(default_factory=LossSum)
     """Losses since the last log; their sum is ``tr_loss``."""
     _known: _KnownModel | None = field(default=None, repr=False)
+
+    def forget_past(self) -> None:
+        """Unset the past state, if there is one."""
+        if hasattr(self, "past"):
+            del self.past
 
     def begin(self, state: TrainerState, losses: LossSum) -> None:
         """Begin the counts of a run whose state is ``state``."""
@@ -142,7 +169,7 @@ class Progress:
         counters.losses.add(loss, 1 + trainer.state.global_step - counters.last_logged_step if is_filtered else None)
         counters.flos += _checked_flos(trainer.floating_point_ops(batch))
         if trainer.semantics.counts_tokens_after_batch:
-            trainer._track_num_input_tokens(batch)
+            self._trainer._track_num_input_tokens(batch)
 
     def count_update(self, window: Window, global_step: int) -> None:
         """Count the update step of ``window``, after which Lightning's is ``global_step``."""

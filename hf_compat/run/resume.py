@@ -108,8 +108,8 @@ class Resume:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         if folder is not None or not trainer.semantics.loads_state_if_resumed:
-            trainer._load_optimizer_and_scheduler(folder)
-            trainer._load_scaler(folder)
+            self._trainer._load_optimizer_and_scheduler(folder)
+            self._trainer._load_scaler(folder)
 
     def drop_caches(self) -> None:
         """Free the cached content of the checkpoint."""
@@ -235,6 +235,7 @@ class Resume:
 def init_training_state(
     trainer: Trainer,
     point: CheckpointReader | None,
+    batch_size: int,
     max_steps: int,
     num_update_steps_per_epoch: int,
     num_train_epochs: int,
@@ -245,6 +246,7 @@ def init_training_state(
     Args:
         trainer: The Trainer.
         point: The checkpoint; None for a run that starts from the beginning.
+        batch_size: Samples of a batch on each device.
         max_steps: Update steps of the run.
         num_update_steps_per_epoch: Update steps per epoch.
         num_train_epochs: Epochs of the run, a partial one included.
@@ -258,7 +260,7 @@ def init_training_state(
     trainer.state = TrainerState(stateful_callbacks=exportable)
     trainer.state.epoch = 0
     trainer.state.is_hyper_param_search = trial is not None
-    trainer.state.train_batch_size = trainer._train_batch_size
+    trainer.state.train_batch_size = batch_size
     trainer.state.compute_steps(args, max_steps)
     position = (0, 0)
     if point is not None:

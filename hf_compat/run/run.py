@@ -108,11 +108,10 @@ class TrainingRun:
 
     def train(self, resume_from_checkpoint: str | bool | None) -> TrainOutput:
         """Train and return the result; see the Trainer's ``train``."""
-        trainer = self.trainer
         with self.begun(resume_from_checkpoint):
-            args = trainer.args  # `call_model_init`, or a trial, may have replaced them
+            args = self.trainer.args  # `call_model_init`, or a trial, may have replaced them
             loop = functools.partial(
-                trainer._inner_training_loop,
+                self.trainer._inner_training_loop,
                 args=args,
                 resume_from_checkpoint=None if self.point is None else self.point.path,
                 trial=self.trial,
@@ -121,16 +120,16 @@ class TrainingRun:
             if self.may_fit_again:
                 with voted_collectives() if self.backend.traits.shards_model else nullcontext():
                     return with_smaller_batches(
-                        loop, trainer._train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
+                        loop, self.counters.train_batch_size, share=self._share_states, timeout=args.ddp_timeout_delta
                     )
-            return loop(batch_size=trainer._train_batch_size)
+            return loop(batch_size=self.counters.train_batch_size)
 
     @contextmanager
     def begun(self, resume_from_checkpoint: str | bool | None) -> Iterator[None]:
         """Context of the run's fits: the model is prepared, with a checkpoint's weights, and signals are recorded."""
         self._begin(resume_from_checkpoint)
         try:
-            prepare_model(self.trainer, self.backend, self.trial, self._warn_once)
+            prepare_model(self.trainer, self.backend, self.counters, self.trial, self._warn_once)
             if self.point is None:
                 self.checkpoints.owned = OwnedCheckpoints.start()
             else:
@@ -155,15 +154,15 @@ class TrainingRun:
         self.point = None if folder is None else CheckpointReader(folder)
         self.checkpoints.last_step = None
         if not trainer.semantics.keeps_batch_size:
-            trainer._train_batch_size = args.train_batch_size
+            self.counters.train_batch_size = args.train_batch_size
         trainer.is_in_train = True
-        trainer._memory_tracker.start("train")
+        self.counters.memory.start("train")
 
     def _resume_batch_size(self, point: CheckpointReader) -> None:
         trainer, size = self.trainer, point.trainer_state().train_batch_size
         wins = trainer.args.auto_find_batch_size or not trainer.semantics.resumes_batch_size_if_searching
         if size is not None and wins:
-            trainer._train_batch_size = size
+            self.counters.train_batch_size = size
 
     def _share_states(self) -> None:
         """Make what steps with the optimizer the same on all ranks; the next fit's wrapper does so with weights.
@@ -177,7 +176,7 @@ class TrainingRun:
         trainer = self.trainer
         if max_over_ranks(int(trainer.optimizer is None), trainer.args.ddp_timeout_delta):
             return  # one failed before it had created its own, so none has made an update step
-        scheduler = None if trainer._created_lr_scheduler else trainer.lr_scheduler
+        scheduler = None if self.counters.created_schedule else trainer.lr_scheduler
         share_states(trainer.optimizer, scheduler, self.backend.scaler)
 
     @contextmanager
@@ -206,7 +205,7 @@ class TrainingRun:
         self.backend.end_fit()
         if self.pieces is not None:
             self.pieces.hooks.end()  # again, in case of an error before Lightning's teardown
-        trainer._memory_tracker.cancel()
+        self.counters.memory.cancel()
 
     # ---- one fit ----
 
@@ -229,7 +228,7 @@ class TrainingRun:
     def fit_user_pieces(self, user_pieces: UserPieces) -> None:
         """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""
         point = None if self.point is None else self.point.path
-        batch_size = self.trainer._train_batch_size
+        batch_size = self.counters.train_batch_size
         plan, loader, start = self._plan_fit(user_pieces.hooks, batch_size, point, self.trial, self.ignore_keys)
         self._begin_fit(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
 
@@ -260,14 +259,14 @@ class TrainingRun:
         trainer.accelerator.free_memory()  # also of a fit that ran out of memory
         if trainer.args.auto_find_batch_size:
             trainer.model_wrapped = trainer.model
-        trainer._train_batch_size = batch_size or trainer._train_batch_size
+        self.counters.train_batch_size = batch_size or self.counters.train_batch_size
         self.ignore_keys = ignore_keys_for_eval
         self.point = self.resume_point(resume_from_checkpoint)
         loader = self._train_loader()
         plan = trainer.run_plan = self._plan(loader)
         self.counters.train_tokens = count_train_tokens(trainer, plan, loader)
         loader = self._shared(loader)
-        done = trainer._init_training_state(
+        done = self.trainer._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
         )
         check_start(done, is_resumed=self.point is not None)
@@ -283,8 +282,8 @@ class TrainingRun:
         warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self._warn_once)
         plan = without_extra_step(trainer, plan, 0 if start is None else start.epoch, self._warn_once)
         trainer.run_plan = hooks.progress.plan = plan
-        if trainer._created_lr_scheduler:
-            trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
+        if self.counters.created_schedule:
+            trainer.lr_scheduler, self.counters.created_schedule = None, False
         self.optimization = RunOptimization(trainer, plan.max_steps, self._wrap)
         hooks.progress.begin()
         trainer.callback_handler.train_dataloader = loader
@@ -318,7 +317,7 @@ class TrainingRun:
         loader = self._shared(self._train_loader())
         self.pieces.windows.replace(loader)
         self.backend.loaders.train = self.trainer.callback_handler.train_dataloader = loader
-        self.trainer._eval_dataloaders.clear()
+        self.counters.eval_loaders.clear()
 
     def resume_point(self, folder: str | None) -> CheckpointReader | None:
         """Return the checkpoint ``folder``, with the run's caches if it is the one to resume; None for None."""

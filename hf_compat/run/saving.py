@@ -70,7 +70,7 @@ class CheckpointSaving:
         self.finish()
         self._best_before = trainer.state.best_model_checkpoint
         try:
-            call_as_defined(trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+            call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             return
@@ -103,7 +103,7 @@ class CheckpointSaving:
         trainer, args = self._trainer, self._trainer.args
         if trainer.hp_search_backend is None and trial is None:
             trainer.store_flos()
-        output_dir = checked_output_dir(trainer._get_output_dir(trial=trial))
+        output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
         step = trainer.state.global_step
         self._writer.write(
             Path(output_dir, names.checkpoint_name(step)),
@@ -139,9 +139,8 @@ class CheckpointSaving:
         return parts
 
     def _weights(self) -> Part:
-        trainer = self._trainer
-        own = is_ours(trainer.save_model) and is_ours(trainer._save)
-        return Part(lambda folder: trainer.save_model(str(folder), _internal_call=True), deferrable=own)
+        own = is_ours(self._trainer.save_model) and is_ours(self._trainer._save)
+        return Part(lambda folder: self._trainer.save_model(str(folder), _internal_call=True), deferrable=own)
 
     def _part(self, name: str) -> Part:
         """Return the part written by the Trainer's method ``name``."""
@@ -169,11 +168,10 @@ class CheckpointSaving:
     def _rotate(self, folder: Path) -> None:
         self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
 
-    def rotate_finished(self) -> None:
-        """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
-        trainer = self._trainer
-        args, best = trainer.args, trainer.state.best_model_checkpoint
-        folder = checked_output_dir(trainer._get_output_dir(trainer._trial))
+    def rotate_finished(self, trial: Trial | None) -> None:
+        """Leave the best checkpoint of ``trial`` alone, if ``save_total_limit=1``: no newest one is resumed from."""
+        args, best = self._trainer.args, self._trainer.state.best_model_checkpoint
+        folder = checked_output_dir(self._trainer._get_output_dir(trial))
         if args.should_save and args.save_total_limit == 1 and best is not None:
             rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 

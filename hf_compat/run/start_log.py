@@ -18,11 +18,12 @@ __all__ = ["log_start"]
 logger = logging.getLogger(__name__)
 
 
-def log_start(trainer: Trainer, folder: str | None, start: ResumePosition | None) -> None:
+def log_start(trainer: Trainer, batch_size: int, folder: str | None, start: ResumePosition | None) -> None:
     """Log the numbers of the run, and the start of a resumed one.
 
     Args:
         trainer: The Trainer.
+        batch_size: Samples of a batch on each device.
         folder: The checkpoint to resume from, None without one.
         start: Start of a resumed run in the data; None for the beginning.
     """
@@ -31,7 +32,7 @@ def log_start(trainer: Trainer, folder: str | None, start: ResumePosition | None
         return
     logger.info("***** Running training *****")
     resumed = () if folder is None or start is None else _resumed(trainer, folder, start)
-    for line in (*_numbers(trainer, plan), *resumed):
+    for line in (*_numbers(trainer, batch_size, plan), *resumed):
         logger.info("  %s", line)
 
 
@@ -44,14 +45,14 @@ def _resumed(trainer: Trainer, folder: str, start: ResumePosition) -> Iterator[s
         yield f"Fast-forwarding the dataloader, will skip {skipped}"
 
 
-def _numbers(trainer: Trainer, plan: RunPlan) -> Iterator[str]:
+def _numbers(trainer: Trainer, batch_size: int, plan: RunPlan) -> Iterator[str]:
     per_device = trainer.args.per_device_train_batch_size
     yield f"Num examples = {plan.num_examples:,}"
     yield f"Num Epochs = {plan.num_train_epochs:,}"
     yield f"Num update steps per epoch = {plan.update_steps_per_epoch:,}"
     yield f"Instantaneous batch size per device = {per_device:,}"
-    if trainer._train_batch_size != per_device:
-        yield f"The batch size has been adjusted to: {trainer._train_batch_size:,}"
+    if batch_size != per_device:
+        yield f"The batch size has been adjusted to: {batch_size:,}"
     total = plan.samples_per_update_step
     yield f"Total train batch size (w. parallel, distributed & accumulation) = {total:,}"
     yield f"Gradient Accumulation steps = {plan.accumulate}"

@@ -54,7 +54,10 @@ class TrainingEvaluation:
         """
         trainer, metrics = self._trainer, self.measure(ignore_keys_for_eval)
         call_as_defined(
-            trainer._report_to_hp_search, ("trial", trial), ("step", trainer.state.global_step), ("metrics", metrics)
+            self._trainer._report_to_hp_search,
+            ("trial", trial),
+            ("step", trainer.state.global_step),
+            ("metrics", metrics),
         )
         scheduler: Any = trainer.lr_scheduler
         if steps_on_metric(scheduler) and not skip_scheduler:

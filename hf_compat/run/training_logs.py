@@ -58,7 +58,7 @@ class TrainingLogs:
         logs = {"loss": mean if trainer.semantics.logs_unrounded_loss else round(mean, 4)}
         if grad_norm is not None:
             logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
-        logs["learning_rate"] = trainer._get_learning_rate() if learning_rate is None else learning_rate
+        logs["learning_rate"] = self._trainer._get_learning_rate() if learning_rate is None else learning_rate
         counters.total_loss_scalar += summed
         counters.last_logged_step = trainer.state.global_step
         trainer.store_flos()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,14 +11,13 @@ from torch import nn
 
 from hf_compat.accelerator import Accelerator
 from hf_compat.accelerator.plugins import fsdp_plugin, parallelism_config
-from hf_compat.arguments.process_facts import uses_configured_state
+from hf_compat.arguments.process_facts import run_state, uses_configured_state
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.callbacks import CallbackHandler, PrinterCallback, RichProgressCallback, default_callbacks
 from hf_compat.data.columns import can_return_loss, find_labels
 from hf_compat.distributed.accelerate_state import share_run
-from hf_compat.distributed.process_state import Compilation, RunState
 from hf_compat.engine.keywords import is_lightning_callback
 from hf_compat.engine.lightning_callbacks import draws_with_rich
 from hf_compat.engine.loggers import LoggingCallback, build_reporters
@@ -27,9 +25,7 @@ from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.data_parallel import replicated
 from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
-from hf_compat.errors import ModelError, ModelInitError, OutputFolderError, TrainerSetupError
-from hf_compat.log_files import write_log_file
-from hf_compat.logger_levels import set_level
+from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
 from hf_compat.model_facts import (
     accepts_loss_kwargs,
     is_bare_model,
@@ -40,6 +36,7 @@ from hf_compat.model_facts import (
 )
 from hf_compat.optim.losses import LabelSmoother
 from hf_compat.overriding import check_is_module, is_ours
+from hf_compat.run.preparing import move_to_device
 from hf_compat.state import TrainerState, is_exportable
 from hf_compat.trainer.validation import check_is_model, check_loaded_model, strategy_problems
 
@@ -55,9 +52,7 @@ __all__ = [
     "first_model",
     "initial_state",
     "inspect_model",
-    "make_output_folder",
     "processing_class_of",
-    "set_log_level",
     "set_up_callbacks",
     "use_presharded",
     "wrap_model",
@@ -72,14 +67,6 @@ def processing_class_of(processing_class: Any, tokenizer: Any) -> Any:
         raise TrainerSetupError("`tokenizer` and `processing_class` were both passed: pass only `processing_class`.")
     warnings.warn("`tokenizer` is deprecated: pass `processing_class`.", FutureWarning, stacklevel=3)
     return tokenizer
-
-
-def set_log_level(args: TrainingArguments) -> None:
-    """Set the level of hf_compat's and transformers' loggers on this rank, and open its log file."""
-    level = args.log_level if args.should_log else args.log_level_replica
-    if level != "passive":
-        set_level(args.get_process_log_level())
-    write_log_file(args.process_index, args.get_process_log_level())
 
 
 def use_presharded(trainer: Trainer, model: nn.Module) -> None:
@@ -98,29 +85,17 @@ def use_presharded(trainer: Trainer, model: nn.Module) -> None:
 
 def build_accelerator(args: TrainingArguments, backend: LightningBackend, semantics: Semantics) -> Accelerator:
     """Return the Trainer's ``accelerator``, which reads ``backend``; accelerate's own state becomes the same."""
-    precision = forward_precision(backend.precision)
-    compiler = args.torch_compile_backend or "inductor"
-    layout = backend.process_layout
+    layout, precision = backend.process_layout, forward_precision(backend.precision)
     config = parallelism_config(args, layout.sizes)
-    state = RunState(
-        args.device,
-        args.launch,
+    state = run_state(
+        args,
         precision,
-        deepspeed_plugin=args.deepspeed_plugin,
         fsdp_plugin=fsdp_plugin(layout.fsdp, precision, args.device),
         parallelism_config=config,
         device_mesh=None if config is None else layout.mesh,
-        compilation=Compilation(compiler, args.torch_compile_mode) if args.torch_compile else None,
     )
     share_run(state, configured=uses_configured_state(args))
-    return Accelerator(
-        args.launch,
-        state,
-        args.accelerator_config,
-        backend,
-        args.data_seed,
-        semantics=semantics,
-    )
+    return Accelerator(args.launch, state, args.accelerator_config, backend, args.data_seed, semantics=semantics)
 
 
 def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
@@ -150,8 +125,8 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
-    backend = trainer.lightning_backend
-    check_loaded_model(model, is_alone=trainer.args.world_size == 1 and backend.process_layout.start is None)
+    backend, layout = trainer.lightning_backend, trainer.lightning_backend.process_layout
+    check_loaded_model(model, is_alone=layout.launch.world_size == 1 and layout.start is None)
     if trainer.model_init is not None:
         _check_made_model(trainer, model)
     if not is_presharded(model):
@@ -159,9 +134,9 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
     trainer.is_model_parallel = is_spread(model, trainer.args.device)
     if trainer.is_model_parallel:
         _use_as_spread(trainer)
-    trainer.place_model_on_device = _places_model(trainer, backend)
+    trainer.place_model_on_device = backend.traits.places_model and _places_model(trainer)
     if trainer.place_model_on_device and backend.process_layout.start is None:  # started processes move it themselves
-        trainer._move_model_to_device(model, trainer.args.device)
+        move_to_device(trainer, model)
     return model
 
 
@@ -195,12 +170,10 @@ def wrap_model(trainer: Trainer, model: nn.Module) -> nn.Module:
     return model if is_wrapped or trainer.args.n_gpu < 2 else replicated(model)
 
 
-def _places_model(trainer: Trainer, backend: LightningBackend) -> bool:
+def _places_model(trainer: Trainer) -> bool:
     """Return whether the constructor moves the model to its device; otherwise the first run or evaluation does."""
-    if not backend.traits.places_model:
-        return False
-    args, wanted, spread = trainer.args, trainer.args.place_model_on_device, trainer.is_model_parallel
-    full_eval = full_evaluation_precision(args) is not None
+    args, spread = trainer.args, trainer.is_model_parallel
+    wanted, full_eval = args.place_model_on_device, full_evaluation_precision(args) is not None
     if trainer.semantics.release < SINCE["leaves_model_placement_open"]:
         return bool(wanted) and not (spread or (full_eval and not args.do_train))
     return not (spread or full_eval) if wanted is None else bool(wanted)
@@ -238,22 +211,22 @@ def call_model_init(trainer: Trainer, trial: Trial | None) -> nn.Module:
 
 def inspect_model(trainer: Trainer) -> None:
     """Set the attributes that depend on what the model takes and returns."""
-    args, inner = trainer.args, unwrap_peft(trainer.model)
+    inner, named, smoothing = unwrap_peft(trainer.model), trainer.args.label_names, trainer.args.label_smoothing_factor
     # The loss of shared sequences is a mean over the tokens of one batch.
     trainer.model_accepts_loss_kwargs = accepts_loss_kwargs(trainer.model) and trainer.get_sp_size() == 1
-    trainer.label_names = find_labels(inner) if args.label_names is None else args.label_names
+    trainer.label_names = find_labels(inner) if named is None else named
     trainer.can_return_loss = can_return_loss(inner)
     as_decoder = trainer.semantics.counts_shifted_labels_of_encoder_decoders
-    trainer._loss_shifts_labels = shifts_labels(inner, encoder_decoders_too=as_decoder)
+    trainer.run_counters.loss_shifts_labels = shifts_labels(inner, encoder_decoders_too=as_decoder)
     trainer.label_smoother = None
-    if args.label_smoothing_factor != 0:
+    if smoothing != 0:
         if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
             trainer.warn_once(
-                f"`label_smoothing_factor={args.label_smoothing_factor}`: Label smoothing is not compatible with "
+                f"`label_smoothing_factor={smoothing}`: Label smoothing is not compatible with "
                 "multi-label classification. It is ignored; set it to 0."
             )
         else:
-            trainer.label_smoother = LabelSmoother(epsilon=args.label_smoothing_factor)
+            trainer.label_smoother = LabelSmoother(epsilon=smoothing)
 
 
 def optimizer_and_schedule(optimizers: Any) -> tuple[Any, Any]:
@@ -311,17 +284,3 @@ def set_up_callbacks(trainer: Trainer, callbacks: Sequence[Any] | None) -> None:
     if not any(isinstance(callback, RichProgressCallback) for callback in trainer.callback_handler.callbacks):
         prints = trainer.args.disable_tqdm or draws_with_rich(backend.callbacks)
         trainer.add_callback(PrinterCallback if prints else default_callbacks.DEFAULT_PROGRESS_CALLBACK)
-
-
-def make_output_folder(path: str) -> None:
-    """Make the folder ``path`` of the arguments, if it is not there.
-
-    Raises:
-        OutputFolderError: If it is a file, or in one.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise OutputFolderError(
-            f"`output_dir={path!r}`: {error.strerror}, and it is no folder. Remove the file, or name another folder."
-        ) from error

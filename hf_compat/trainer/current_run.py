@@ -1,4 +1,4 @@
-"""The current or last run of a Trainer, and its numbers as attributes of the Trainer with transformers' names."""
+"""The current or last run of a Trainer, and its counts as attributes of the Trainer with transformers' names."""
 
 from __future__ import annotations
 
@@ -57,11 +57,22 @@ class View:
         self.field = field
         self.initial = initial
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
     def __get__(self, trainer: Trainer | None, owner: type) -> Any:
-        return self if trainer is None else getattr(counts_of(trainer), self.field)
+        if trainer is None:
+            return self
+        try:
+            return getattr(counts_of(trainer), self.field)
+        except AttributeError:
+            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {self.name!r}") from None
 
     def __set__(self, trainer: Trainer, value: object) -> None:
         setattr(counts_of(trainer), self.field, value)
+
+    def __delete__(self, trainer: Trainer) -> None:
+        delattr(counts_of(trainer), self.field)
 
 
 def counts_of(trainer: Trainer) -> RunCounters:
@@ -71,7 +82,7 @@ def counts_of(trainer: Trainer) -> RunCounters:
         counters = vars(trainer)["run_counters"] = RunCounters()
         kind = type(trainer)
         for view in (getattr(kind, name) for name in _views(kind)):
-            if view.initial is not _UNSET:
+            if isinstance(view, View) and view.initial is not _UNSET:  # it may have been overridden by a property
                 setattr(counters, view.field, view.initial)
     return counters
 
@@ -81,7 +92,9 @@ def keep_views(kind: type) -> None:
     for name, value in list(vars(kind).items()):
         inherited = next((vars(base)[name] for base in kind.__mro__[1:] if name in vars(base)), None)
         if isinstance(inherited, View) and not hasattr(value, "__get__"):
-            setattr(kind, name, View(inherited.field, value))
+            view = View(inherited.field, value)
+            view.__set_name__(kind, name)
+            setattr(kind, name, view)
 
 
 def _views(kind: type) -> list[str]:

@@ -30,9 +30,9 @@ from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.optim.losses import loss_and_outputs
-from hf_compat.overriding import call_as_defined, check_is_module
+from hf_compat.overriding import call_as_defined
 from hf_compat.plan.data_limits import share_of
-from hf_compat.run.preparing import place_model, prepare_forward
+from hf_compat.run.preparing import place_model, prepare_forward, wrap
 from hf_compat.trainer import shared_inputs
 from hf_compat.trainer.current_run import current_run, prepare_strategy
 from hf_compat.trainer.loss import check_is_named, computing_loss, fresh_past, store_past
@@ -66,7 +66,7 @@ def evaluate(
                 metric_key_prefix=f"{metric_key_prefix}_{name}",
             )
         return metrics
-    with trainer._memory_tracker.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
+    with trainer.run_counters.memory.measure("eval"), outliving([signal.SIGTERM]):  # kept workers may go on in a run
         loader = trainer.get_eval_dataloader(eval_dataset)
         check_is_loader(loader, "`get_eval_dataloader`")
         start_time = time.time()
@@ -83,7 +83,7 @@ def evaluate(
         if trainer.lightning_backend.sanity_batches is None:
             trainer.log(output.metrics)
             fire(trainer, "on_evaluate", output.metrics)
-        trainer._memory_tracker.stop_and_update_metrics(output.metrics, "eval")
+        trainer.run_counters.memory.stop_and_update_metrics(output.metrics, "eval")
     return output.metrics
 
 
@@ -91,7 +91,7 @@ def predict(
     trainer: Trainer, test_dataset: Any, ignore_keys: list[str] | None, metric_key_prefix: str
 ) -> PredictionOutput:
     """Return the predictions on ``test_dataset``; see the Trainer's ``predict``."""
-    with trainer._memory_tracker.measure("test"), outliving([signal.SIGTERM]):
+    with trainer.run_counters.memory.measure("test"), outliving([signal.SIGTERM]):
         loader = trainer.get_test_dataloader(test_dataset)
         check_is_loader(loader, "`get_test_dataloader`")
         start_time = time.time()
@@ -105,7 +105,7 @@ def predict(
         _check_is_output(trainer, output)
         _add_speed(trainer, output, metric_key_prefix, start_time)
         fire(trainer, "on_predict", output.metrics)
-        trainer._memory_tracker.stop_and_update_metrics(output.metrics, "test")
+        trainer.run_counters.memory.stop_and_update_metrics(output.metrics, "test")
     return PredictionOutput(predictions=output.predictions, label_ids=output.label_ids, metrics=output.metrics)
 
 
@@ -228,11 +228,7 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     """
     start, args, backend = time.time(), trainer.args, trainer.lightning_backend
     place_model(trainer, backend)
-    wrapped: nn.Module = call_as_defined(
-        trainer._wrap_model, ("model", trainer.model), training=False, dataloader=dataloader
-    )
-    check_is_module(wrapped, "_wrap_model")
-    model = wrapped
+    model = wrapped = wrap(trainer, trainer.model, training=False, dataloader=dataloader)
     if wrapped is trainer.model and wrapped is not backend.cast_model:
         model = trainer.model_wrapped = prepare_forward(trainer, backend, trainer.warn_once)
     prepare_strategy(trainer)
@@ -249,12 +245,14 @@ def prepare(trainer: Trainer, dataloader: Iterable[Any] | None = None) -> nn.Mod
     return model
 
 
-def trace(trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None) -> Any:
-    """Return ``model`` traced with the first batch of ``dataloader``, or ``model`` if it cannot be traced."""
+def trace(
+    trainer: Trainer, model: nn.Module, dataloader: Iterable[Any] | None, prepare: Callable[[Any], dict[str, Any]]
+) -> Any:
+    """Return ``model`` traced with the first batch of ``dataloader``, prepared; ``model`` if it cannot be traced."""
     if dataloader is None:
         logger.warning("`jit_mode_eval=True`: failed to use PyTorch jit mode, as there is no loader to trace with.")
         return model
-    example = trainer._prepare_inputs(next(iter(dataloader)))
+    example = prepare(next(iter(dataloader)))
     try:
         precision = forward_precision(trainer.lightning_backend.precision)
         return trace_model(model, example, mixed_precision=precision, device=trainer.args.device)

@@ -27,6 +27,7 @@ from torch.multiprocessing.spawn import (
     start_processes,
 )
 
+from hf_compat.arguments.process_facts import set_log_level
 from hf_compat.checkpoint.rng import host_rng_state, set_host_rng_state
 from hf_compat.distributed import collectives
 from hf_compat.distributed.accelerators import is_initialized
@@ -35,7 +36,7 @@ from hf_compat.engine.clusters import slurm_signal
 from hf_compat.engine.process_layout import ProcessStart, place_started
 from hf_compat.errors import LaunchError, TrainerSetupError
 from hf_compat.run.preemption import SignalWatch, exit_status
-from hf_compat.trainer.construction import set_log_level
+from hf_compat.run.preparing import move_to_device
 
 if TYPE_CHECKING:
     from hf_compat.evaluation.results import TrainOutput
@@ -81,8 +82,8 @@ def train_in_processes(trainer: Trainer, start: ProcessStart, run: Callable[[Any
         LaunchError: If a process exited without a result. Errors of ``run`` in a process are raised as they are.
         SystemExit: If the processes were preempted, by SIGTERM or SLURM, and have saved.
     """
-    if start.method == "fork" and is_initialized(trainer.args.device):
-        name = trainer.args.device.type.upper()
+    if start.method == "fork" and is_initialized(device := trainer.args.device):
+        name = device.type.upper()
         raise TrainerSetupError(
             f"`train` would fork processes, but {name} is initialised in this process, perhaps by an evaluation, and "
             "forked processes cannot use it then. Train before evaluating, or use the strategy 'ddp_spawn'."
@@ -234,11 +235,11 @@ def _join_as_rank(trainer: Trainer) -> None:
     backend = trainer.lightning_backend
     backend.set_layout(place_started(trainer.args, backend.process_layout))
     set_log_level(trainer.args)
-    trainer._eval_dataloaders = {}
+    trainer.run_counters.eval_loaders = {}
     trainer.create_accelerator_and_postprocess()
     trainer._validate_args()
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(trainer.model, trainer.args.device)
+        move_to_device(trainer, trainer.model)
 
 
 def _pickle_error(error: Exception, rank: int) -> bytes:

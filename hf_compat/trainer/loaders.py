@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.loading import loader_keywords, order_seed
 from hf_compat.data import columns
 from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler
@@ -19,6 +20,7 @@ from hf_compat.overriding import call_as_defined, check_returned
 from hf_compat.seeding import seed_worker
 
 if TYPE_CHECKING:
+    from hf_compat.arguments import TrainingArguments
     from hf_compat.trainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -30,8 +32,8 @@ _MADE_FOR = "_made_for"
 """Attribute of a loader that is kept: the data set it was asked for, with all columns."""
 
 
-def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
-    """Return the evaluation loader, the previous one if workers are persistent; see ``get_eval_dataloader``."""
+def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoader[Any]]) -> DataLoader[Any]:
+    """Return the evaluation loader, by ``load`` or the previous one of persistent workers; see the Trainer's method."""
     if eval_dataset is None and trainer.eval_dataset is None:
         raise DataError(
             "`eval_dataset=None`: evaluation requires an eval_dataset. Pass it to the Trainer or to `evaluate`."
@@ -43,19 +45,14 @@ def eval_loader(trainer: Trainer, eval_dataset: Any) -> DataLoader[Any]:
     else:
         key, dataset = f"eval {id(eval_dataset)}", eval_dataset
     keeps_workers = trainer.args.dataloader_persistent_workers
-    kept = trainer._eval_dataloaders.get(key) if keeps_workers else None
+    loaders = trainer.run_counters.eval_loaders
+    kept = loaders.get(key) if keeps_workers else None
     if kept is not None and vars(kept).get(_MADE_FOR) is dataset:  # which may have been replaced
         return kept
-    loader = trainer._get_dataloader(
-        dataset=dataset,
-        description="Evaluation",
-        batch_size=trainer.args.eval_batch_size,
-        sampler_fn=trainer._get_eval_sampler,
-        dataloader_key=key,
-    )
+    loader = load(dataset=dataset, dataloader_key=key)
     if keeps_workers:
         vars(loader)[_MADE_FOR] = dataset
-        trainer._eval_dataloaders[key] = loader
+        loaders[key] = loader
     return loader
 
 
@@ -77,15 +74,7 @@ def build_loader(
         collator = trainer._get_collator_with_removed_columns(collator, description=description)
         check_returned(callable(collator), collator, "_get_collator_with_removed_columns", "a collator")
     args = for_run(trainer.args)
-    settings: dict[str, Any] = {
-        "collate_fn": collator,
-        "num_workers": args.dataloader_num_workers,
-        "pin_memory": args.dataloader_pin_memory,
-        "persistent_workers": args.dataloader_persistent_workers,
-        "multiprocessing_context": args.dataloader_multiprocessing_context,
-        "prefetch_factor": args.dataloader_prefetch_factor,
-        "in_order": args.dataloader_in_order,
-    }
+    settings = {"collate_fn": collator, **loader_keywords(args)}
     if isinstance(dataset, IterableDataset):
         settings["batch_size"] = batch_size
         if is_training:
@@ -97,7 +86,7 @@ def build_loader(
         settings |= _batching(sampler, batch_size, drop_last=args.dataloader_drop_last)
         if is_training:
             settings["worker_init_fn"] = partial(
-                seed_worker, num_workers=args.dataloader_num_workers, rank=trainer.accelerator.data_parallel_rank
+                seed_worker, num_workers=settings["num_workers"], rank=trainer.accelerator.data_parallel_rank
             )
     loader: DataLoader[Any] = trainer.accelerator.prepare(DataLoader(dataset, **settings))
     return loader
@@ -134,47 +123,40 @@ def _warn_of_own_order(strategy: str) -> None:
 def choose_train_sampler(trainer: Trainer, train_dataset: Any) -> Sampler[Any] | None:
     """Return the sampler of ``train_sampling_strategy``; None for a dataset without length."""
     args = for_run(trainer.args)
+    strategy, steps = args.train_sampling_strategy, args.gradient_accumulation_steps
     dataset = trainer.train_dataset if train_dataset is None else train_dataset
     if dataset is not None and not has_length(dataset):
-        _warn_of_own_order(args.train_sampling_strategy)
+        _warn_of_own_order(strategy)
         return None
-    if args.train_sampling_strategy == "batch_rebalance":
+    size, measured = args.train_batch_size, _length_keywords(trainer, args)
+    if strategy == "batch_rebalance":
         return balanced_sampler(
             dataset,
-            trainer._train_batch_size if args.auto_find_batch_size else args.train_batch_size,
-            args.gradient_accumulation_steps,
-            length_column_name=args.length_column_name,
-            model_input_name=_model_input_name(trainer),
+            trainer.run_counters.train_batch_size if args.auto_find_batch_size else size,
+            steps,
             ranks=(trainer.accelerator.data_parallel_rank, trainer.accelerator.data_parallel_size),
             drop_last=args.dataloader_drop_last,
+            **measured,
         )
-    return train_sampler(
-        dataset,
-        args.train_sampling_strategy,
-        args.train_batch_size * args.gradient_accumulation_steps,
-        length_column_name=args.length_column_name,
-        model_input_name=_model_input_name(trainer),
-    )
+    return train_sampler(dataset, strategy, size * steps, **measured)
 
 
 def choose_eval_sampler(trainer: Trainer, eval_dataset: Any) -> Sampler[Any] | None:
     """Return the evaluation sampler: sequential, or by length if training groups by length."""
     args = for_run(trainer.args)
-    seed = args.seed if args.data_seed is None else args.data_seed
     return eval_sampler(
         eval_dataset,
         args.train_sampling_strategy,
         args.eval_batch_size,
-        length_column_name=args.length_column_name,
-        model_input_name=_model_input_name(trainer),
-        seed=seed if trainer.semantics.eval_grouping_has_own_generator else None,
+        **_length_keywords(trainer, args),
+        seed=order_seed(args) if trainer.semantics.eval_grouping_has_own_generator else None,
     )
 
 
-def _model_input_name(trainer: Trainer) -> str | None:
-    """Return the first of the processing class's ``model_input_names``, None if it has none."""
+def _length_keywords(trainer: Trainer, args: TrainingArguments) -> dict[str, Any]:
+    """Return where samplers find the length of a sample: in a column, or by the processing class's first input."""
     names = getattr(trainer.processing_class, "model_input_names", None)
-    return names[0] if names else None
+    return {"length_column_name": args.length_column_name, "model_input_name": names[0] if names else None}
 
 
 def _check_has_samples(dataset: object, description: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -88,12 +88,12 @@ def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
     That is the number over all ranks, or, with a row for each replica that ``DataParallel`` makes, over all replicas;
     without ``average_tokens_across_devices`` the mean over the replicas.
     """
-    args = trainer.args
-    if args.average_tokens_across_devices:
+    replicas = trainer.args.n_gpu
+    if trainer.args.average_tokens_across_devices:
         count = trainer.accelerator.gather(count).sum()
-    elif args.n_gpu > 1:
-        count = count // args.n_gpu
-    return count.unsqueeze(0).expand(args.n_gpu, -1) if args.n_gpu > 1 else count
+    elif replicas > 1:
+        count = count // replicas
+    return count.unsqueeze(0).expand(replicas, -1) if replicas > 1 else count
 
 
 def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
@@ -101,7 +101,7 @@ def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:
         return batch["labels"]
     if "shift_labels" in batch:
         return batch["shift_labels"]
-    return batch["labels"][..., 1:] if trainer._loss_shifts_labels else batch["labels"]
+    return batch["labels"][..., 1:] if trainer.run_counters.loss_shifts_labels else batch["labels"]
 
 
 def forward_and_backward(
@@ -274,12 +274,12 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
     return stack
 
 
-def prepare_input(trainer: Trainer, data: object) -> Any:
-    """Return ``data`` with its tensors on the training device; a mapping is copied."""
-    device, dtype = trainer.args.device, trainer.lightning_backend.input_dtype(trainer.args)
+def prepare_input(
+    data: object, device: torch.device, dtype: torch.dtype | None, prepare: Callable[[object], Any]
+) -> Any:
+    """Return ``data`` with its tensors on ``device``, in ``dtype`` if given; a mapping's values go to ``prepare``."""
     if isinstance(data, Tensor) or not isinstance(data, MAPPINGS):
         return _moved(data, device, dtype)
-    prepare = trainer._prepare_input
     if not is_ours(prepare):
         return type(data)({name: prepare(value) for name, value in data.items()})  # type: ignore[call-arg]
     return type(data)(  # type: ignore[call-arg]
@@ -307,20 +307,21 @@ def _cast(data: object, dtype: torch.dtype) -> Any:
 
 
 def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return one batch on the training device, with the past state of the previous one as ``mems``.
+    """Return ``inputs``, on the training device, with the past state of the previous batch as ``mems``.
 
     Raises:
-        DataError: If it is empty.
+        DataError: If they are empty.
+        OverrideError: If they are none.
     """
-    inputs = trainer._prepare_input(inputs)
     check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
     if len(inputs) == 0:
+        columns = trainer.run_counters.signature_columns or ["(any)"]
         raise DataError(
             f"`train_dataset`: The batch received was empty. {type(trainer.model).__name__} takes the columns "
-            f"{', '.join(trainer._signature_columns or ['(any)'])}. Add at least one of them to the dataset, or set "
+            f"{', '.join(columns)}. Add at least one of them to the dataset, or set "
             "`remove_unused_columns=False`."
         )
-    past = vars(trainer).get("_past")
+    past = getattr(trainer.run_counters, "past", None)
     if past is not None:
         inputs["mems"] = past
     return trainer.lightning_backend.precision.convert_input(inputs)  # type: ignore[no-any-return]
@@ -329,13 +330,14 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
 def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> None:
     """Store the past state for the next batch, if ``past_index`` is set; without a loss its index is one less."""
     args = for_run(trainer.args)
-    if args.past_index < 0:
+    index = args.past_index
+    if index < 0:
         return
     try:
-        trainer._past = outputs[args.past_index - (not is_scored)]
+        trainer.run_counters.past = outputs[index - (not is_scored)]
     except (IndexError, KeyError):
         raise ModelOutputError(
-            f"`past_index={args.past_index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
+            f"`past_index={index}`: {type(trainer.model).__name__} returned {len(outputs)} values "
             f"in a {type(outputs).__name__}. Return a tuple or a `ModelOutput`, and set `past_index` to the index of "
             "the past state in it, counted from 0 with the loss."
         ) from None
@@ -344,10 +346,12 @@ def store_past(trainer: Trainer, outputs: Any, *, is_scored: bool = True) -> Non
 @contextmanager
 def fresh_past(trainer: Trainer) -> Iterator[None]:
     """Context for an evaluation: starts without past state, and restores that of the training, if there is one."""
-    outside = {name: value for name, value in vars(trainer).items() if name == "_past"}
-    trainer._past = None
+    counters, unset = trainer.run_counters, object()
+    outside = getattr(counters, "past", unset)
+    counters.past = None
     try:
         yield
     finally:
-        vars(trainer).pop("_past", None)
-        vars(trainer).update(outside)
+        counters.forget_past()
+        if outside is not unset:
+            counters.past = outside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from hf_compat.arguments.enums import ParallelMode
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.output_folder import checkpoints_kept, folder_or_default
 from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.atomic_files import read_json_object
@@ -48,41 +50,40 @@ class LoadResult(NamedTuple):
     unexpected_keys: list[str]
 
 
-def save_model(trainer: Trainer, output_dir: str | None, *, is_checkpoint: bool) -> None:
+def save_model(trainer: Trainer, output_dir: str | None, *, save: Callable[..., None], is_checkpoint: bool) -> None:
     """Save model, configuration, processing class and arguments; every rank has to call it.
 
     Args:
         trainer: The Trainer.
         output_dir: The folder. Default: ``args.output_dir``.
+        save: The Trainer's ``_save``.
         is_checkpoint: Whether it is a checkpoint, whose weights may be saved sharded.
     """
     args, backend = trainer.args, trainer.lightning_backend
-    folder = args.output_dir if output_dir is None else output_dir
+    folder = folder_or_default(args, output_dir)
     if backend.traits.shards_as_it_loads(args):
         prepare_strategy(trainer)
     strategy = backend.strategy
-    calls_save = args.should_save or _calls_save_on_every_rank(trainer)
+    writes, file_writer = args.should_save, trainer.checkpoint_writer.file_writer
+    calls_save = writes or _calls_save_on_every_rank(trainer)
     if strategy.saves_sharded_weights and (is_checkpoint or not strategy.gathers_weights):
-        model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
+        model = trainer.accelerator.unwrap_model(trainer.model)
         if not strategy.gathers_weights:
-            _save_without_weights(trainer, folder, calls_save=calls_save)
+            if calls_save:
+                save(folder, state_dict={})  # what lies beside the weights, which nothing gathers
+            if writes:
+                file_writer(weights.remove_weights, folder)
         strategy.save_sharded_weights(model, folder, file_writer=file_writer)
-        if strategy.gathers_weights and args.should_save:
+        if strategy.gathers_weights and writes:
             weights.save_configuration(model, Path(folder))
             _save_beside_weights(trainer, Path(folder))
     elif strategy.gathers_weights:
-        state_dict = _state_dict_to_save(trainer)
+        state_dict = _state_dict_to_save(trainer, writes=writes)
         if calls_save:
-            with trainer.checkpoint_writer.file_writer.already_copied(state_dict if strategy.copies_weights else {}):
-                trainer._save(folder, state_dict=state_dict)
+            with file_writer.already_copied(state_dict if strategy.copies_weights else {}):
+                save(folder, state_dict=state_dict)
     elif calls_save:
-        checkpointed = is_checkpoint and args.should_save
-        made = backend.checkpoint_entries(trainer.checkpoint_writer.file_writer) if checkpointed else {}
-        if "state_dict" in made:  # of the module, whose model is named so
-            state_dict = {name.removeprefix("model."): value for name, value in made["state_dict"].items()}
-            trainer._save(folder, state_dict=state_dict)
-        else:
-            trainer._save(folder)
+        save(folder, **(_weights_of_callbacks(trainer) if is_checkpoint and writes else {}))
 
 
 def _calls_save_on_every_rank(trainer: Trainer) -> bool:
@@ -90,15 +91,16 @@ def _calls_save_on_every_rank(trainer: Trainer) -> bool:
     return trainer.lightning_backend.strategy.saves_on_every_rank or trainer.semantics.calls_save_on_every_rank
 
 
-def _save_without_weights(trainer: Trainer, folder: str, *, calls_save: bool) -> None:
-    """Save what lies beside weights that nothing gathers, through ``_save`` as if there were none."""
-    if calls_save:
-        trainer._save(folder, state_dict={})
-    if trainer.args.should_save:
-        trainer.checkpoint_writer.file_writer(weights.remove_weights, folder)
+def _weights_of_callbacks(trainer: Trainer) -> dict[str, Any]:
+    """Return the state dict that Lightning callbacks of the user put into a checkpoint, as a keyword of ``_save``."""
+    made = trainer.lightning_backend.checkpoint_entries(trainer.checkpoint_writer.file_writer)
+    if "state_dict" not in made:
+        return {}
+    # Of the module, whose model is named so.
+    return {"state_dict": {name.removeprefix("model."): value for name, value in made["state_dict"].items()}}
 
 
-def _state_dict_to_save(trainer: Trainer) -> dict[str, Any]:
+def _state_dict_to_save(trainer: Trainer, *, writes: bool) -> dict[str, Any]:
     """Return the state dict to save, perhaps only on ranks that save it; every rank calls this."""
     accelerator, file_writer = trainer.accelerator, trainer.checkpoint_writer.file_writer
     strategy = trainer.lightning_backend.strategy
@@ -108,18 +110,17 @@ def _state_dict_to_save(trainer: Trainer) -> dict[str, Any]:
     if not (strategy.clones_weights and file_writer.is_deferring):
         return accelerator.get_state_dict(trainer.model)
     # Into the memory of the snapshot before.
-    return (
-        file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if trainer.args.should_save else {}
-    )
+    return file_writer.clones_of(accelerator.unwrap_model(trainer.model).state_dict()) if writes else {}
 
 
 def save_weights(trainer: Trainer, output_dir: str | None, state_dict: dict[str, Any] | None) -> None:
     """Save model, processing class and arguments to ``output_dir``, by default ``args.output_dir``."""
+    writes = trainer.args.should_save
     if state_dict is None and trainer.lightning_backend.strategy.saves_on_every_rank:
-        state_dict = _state_dict_to_save(trainer)
-    if not trainer.args.should_save and _calls_save_on_every_rank(trainer):
+        state_dict = _state_dict_to_save(trainer, writes=writes)
+    if not writes and _calls_save_on_every_rank(trainer):
         return
-    folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
+    folder = Path(folder_or_default(trainer.args, output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     logger.info("Saving model checkpoint to %s", final_name(str(folder)))
     model, file_writer = trainer.accelerator.unwrap_model(trainer.model), trainer.checkpoint_writer.file_writer
@@ -155,8 +156,10 @@ def _save_beside_weights(trainer: Trainer, folder: Path) -> None:
     state_dict_files.save_training_args(trainer.args, folder)
 
 
-def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, *, trains_on: bool = True) -> None:
-    """Load the weights of a checkpoint into ``model``, the Trainer's by default.
+def load_weights(
+    trainer: Trainer, folder: str, model: nn.Module | None = None, *, trains_on: bool = True
+) -> LoadResult:
+    """Load the weights of a checkpoint into ``model``, the Trainer's by default; return which were missing.
 
     Raises:
         CheckpointError: If the folder has no weights, or they cannot be read.
@@ -166,7 +169,7 @@ def load_weights(trainer: Trainer, folder: str, model: nn.Module | None = None, 
         warn_of_other_release(folder)
     target = trainer.accelerator.unwrap_model(trainer.model if model is None else model)
     missing, unexpected = trainer.lightning_backend.strategy.load_weights(target, folder, trains_on=trains_on)
-    trainer._issue_warnings_after_load(LoadResult(list(missing), list(unexpected)))
+    return LoadResult(list(missing), list(unexpected))
 
 
 def warn_of_other_release(folder: str) -> None:
@@ -225,11 +228,11 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:
     """Delete the oldest checkpoints in ``output_dir``, by default ``args.output_dir``, beyond ``save_total_limit``."""
-    args, writer, best = trainer.args, trainer.checkpoint_writer, trainer.state.best_model_checkpoint
-    if args.should_save and args.save_total_limit is not None and args.save_total_limit > 0:
+    writer, best, limit = trainer.checkpoint_writer, trainer.state.best_model_checkpoint, checkpoints_kept(trainer.args)
+    if limit is not None:
         rotation.rotate(
-            args.output_dir if output_dir is None else output_dir,
-            limit=args.save_total_limit,
+            folder_or_default(trainer.args, output_dir),
+            limit=limit,
             best=None if best is None else writer.begun_in / best,
             protects_newest=trainer.semantics.rotation_protects_newest,
             owned=writer.owned,
@@ -257,12 +260,13 @@ def load_scaler(trainer: Trainer, checkpoint: str | None) -> None:
 
 def save_rng_state(trainer: Trainer, output_dir: str) -> None:
     """Save the random states of this process: of all GPUs that it sees if a launcher started it, else of its own."""
-    args = trainer.args
-    distributed = args.parallel_mode == ParallelMode.DISTRIBUTED
-    rng.save_rng_state(output_dir, rank=args.process_index, world_size=args.world_size, distributed=distributed)
+    launch = trainer.lightning_backend.process_layout.launch
+    distributed = trainer.args.parallel_mode == ParallelMode.DISTRIBUTED
+    rng.save_rng_state(output_dir, rank=launch.rank, world_size=launch.world_size, distributed=distributed)
 
 
 def load_rng_state(trainer: Trainer, checkpoint: str | None) -> None:
     """Restore the random states if ``checkpoint`` has them."""
     if checkpoint is not None:
-        rng.load_rng_state(checkpoint, rank=trainer.args.process_index, world_size=trainer.args.world_size)
+        launch = trainer.lightning_backend.process_layout.launch
+        rng.load_rng_state(checkpoint, rank=launch.rank, world_size=launch.world_size)

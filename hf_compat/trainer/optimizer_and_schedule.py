@@ -89,7 +89,7 @@ def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optim
         kwargs=args.lr_scheduler_kwargs,
         semantics=trainer.semantics,
     )
-    trainer._created_lr_scheduler = True
+    trainer.run_counters.created_schedule = True
 
 
 def learning_rate(trainer: Trainer) -> float:

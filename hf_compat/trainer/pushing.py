@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat import hub
-from hf_compat.arguments import HubStrategy
+from hf_compat.arguments.repository import card_name, hub_repository, path_of_checkpoint, pushes_checkpoints
 from hf_compat.atomic_files import read_json_object, write_text
 from hf_compat.checkpoint import state_dict_files
 from hf_compat.checkpoint.hidden_folders import final_name, hidden_sibling
@@ -83,13 +83,8 @@ class Pusher:
         """Create the repository on the Hub if it does not exist; see the Trainer's ``init_hf_repo``."""
         if not trainer.is_world_process_zero():
             return
-        args = trainer.args
-        trainer.hub_model_id = hub.create_repository(
-            self.api,
-            args.hub_model_id or Path(args.output_dir).absolute().name,
-            token=args.hub_token if token is None else token,
-            private=args.hub_private_repo if private is None else private,
-        )
+        wanted = hub_repository(trainer.args, token=token, private=private)
+        trainer.hub_model_id = hub.create_repository(self.api, wanted.name, token=wanted.token, private=wanted.private)
         trainer.push_in_progress = None
 
     def push(
@@ -124,9 +119,8 @@ class Pusher:
         args = trainer.args
         _fire_push_begin(trainer)
         if described.get("model_name") is None:
-            named = args.hub_model_id or Path(args.output_dir).name
-            described["model_name"] = named.split("/")[-1] if args.should_save else None
-        token = args.hub_token if token is None else token
+            described["model_name"] = card_name(args)
+        token = hub_repository(args, token=token).token
         if trainer.hub_model_id is None:
             trainer.init_hf_repo(token=token, private=private)
         trainer.save_model(_internal_call=True)
@@ -144,7 +138,7 @@ class Pusher:
             Path(args.output_dir).absolute(),  # which may be relative, and another thread uploads it
             commit_message=commit_message,
             token=token,
-            revision=args.hub_revision if revision is None else revision,
+            revision=hub_repository(args, revision=revision).revision,
         )
         return upload() if blocking else self.api.run_as_future(upload)
 
@@ -155,9 +149,9 @@ class Pusher:
         """
         current = trainer.push_in_progress
         under_way = current is not None and not current.is_done()
-        if not trainer.is_world_process_zero() or trainer.args.hub_strategy == "end":
+        if not trainer.is_world_process_zero() or trainer.hub_model_id is None:
             return
-        if trainer.hub_model_id is None or (under_way and not trainer.args.hub_always_push):
+        if not pushes_checkpoints(trainer.args, is_pushing=under_way):
             return
         _fire_push_begin(trainer)
         try:
@@ -182,13 +176,11 @@ class Pusher:
         # The checkpoint's weights, not their copies: a checkpoint's files do not change.
         files = {**hub.shared_files(output), **{path.name: path for path in weights}}
         pushes: list[tuple[Path, str, str | None]] = [(_snapshot(checkpoint, files, frozen=False), message, None)]
-        path_in_repo = {
-            HubStrategy.CHECKPOINT: "last-checkpoint",
-            HubStrategy.ALL_CHECKPOINTS: checkpoint.name,
-        }.get(HubStrategy(args.hub_strategy))
+        path_in_repo = path_of_checkpoint(args, checkpoint.name)
         if path_in_repo is not None:
             every = {path.relative_to(checkpoint).as_posix(): path for path in checkpoint.rglob("*") if path.is_file()}
             pushes.append((_snapshot(checkpoint, every, frozen=True), f"{message}, checkpoint", path_in_repo))
+        target = hub_repository(args)
         return [
             self.api.run_as_future(
                 hub.push_snapshot,
@@ -197,8 +189,8 @@ class Pusher:
                 folder,
                 commit_message=message,
                 path_in_repo=path_in_repo,
-                token=args.hub_token,
-                revision=args.hub_revision,
+                token=target.token,
+                revision=target.revision,
             )
             for folder, message, path_in_repo in pushes
         ]

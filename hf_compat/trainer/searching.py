@@ -56,9 +56,10 @@ def search(
             "`model_init=None`: for a search you need to pass your model through a model_init function, which creates "
             "a new one for each trial."
         )
-    if trainer.args.world_size > 1:
+    world_size = trainer.args.world_size
+    if world_size > 1:
         raise SearchError(
-            f"`hyperparameter_search` is not supported with world size {trainer.args.world_size}. Start a single "
+            f"`hyperparameter_search` is not supported with world size {world_size}. Start a single "
             "process, or use `backend='ray'`, which distributes the trials."
         )
     start = trainer.lightning_backend.process_layout.start
@@ -79,7 +80,7 @@ def search(
 
 def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     """Set the arguments to the values of ``trial``."""
-    trainer._trial = trial
+    trainer.run_counters.trial = trial
     if trainer.hp_search_backend is None or trial is None:
         return
     from hf_compat.tuning.backends import BACKENDS, apply_values
@@ -87,7 +88,7 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
     values = BACKENDS[trainer.hp_search_backend].values(trial, trainer.hp_space)
     apply_values(trainer.args, values, trainer.semantics)
     logger.info("Trial: %s", values)
-    trainer._train_batch_size = trainer.args.train_batch_size
+    trainer.run_counters.train_batch_size = trainer.args.train_batch_size
     trainer.create_accelerator_and_postprocess()
     if trainer.args.should_save:
         publish.clean_orphans(checked_output_dir(trainer._get_output_dir(trial)))
@@ -95,12 +96,13 @@ def set_up_trial(trainer: Trainer, trial: Trial | None) -> None:
 
 def output_dir(trainer: Trainer, trial: Trial | None) -> str:
     """Return the folder of the run's checkpoints; each trial has its own in ``args.output_dir``."""
+    folder: str = trainer.args.output_dir
     if trainer.hp_search_backend is None or trial is None:
-        return trainer.args.output_dir
+        return folder
     from hf_compat.tuning.backends import run_id
 
     name = f"run-{run_id(trainer.hp_search_backend, trial)}" if trainer.hp_name is None else trainer.hp_name(trial)
-    return os.path.join(trainer.args.output_dir, name)
+    return os.path.join(folder, name)
 
 
 def report(trainer: Trainer, trial: Trial | None, step: int, metrics: dict[str, float]) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
-from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.checking.with_data import setup_notes, setup_warnings
 from hf_compat.arguments.parallelism import unused_handler_texts
-from hf_compat.arguments.run_precision import amp_backend
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -29,11 +27,8 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
     """
     if not has_args:
         logger.info("No `TrainingArguments` passed, using `output_dir=%s`.", trainer.args.output_dir)
-    config = trainer.args.accelerator_config
-    if getattr(config, "non_blocking", False) and not trainer.args.dataloader_pin_memory:
-        logger.warning(
-            "`non_blocking` is enabled but `dataloader_pin_memory` is not: batches are copied synchronously. Set both."
-        )
+    for text in setup_warnings(trainer.args):
+        logger.warning(text)
     given = trainer.optimizer is not None or trainer.lr_scheduler is not None
     if given and trainer.lightning_backend.traits.has_engine:
         trainer.warn_once(
@@ -43,25 +38,9 @@ def announce_setup(trainer: Trainer, *, has_args: bool) -> None:
         )
     for text in unused_handler_texts(trainer.args):
         trainer.warn_once(text)
-    for line in _setup(trainer):
-        logger.info(line)
-
-
-def _setup(trainer: Trainer) -> Iterator[str]:
-    args = for_run(trainer.args)
-    if args.max_steps > 0 and args.num_train_epochs > 0:
-        yield (
-            f"max_steps is given ({args.max_steps}), it will override any value given in num_train_epochs "
-            f"({args.num_train_epochs})"
-        )
-    is_old = trainer.semantics.release.major < 5
-    if is_old and (args.fp16 or args.bf16):
-        yield f"Using {amp_backend(args)} half precision backend"
-    if not is_old and isinstance(trainer.train_dataset, IterableDataset):
-        yield (
-            f"`train_sampling_strategy={args.train_sampling_strategy!r}` is ignored when using an `IterableDataset`: "
-            "it decides its order itself."
-        )
+    is_stream = isinstance(trainer.train_dataset, IterableDataset)
+    for text in setup_notes(trainer.args, trainer.semantics, is_stream=is_stream):
+        logger.info(text)
 
 
 def announce_evaluation(description: str, examples: int | None, batch_size: int | None) -> None:

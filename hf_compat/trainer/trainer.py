@@ -7,6 +7,7 @@ or calls other overridable methods; the state of a training run is in ``hf_compa
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import itertools
 import os
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Sampler
 
 from hf_compat import metrics as metric_files
+from hf_compat.arguments import output_folder, process_facts
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
 from hf_compat.callbacks import CallbackHandler
@@ -44,7 +46,7 @@ from hf_compat.run import best_model, progress, tokens
 from hf_compat.run.callback_states import load_callback_state
 from hf_compat.run.finishing import finalize_training
 from hf_compat.run.resume import compare_with_checkpoint, init_training_state
-from hf_compat.seeding import enable_full_determinism, set_seed
+from hf_compat.seeding import seed_run
 from hf_compat.special_tokens import align_special_tokens
 from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.trainer import (
@@ -162,7 +164,6 @@ class Trainer(metaclass=CountsCounterparts):
     neftune_noise_alpha: float | None = None
     neftune_hook_handle: Any = None
     hub_model_id: str | None = None
-
     push_in_progress: PushInProgress | None = None
 
     hp_name: Callable[..., str] | None = None
@@ -175,16 +176,15 @@ class Trainer(metaclass=CountsCounterparts):
     jit_compilation_time: float
     model_preparation_time: float
     run_plan: RunPlan | None = None
-    _train_batch_size: int
-    _trial: Trial | None = None
-    _past: Any
-    """The past state of a model with memory, the next batch's ``mems``; there is none outside of a pass over data."""
-    _signature_columns: list[str] | None = None
-    _eval_dataloaders: dict[str, DataLoader[Any]]
-    _memory_tracker: TrainerMemoryTracker
-    _created_lr_scheduler: bool = False
-    _loss_shifts_labels: bool = False
 
+    _train_batch_size = View("train_batch_size")
+    _trial = View("trial")
+    _past = View("past")
+    _signature_columns = View("signature_columns")
+    _eval_dataloaders = View("eval_loaders")
+    _memory_tracker = View("memory")
+    _created_lr_scheduler = View("created_schedule")
+    _loss_shifts_labels = View("loss_shifts_labels")
     _tr_loss = View("tr_loss")
     _total_loss_scalar = View("total_loss_scalar")
     _globalstep_last_logged = View("last_logged_step")
@@ -227,8 +227,8 @@ class Trainer(metaclass=CountsCounterparts):
         self.lightning_backend = LightningBackend(settings, callbacks, model)
         if model is not None:
             construction.use_presharded(self, model)
-        construction.set_log_level(self.args)
-        (enable_full_determinism if self.args.full_determinism else set_seed)(self.args.seed)
+        process_facts.set_log_level(self.args)
+        seed_run(self.args)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.data_collator = data_collator or default_collator_for(self.processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -237,22 +237,20 @@ class Trainer(metaclass=CountsCounterparts):
         self.optimizer, self.lr_scheduler = construction.optimizer_and_schedule(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self.model, self.model_init = model, model_init
-        self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
+        self._memory_tracker, self._eval_dataloaders = TrainerMemoryTracker(self.args.skip_memory_metrics), {}
         self._memory_tracker.start("init")
-        self._eval_dataloaders = {}
         self.create_accelerator_and_postprocess()
         self._validate_args()
         announce_setup(self, has_args=args is not None)
         self.model = self.model_wrapped = construction.first_model(self, model)
         self._train_batch_size = self.args.train_batch_size
-        if self.args.use_liger_kernel and not self.semantics.applies_liger_in_train:
-            liger.apply_liger_kernels(self.model, self.args.liger_kernel_config)
+        if not self.semantics.applies_liger_in_train:
+            liger.apply_if_set(self.model, self.args)
         construction.inspect_model(self)
         construction.set_up_callbacks(self, callbacks)
         if self.args.push_to_hub:
             self.init_hf_repo()
-        if self.args.should_save:
-            construction.make_output_folder(self.args.output_dir)
+        output_folder.make_output_folder(self.args)
         self.control = TrainerControl()
         self.state = construction.initial_state(self)
         fire(self, "on_init_end")
@@ -268,7 +266,7 @@ class Trainer(metaclass=CountsCounterparts):
         __getattr__ = explain_missing
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "training_run": None}
+        return {**vars(self), "training_run": None, "run_counters": copy.copy(counts_of(self))}
 
     # ---- facts ----
 
@@ -423,7 +421,9 @@ class Trainer(metaclass=CountsCounterparts):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the evaluation loader of a dataset, of one in ``self.eval_dataset`` by name, or of that itself."""
-        return loaders.eval_loader(self, eval_dataset)
+        size, sampler = self.args.eval_batch_size, self._get_eval_sampler
+        load = functools.partial(self._get_dataloader, description="Evaluation", batch_size=size, sampler_fn=sampler)
+        return loaders.eval_loader(self, eval_dataset, load)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the loader of ``test_dataset``, for :meth:`predict`."""
@@ -594,8 +594,8 @@ class Trainer(metaclass=CountsCounterparts):
         trial: Trial | None,
     ) -> tuple[int, int]:
         """Set ``state``, new or from a checkpoint; return completed epochs, and batches to skip in the next one."""
-        point = current_run(self).resume_point(resume_from_checkpoint)
-        return init_training_state(self, point, max_steps, num_update_steps_per_epoch, num_train_epochs, trial)
+        point, size = current_run(self).resume_point(resume_from_checkpoint), self._train_batch_size
+        return init_training_state(self, point, size, max_steps, num_update_steps_per_epoch, num_train_epochs, trial)
 
     def compare_trainer_and_checkpoint_args(
         self, training_args: TrainingArguments, trainer_state: TrainerState
@@ -634,11 +634,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _prepare_input(self, data: object) -> Any:
         """Return ``data`` with its tensors on the training device; a mapping is copied."""
-        return loss.prepare_input(self, data)
+        device, dtype = self.args.device, self.lightning_backend.input_dtype(self.args)
+        return loss.prepare_input(data, device, dtype, self._prepare_input)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return one batch on the training device, with the past state of the previous one as ``mems``."""
-        return loss.prepare_inputs(self, inputs)
+        return loss.prepare_inputs(self, self._prepare_input(inputs))
 
     def compute_loss(
         self,
@@ -788,7 +789,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def torch_jit_model_eval(self, model: nn.Module, dataloader: Iterable[Any] | None, training: bool = False) -> Any:
         """Return ``model`` traced with the first batch of ``dataloader``; ``model`` in training or if that fails."""
-        return model if training else evaluation.trace(self, model, dataloader)
+        return model if training else evaluation.trace(self, model, dataloader, self._prepare_inputs)
 
     # ---- saving ----
 
@@ -797,7 +798,7 @@ class Trainer(metaclass=CountsCounterparts):
 
         The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless by an internal call.
         """
-        model_saving.save_model(self, output_dir, is_checkpoint=_internal_call)
+        model_saving.save_model(self, output_dir, save=self._save, is_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
@@ -839,13 +840,14 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
-        best_model.load_best_model(self.state, functools.partial(model_saving.load_weights, self, trains_on=False))
+        load = functools.partial(model_saving.load_weights, self, trains_on=False)
+        best_model.load_best_model(self.state, lambda folder: self._issue_warnings_after_load(load(folder)))
 
     # ---- resuming ----
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights of a checkpoint into ``model``, the Trainer's by default."""
-        model_saving.load_weights(self, resume_from_checkpoint, model)
+        self._issue_warnings_after_load(model_saving.load_weights(self, resume_from_checkpoint, model))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn about ``missing_keys`` and ``unexpected_keys`` of ``load_state_dict``'s result."""
@@ -1013,6 +1015,5 @@ class Trainer(metaclass=CountsCounterparts):
         use_mtime: bool = False,
     ) -> list[str]:
         """Return the checkpoint folders in ``output_dir``, oldest first, the best one next to last."""
-        folder = self.args.output_dir if output_dir is None else output_dir
-        best = self.state.best_model_checkpoint
+        folder, best = output_folder.folder_or_default(self.args, output_dir), self.state.best_model_checkpoint
         return transformers_4.sorted_checkpoints(folder, best, checkpoint_prefix=checkpoint_prefix, use_mtime=use_mtime)

@@ -90,7 +90,7 @@ def strategy_problems(trainer: Trainer, model: nn.Module | None) -> list[str]:
     problems = backend.traits.limits(
         StrategyRequest(args, model, _has_optimizers(trainer), backend.precision, layout.fsdp, layout.sizes)
     )
-    if args.auto_find_batch_size and (args.world_size > 1 or layout.start is not None):
+    if args.auto_find_batch_size and (layout.launch.world_size > 1 or layout.start is not None):
         problems += batch_size_problems(layout, model, syncs_norms=bool(backend.keywords.get("sync_batchnorm")))
     return problems
 

@@ -56,6 +56,29 @@ def test_a_copied_trainer_has_no_run(tmp_path):
     assert trainer.training_run is not None
 
 
+def test_a_copied_trainer_counts_for_itself(tmp_path):
+    """What upstream keeps as attributes of a Trainer is a copy's own, too, as all attributes are."""
+    trainer = new_trainer(tmp_path, per_device_train_batch_size=2)
+    twin = copy.copy(trainer)
+    twin._train_batch_size, twin._trial, twin.current_flos = 4, {"seed": 1}, 3.0
+    assert (trainer._train_batch_size, trainer._trial, trainer.current_flos) == (2, None, 0)
+    assert (twin._train_batch_size, twin._trial, twin.current_flos) == (4, {"seed": 1}, 3.0)
+    assert pickle.loads(pickle.dumps(twin))._train_batch_size == 4
+
+
+def test_an_attribute_that_is_unset(tmp_path):
+    """An attribute that upstream's Trainer does not always have is missing by its own name, and may be deleted."""
+    trainer = new_trainer(tmp_path)
+    with pytest.raises(AttributeError, match=r"^'Trainer' object has no attribute '_past'$"):
+        _ = trainer._past
+    assert not hasattr(Trainer.__new__(Trainer), "_train_batch_size")
+    trainer._past = None
+    assert trainer._past is None
+    del trainer._past
+    assert not hasattr(trainer, "_past")
+    assert not hasattr(pickle.loads(pickle.dumps(trainer)), "_past")
+
+
 # Copies of the module
 
 

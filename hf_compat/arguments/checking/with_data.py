@@ -1,17 +1,19 @@
-"""Contradictions between training arguments and the data and metrics that a Trainer is given."""
+"""Contradictions between training arguments and the data and metrics that a Trainer is given, and notes about them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.arguments.run_precision import amp_backend
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["accelerator_config_problems", "data_problems"]
+__all__ = ["accelerator_config_problems", "data_problems", "setup_notes", "setup_warnings"]
 
 
 def data_problems(
@@ -93,3 +95,28 @@ def accelerator_config_problems(args: TrainingArguments, data_parallel_size: int
         if rebalances and getattr(config, name)
     ]
     return problems
+
+
+def setup_warnings(args: TrainingArguments) -> Iterator[str]:
+    """Yield what a Trainer that is made warns of: fields that have no effect without another."""
+    if getattr(args.accelerator_config, "non_blocking", False) and not args.dataloader_pin_memory:
+        yield (
+            "`non_blocking` is enabled but `dataloader_pin_memory` is not: batches are copied synchronously. Set both."
+        )
+
+
+def setup_notes(args: TrainingArguments, semantics: Semantics, *, is_stream: bool) -> Iterator[str]:
+    """Yield what a Trainer that is made logs at level info: fields that have no effect, and what replaces them."""
+    args, is_old = for_run(args), semantics.release.major < 5
+    if args.max_steps > 0 and args.num_train_epochs > 0:
+        yield (
+            f"max_steps is given ({args.max_steps}), it will override any value given in num_train_epochs "
+            f"({args.num_train_epochs})"
+        )
+    if is_old and (args.fp16 or args.bf16):
+        yield f"Using {amp_backend(args)} half precision backend"
+    if not is_old and is_stream:
+        yield (
+            f"`train_sampling_strategy={args.train_sampling_strategy!r}` is ignored when using an `IterableDataset`: "
+            "it decides its order itself."
+        )

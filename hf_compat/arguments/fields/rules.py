@@ -157,8 +157,8 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule("torch_compile", "plan", "run/preparing.py", "The model is wrapped in `torch.compile`."),
     FieldRule("torch_compile_backend", "plan", "run/preparing.py", "`backend` of `torch.compile`, which it enables."),
     FieldRule("torch_compile_mode", "plan", "run/preparing.py", "`mode` of `torch.compile`, which it enables."),
-    FieldRule("use_liger_kernel", "plan", "run/preparing.py", f"{_LIGER} before training."),
-    FieldRule("liger_kernel_config", "plan", "run/preparing.py", f"{_LIGER} as selected here."),
+    FieldRule("use_liger_kernel", "plan", "optim/liger.py", f"{_LIGER} before training."),
+    FieldRule("liger_kernel_config", "plan", "optim/liger.py", f"{_LIGER} as selected here."),
     FieldRule("use_cache", "plan", "trainer/trainer.py", "Sets `model.config.use_cache`, in releases that do so."),
     FieldRule(
         "neftune_noise_alpha", "plan", "trainer/trainer.py", "A hook adds noise to the embeddings during training."
@@ -201,13 +201,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "log_level",
         "plan",
-        "trainer/construction.py",
+        "arguments/process_facts.py",
         "Level of the loggers of hf_compat and transformers on the main process.",
     ),
     FieldRule(
         "log_level_replica",
         "plan",
-        "trainer/construction.py",
+        "arguments/process_facts.py",
         "Level of the loggers of hf_compat and transformers on the other processes.",
     ),
     FieldRule(
@@ -287,7 +287,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "save_total_limit",
         "plan",
-        "trainer/model_saving.py",
+        "arguments/output_folder.py",
         "Older complete checkpoints of the run are deleted, never the best one.",
     ),
     FieldRule(
@@ -302,19 +302,22 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "trainer/trainer.py",
         "Checkpoints and the model are pushed to the Hub in the background.",
     ),
-    FieldRule("hub_token", "plan", "trainer/pushing.py", "Token for `push_to_hub`."),
+    FieldRule("hub_token", "plan", "arguments/repository.py", "Token for `push_to_hub`."),
     FieldRule(
         "hub_private_repo",
         "plan",
-        "trainer/pushing.py",
+        "arguments/repository.py",
         "Whether the repository that `push_to_hub` creates is private.",
     ),
-    FieldRule("hub_model_id", "plan", "trainer/pushing.py", "Repository that `push_to_hub` pushes to."),
-    FieldRule("hub_strategy", "plan", "trainer/pushing.py", "What `push_to_hub` pushes, and when."),
+    FieldRule("hub_model_id", "plan", "arguments/repository.py", "Repository that `push_to_hub` pushes to."),
+    FieldRule("hub_strategy", "plan", "arguments/repository.py", "What `push_to_hub` pushes, and when."),
     FieldRule(
-        "hub_always_push", "plan", "trainer/pushing.py", "`push_to_hub` pushes even if an earlier push is not done."
+        "hub_always_push",
+        "plan",
+        "arguments/repository.py",
+        "`push_to_hub` pushes even if an earlier push is not done.",
     ),
-    FieldRule("hub_revision", "plan", "trainer/pushing.py", "Branch that `push_to_hub` pushes to."),
+    FieldRule("hub_revision", "plan", "arguments/repository.py", "Branch that `push_to_hub` pushes to."),
     FieldRule(
         "load_best_model_at_end",
         "plan",
@@ -333,11 +336,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "full_determinism",
         "plan",
-        "trainer/trainer.py",
+        "seeding.py",
         "Makes torch use deterministic algorithms; set before the model is created.",
     ),
-    FieldRule("seed", "plan", "trainer/trainer.py", "Seed of Python's, numpy's and torch's random generators."),
-    FieldRule("data_seed", "plan", "trainer/loaders.py", "Seed of the order of samples."),
+    FieldRule("seed", "plan", "seeding.py", "Seed of Python's, numpy's and torch's random generators."),
+    FieldRule("data_seed", "plan", "arguments/loading.py", "Seed of the order of samples."),
     FieldRule("use_cpu", "trainer", "accelerator", 'Lightning\'s `accelerator="cpu"`.'),
     FieldRule(
         "accelerator_config",
@@ -353,19 +356,19 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "with `fsdp`, `dp_replicate_size` replicas of `dp_shard_size` shards.",
     ),
     FieldRule("dataloader_drop_last", "plan", "trainer/loaders.py", "`drop_last` of the data loaders."),
-    FieldRule("dataloader_num_workers", "plan", "trainer/loaders.py", "`num_workers` of the data loaders."),
-    FieldRule("dataloader_pin_memory", "plan", "trainer/loaders.py", "`pin_memory` of the data loaders."),
+    FieldRule("dataloader_num_workers", "plan", "arguments/loading.py", "`num_workers` of the data loaders."),
+    FieldRule("dataloader_pin_memory", "plan", "arguments/loading.py", "`pin_memory` of the data loaders."),
     FieldRule(
-        "dataloader_persistent_workers", "plan", "trainer/loaders.py", "`persistent_workers` of the data loaders."
+        "dataloader_persistent_workers", "plan", "arguments/loading.py", "`persistent_workers` of the data loaders."
     ),
-    FieldRule("dataloader_prefetch_factor", "plan", "trainer/loaders.py", "`prefetch_factor` of the data loaders."),
+    FieldRule("dataloader_prefetch_factor", "plan", "arguments/loading.py", "`prefetch_factor` of the data loaders."),
     FieldRule(
         "dataloader_multiprocessing_context",
         "plan",
-        "trainer/loaders.py",
+        "arguments/loading.py",
         "`multiprocessing_context` of the data loaders.",
     ),
-    FieldRule("dataloader_in_order", "plan", "trainer/loaders.py", "`in_order` of the data loaders."),
+    FieldRule("dataloader_in_order", "plan", "arguments/loading.py", "`in_order` of the data loaders."),
     FieldRule(
         "remove_unused_columns",
         "plan",

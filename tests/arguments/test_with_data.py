@@ -1,0 +1,39 @@
+"""Notes and warnings about arguments with the data that a Trainer is given."""
+
+import pytest
+
+from hf_compat.arguments import TrainingArguments, resolve_semantics
+from hf_compat.arguments.checking.with_data import setup_notes, setup_warnings
+
+
+def notes(semantics, is_stream=False, **fields):
+    """Return the notes about the arguments of a run on the CPU."""
+    args = TrainingArguments("out", use_cpu=True, semantics=semantics, **fields)
+    return list(setup_notes(args, resolve_semantics(semantics), is_stream=is_stream))
+
+
+@pytest.mark.parametrize(
+    ("fields", "phrases"),
+    [
+        ({"semantics": "5.2"}, []),
+        ({"semantics": "5.2", "max_steps": 3}, ["max_steps is given (3), it will override"]),
+        ({"semantics": "4.57", "bf16": True}, ["Using cpu_amp half precision backend"]),
+        ({"semantics": "5.2", "bf16": True}, []),
+        ({"semantics": "4.57", "is_stream": True}, []),
+        ({"semantics": "5.2", "is_stream": True}, ["`train_sampling_strategy='random'` is ignored"]),
+    ],
+    ids=str,
+)
+def test_notes(fields, phrases):
+    """Each release says what it does with fields that another one decides."""
+    found = notes(**fields)
+    assert len(found) == len(phrases)
+    assert all(phrase in note for phrase, note in zip(phrases, found, strict=True))
+
+
+@pytest.mark.parametrize(("config", "pins", "count"), [(True, True, 0), (True, False, 1), (False, False, 0)])
+def test_copies_that_block(config, pins, count):
+    """``non_blocking`` without pinned memory is warned of once."""
+    args = TrainingArguments("out", use_cpu=True, accelerator_config={"non_blocking": config})
+    args.dataloader_pin_memory = pins  # which nothing is on the CPU
+    assert len(list(setup_warnings(args))) == count
