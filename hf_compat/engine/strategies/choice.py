@@ -14,6 +14,7 @@ from lightning.pytorch.strategies import (
     Strategy,
 )
 
+from hf_compat.arguments.deepspeed.requested import autotp_size
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
 from hf_compat.engine.internals.strategies import (
@@ -185,9 +186,10 @@ def _check_fsdp(fsdp: FsdpSettings | None, args: TrainingArguments) -> None:
     if fsdp is None or fsdp.version == 2:
         return
     problems = []
-    if args.device.type == "cpu" and fsdp.cpu_offload:
+    on_cpu = args.device.type == "cpu"
+    if on_cpu and fsdp.cpu_offload:
         problems.append("`fsdp`: CPU offloading needs a GPU. Remove 'offload' and `cpu_offload`.")
-    if args.device.type == "cpu" and args.mixed_precision == "fp16":
+    if on_cpu and args.mixed_precision == "fp16":
         problems.append("`fp16=True`: FSDP's gradient scaler needs a GPU. Set `bf16=True`.")
     if fsdp.sharding == "no_shard" and fsdp.state_dict_type == "sharded":
         problems.append(
@@ -239,8 +241,8 @@ def read_parallel_sizes(
     sizes = read_parallelism(args)
     if isinstance(strategy, ModelParallelStrategy):
         sizes = _sizes_of_instance(strategy, args, nodes, devices)
-    if args.hf_deepspeed_config is not None and args.hf_deepspeed_config.tensor_parallel_size > 1:
-        return _sizes_under_deepspeed(args.hf_deepspeed_config.tensor_parallel_size, nodes * devices)
+    if (tensor := autotp_size(args)) > 1:
+        return _sizes_under_deepspeed(tensor, nodes * devices)
     if sizes is None:
         return None
     if problem := world_size_problem(sizes, nodes * devices):
@@ -248,9 +250,9 @@ def read_parallel_sizes(
         raise TrainerSetupError(f"{where}: {problem}")
     if fsdp is not None:
         _check_sharding(sizes, fsdp)
-    if sizes.cp > 1 and args.device.type != "cuda":
+    if sizes.cp > 1 and (kind := args.device.type) != "cuda":
         raise TrainerSetupError(
-            f"`parallelism_config`: `cp_size={sizes.cp}` needs GPUs, but the run is on {args.device.type}: torch's "
+            f"`parallelism_config`: `cp_size={sizes.cp}` needs GPUs, but the run is on {kind}: torch's "
             "ring attention is made of CUDA's kernels. Remove it, or run on GPUs."
         )
     return sizes

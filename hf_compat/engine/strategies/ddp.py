@@ -141,8 +141,9 @@ def _checkpoints_activations(model: nn.Module) -> bool:
     return bool(getattr(model, name or "is_gradient_checkpointing", False))
 
 
-def ddp_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DDPStrategy:
+def ddp_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DDPStrategy:
     """Return the DDP strategy of a run."""
-    return DDPStrategy(
-        process_layout, args.device, ddp_settings(args, model, process_layout.settings), process_layout.hooks
-    )
+    settings = ddp_settings(args, model, process_layout.settings)
+    return DDPStrategy(process_layout, device, settings, process_layout.hooks)

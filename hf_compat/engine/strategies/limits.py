@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hf_compat.arguments.deepspeed.requested import config_in_use
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.engine.moving import is_spread
@@ -40,11 +41,10 @@ _HEADS = {
 
 def deepspeed_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with DeepSpeed."""
-    args, precision, deepspeed = request.args, request.precision, request.args.hf_deepspeed_config
-    assert deepspeed is not None, "the strategy is DeepSpeed"
+    args, precision, deepspeed = request.args, request.precision, config_in_use(request.args)
     config, sequences = deepspeed.config, read_sequence_parallelism(args)
-    problems = []
-    if args.save_only_model and args.load_best_model_at_end:
+    loads_best, problems = args.load_best_model_at_end, list[str]()
+    if args.save_only_model and loads_best:
         problems.append(
             "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`: it loads full "
             "checkpoints only. Set one of them to False."
@@ -59,7 +59,7 @@ def deepspeed_limits(request: StrategyRequest) -> list[str]:
     if deepspeed.is_zero3():
         problems += _zero_3_problems(args.world_size, config["zero_optimization"])
     problems += _writer_problems(args, config)
-    problems += _universal_problems(args, config)
+    problems += _universal_problems(config, loads_best=loads_best)
     problems += sequence_parallel_limits(sequences, request.model)
     if not isinstance(precision, FullPrecision):
         problems.append(
@@ -152,7 +152,7 @@ def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterato
         )
 
 
-def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
+def _universal_problems(config: dict[str, Any], *, loads_best: bool) -> Iterator[str]:
     """Yield a message for each argument that contradicts resuming a universal checkpoint, if ``config`` requests it."""
     if not (config.get("checkpoint") or {}).get("load_universal"):
         return
@@ -162,7 +162,7 @@ def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iter
             f"{name} is not supported without ZeRO: DeepSpeed reads universal checkpoints into ZeRO's optimizers. "
             "Set `zero_optimization.stage` to 1, 2 or 3."
         )
-    if args.load_best_model_at_end:
+    if loads_best:
         yield (
             f"{name} with `load_best_model_at_end=True` is not supported: the run's own checkpoints are not "
             "universal, so the best one could not be loaded at the end. Set one of them to False, or save once with "
@@ -188,9 +188,9 @@ def fsdp_limits(request: StrategyRequest) -> list[str]:
         problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
     if settings is None:  # tensor parallelism only
         return problems
-    if args.save_on_each_node and args.launch.num_nodes > 1:
+    if args.save_on_each_node and (nodes := args.launch.num_nodes) > 1:
         problems.append(
-            f"`save_on_each_node=True` with {args.launch.num_nodes} nodes is not supported with FSDP: only rank 0 has "
+            f"`save_on_each_node=True` with {nodes} nodes is not supported with FSDP: only rank 0 has "
             "the full state dicts. Set it to False."
         )
     if is_peft_model(request.model) and settings.state_dict_type == "sharded":

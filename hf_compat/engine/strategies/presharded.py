@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["presharded_layout", "presharded_strategy"]
 
 
-def presharded_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
+def presharded_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
     """Return the strategy of a model that ``from_pretrained`` has sharded."""
-    return DeviceMeshStrategy(process_layout, args.device, shard=None, saves_sharded=False)
+    return DeviceMeshStrategy(process_layout, device, shard=None, saves_sharded=False)
 
 
 def presharded_layout(
