@@ -6,6 +6,7 @@ import logging
 import operator
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.cadence import evaluates_in_training
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.errors import EarlyStoppingError
 from hf_compat.state import ExportableState, TrainerControl, TrainerState
@@ -61,7 +62,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 "`metric_for_best_model=None`: EarlyStoppingCallback needs a metric to watch; set it to 'eval_loss' or "
                 "to a name that `compute_metrics` returns."
             )
-        if args.eval_strategy == "no":
+        if not evaluates_in_training(args):
             problems.append(
                 "`eval_strategy='no'`: EarlyStoppingCallback needs evaluations; set it to 'steps' or 'epoch'."
             )

@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.cadence import evaluates_in_training
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
@@ -204,13 +205,14 @@ class _Meaning:
         self._set(shown, fields)
         if self._times is not None:
             self.fields["eval_delay"] = _NEVER
-            if args.load_best_model_at_end and args.save_strategy != "best" and not self._times.at_epoch_end:
+            saving = args.save_strategy
+            if args.load_best_model_at_end and saving != "best" and not self._times.at_epoch_end:
                 self.problems.append(
                     f"`lightning={{{shown}}}` with `load_best_model_at_end=True`: "
-                    f"`save_strategy='{SaveStrategy(args.save_strategy).value}'` does not save at these evaluations. "
+                    f"`save_strategy='{SaveStrategy(saving).value}'` does not save at these evaluations. "
                     "Set `save_strategy='best'`."
                 )
-        if given.get("limit_val_batches") == 0 and args.eval_strategy != "no":
+        if given.get("limit_val_batches") == 0 and evaluates_in_training(args):
             keyword = f"'limit_val_batches': {given['limit_val_batches']!r}"
             self.problems.append(_contradiction(keyword, "eval_strategy", args.eval_strategy))
 
@@ -262,8 +264,8 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
         return None, {}
     keyword = f"'precision': {given['precision']!r}"
     wanted = meant if meant in ("bf16", "fp16") else "no"
-    if args.mixed_precision not in ("no", wanted):
-        raise TrainerSetupError(_contradiction(keyword, args.mixed_precision, True))
+    if (asked := args.mixed_precision) not in ("no", wanted):
+        raise TrainerSetupError(_contradiction(keyword, asked, True))
     others = [plugin for plugin in user_plugins(given) if isinstance(plugin, Precision)]
     if others:
         name = type(others[0]).__name__
@@ -307,7 +309,7 @@ def _with_fields(
         return args
     args = copy.copy(args)
     vars(args).update(fields)
-    args.do_eval = args.do_eval or args.eval_strategy != "no"
+    args.do_eval = args.do_eval or evaluates_in_training(args)
     for precision in ("bf16", "fp16"):
         if fields.get(precision):
             args.mixed_precision = precision

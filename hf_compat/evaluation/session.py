@@ -186,7 +186,7 @@ class EvaluationSession:
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))
-        elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
+        elif (every := args.eval_accumulation_steps) is not None and self._steps % every == 0:
             for accumulator in (self._losses, self._predictions, self._labels, self._inputs):
                 accumulator.to_cpu_and_numpy()
         return logits

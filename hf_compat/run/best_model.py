@@ -35,11 +35,11 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
         raise MetricsError(
             f"`evaluate` returned {described(metrics)}, but a model is chosen by its metrics. Return what it computes."
         )
-    name = args.metric_for_best_model or "loss"
-    name = name if name.startswith("eval_") else f"eval_{name}"
+    wanted = args.metric_for_best_model
+    name = f"eval_{(wanted or 'loss').removeprefix('eval_')}"
     if name not in metrics:
         raise MetricNameError(
-            f"`metric_for_best_model={args.metric_for_best_model!r}`, which is not found in the evaluation metrics: "
+            f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, only {', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
         )
     return metrics[name]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.fields.aliases import checkpointing_keywords, checkpoints_activations
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.engine.moving import check_offloading
@@ -58,12 +58,9 @@ def prepare_model(trainer: Trainer, backend: LightningBackend, trial: Trial | No
         trainer._hp_search_setup(trial)
     check_offloading(trainer.model)
     place_model(trainer, backend)
-    args = for_run(args)
-    if args.activation_checkpointing or args.gradient_checkpointing:
-        settings = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
-        _enable_checkpointing(
-            trainer.model, settings, is_renamed=semantics.release >= SINCE["renames_gradient_checkpointing"]
-        )
+    if checkpoints_activations(args):
+        is_renamed = semantics.release >= SINCE["renames_gradient_checkpointing"]
+        _enable_checkpointing(trainer.model, checkpointing_keywords(args), is_renamed=is_renamed)
     if semantics.aligns_tokens_after_model_init:
         _align_special_tokens(trainer)
     _set_loss_scaling(trainer, warn_once)
@@ -101,8 +98,8 @@ def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
     """
     wrapped: nn.Module = trainer._wrap_model(trainer.model_wrapped)
     check_is_module(wrapped, "_wrap_model")
-    if trainer.args.n_gpu > 1:
-        _warn_of_replicas(trainer, wrapped, warn_once)
+    if (gpus := trainer.args.n_gpu) > 1:
+        _warn_of_replicas(trainer, wrapped, gpus, warn_once)
     backend.model_is_prepared = wrapped is trainer.model
     return prepare_forward(trainer, backend, warn_once) if backend.model_is_prepared else wrapped
 
@@ -139,13 +136,13 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
         autocast_forward(model, mixed.autocast_context_manager)
 
 
-def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:
+def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, gpus: int, warn_once: WarnOnce) -> None:
     """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
     args = trainer.args
     text = (
-        f"This process trains on {args.n_gpu} GPUs by `DataParallel`, as transformers does: a batch has {args.n_gpu} "
+        f"This process trains on {gpus} GPUs by `DataParallel`, as transformers does: a batch has {gpus} "
         f"times `per_device_train_batch_size={args.per_device_train_batch_size}` samples. A process for each GPU is "
-        f"faster: start the script with `torchrun --nproc-per-node {args.n_gpu}`. Set CUDA_VISIBLE_DEVICES to use one."
+        f"faster: start the script with `torchrun --nproc-per-node {gpus}`. Set CUDA_VISIBLE_DEVICES to use one."
     )
     fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
     if fields and isinstance(wrapped, nn.DataParallel) and wrapped is not trainer.model:

@@ -55,6 +55,11 @@ class CheckpointSaving:
         """Whether the current update step is saved."""
         return self._writer.last_step == self._trainer.state.global_step
 
+    @property
+    def _writes_files(self) -> bool:
+        """Whether this rank writes what is not a part of each rank's own."""
+        return self._trainer.args.should_save
+
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
 
@@ -110,7 +115,7 @@ class CheckpointSaving:
             self._parts(output_dir),
             step=step,
             launch=args.launch,
-            writes_files=args.should_save,
+            writes_files=self._writes_files,
             background=is_requested(args),
             timeout=args.ddp_timeout_delta,
             then=(self._push, self._rotate),
@@ -121,7 +126,7 @@ class CheckpointSaving:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
         step = self._trainer.state.global_step
         parts = [self._weights()]
-        if self._trainer.args.should_save:
+        if self._writes_files:
             parts += [self._part("_save_optimizer_and_scheduler"), Part(self._write_state)]
         self._writer.write_alone(folder / names.checkpoint_name(step), parts, step=step)
 
@@ -134,7 +139,7 @@ class CheckpointSaving:
         if not self._trainer.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
             parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
-        if self._trainer.args.should_save:
+        if self._writes_files:
             parts.append(Part(self._write_state))
         return parts
 
@@ -152,7 +157,7 @@ class CheckpointSaving:
         file_writer = self._writer.file_writer
         file_writer.finish_concurrent()  # callbacks may change the weights
         content = self._lightning_state()
-        if self._trainer.args.should_save:
+        if self._writes_files:
             file_writer(torch.save, file_writer.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:
@@ -172,9 +177,9 @@ class CheckpointSaving:
     def rotate_finished(self) -> None:
         """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
         trainer = self._trainer
-        args, best = trainer.args, trainer.state.best_model_checkpoint
+        best = trainer.state.best_model_checkpoint
         folder = checked_output_dir(trainer._get_output_dir(trainer._trial))
-        if args.should_save and args.save_total_limit == 1 and best is not None:
+        if self._writes_files and trainer.args.save_total_limit == 1 and best is not None:
             rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:

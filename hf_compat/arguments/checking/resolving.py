@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.cadence import evaluates_in_training
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
 from hf_compat.arguments.enums import (
@@ -136,7 +137,7 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
-    args.do_eval = args.do_eval or args.eval_strategy != "no"
+    args.do_eval = args.do_eval or evaluates_in_training(args)
     if args.eval_delay is None:  # the default until 4.56
         args.eval_delay = 0
     if args.eval_strategy == "steps" and args.eval_steps in (None, 0):

@@ -138,13 +138,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "activation_checkpointing",
         "plan",
-        "run/preparing.py",
+        "arguments/fields/aliases.py",
         "The model's activation checkpointing is enabled when training starts.",
     ),
     FieldRule(
         "activation_checkpointing_kwargs",
         "plan",
-        "run/preparing.py",
+        "arguments/fields/aliases.py",
         "Keyword arguments of the model's activation checkpointing.",
     ),
     FieldRule("gradient_checkpointing", "alias", "activation_checkpointing", "Old name of `activation_checkpointing`."),
@@ -175,7 +175,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "logging_strategy",
         "plan",
-        "callbacks/default_callbacks.py",
+        "arguments/cadence.py",
         "Whether to log every N update steps, every epoch, or not at all.",
     ),
     FieldRule("logging_steps", "plan", "state.py", "Update steps between two logs."),
@@ -227,13 +227,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "eval_strategy",
         "plan",
-        "callbacks/default_callbacks.py",
+        "arguments/cadence.py",
         "Whether to evaluate every N update steps, every epoch, or not at all; inside Lightning's fit.",
     ),
     FieldRule("eval_steps", "plan", "state.py", "Update steps between two evaluations."),
-    FieldRule(
-        "eval_delay", "plan", "callbacks/default_callbacks.py", "No evaluation before this epoch or update step."
-    ),
+    FieldRule("eval_delay", "plan", "arguments/cadence.py", "No evaluation before this epoch or update step."),
     FieldRule(
         "per_device_eval_batch_size",
         "plan",
@@ -274,7 +272,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "save_strategy",
         "plan",
-        "callbacks/default_callbacks.py",
+        "arguments/cadence.py",
         "Whether to save every N update steps, every epoch, whenever the metric improves, or not at all.",
     ),
     FieldRule("save_steps", "plan", "state.py", "Update steps between two checkpoints."),

@@ -213,7 +213,7 @@ class WandbCallback(TrainerCallback):
 
     def _upload(self, args: TrainingArguments, folder: str, details: dict[str, Any], aliases: list[str]) -> None:
         run = self.logger.experiment
-        unnamed = args.run_name is None or args.run_name == args.output_dir
+        unnamed = args.run_name in (None, args.output_dir)
         name = f"model-{run.id if unnamed else run.name}"
         artifact = _wandb().Artifact(name=name, type="model", metadata=details)
         artifact.add_dir(folder)
@@ -222,6 +222,7 @@ class WandbCallback(TrainerCallback):
 
 def _names(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Return the names of a new run: those of a trial are in a group."""
+    given = args.run_name
     if state.trial_name is not None:
-        return {"name": state.trial_name, "group": args.run_name or args.output_dir}
-    return {} if args.run_name is None else {"name": args.run_name}
+        return {"name": state.trial_name, "group": given or args.output_dir}
+    return {} if given is None else {"name": given}

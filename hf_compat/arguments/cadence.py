@@ -1,0 +1,43 @@
+"""Logging, evaluations, saves and the end of a run, as far as training arguments alone decide them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["Due", "due_by", "epochs_to_train", "evaluates_in_training", "saves_checkpoints"]
+
+
+class Due(NamedTuple):
+    """The strategies that have a run do something after update steps, or after epochs."""
+
+    logs: bool
+    evaluates: bool
+    """Also whether ``eval_delay`` is over."""
+    saves: bool
+
+
+def due_by(unit: Literal["steps", "epoch"], args: TrainingArguments, done: float) -> Due:
+    """Return which strategies are ``unit`` when ``done`` update steps, or epochs, are; every how many is the state's.
+
+    For transformers' own arguments too, which callbacks may be given.
+    """
+    evaluates = args.eval_strategy == unit and args.eval_delay <= done
+    return Due(args.logging_strategy == unit, evaluates, args.save_strategy == unit)
+
+
+def evaluates_in_training(args: TrainingArguments) -> bool:
+    """Return whether a strategy evaluates during training."""
+    return args.eval_strategy != "no"
+
+
+def saves_checkpoints(args: TrainingArguments) -> bool:
+    """Return whether a strategy saves checkpoints during training."""
+    return args.save_strategy != "no"
+
+
+def epochs_to_train(args: TrainingArguments) -> float | None:
+    """Return the epochs of a run; None if ``max_steps``, which may be 0, says when it ends."""
+    return args.num_train_epochs if args.max_steps < 0 else None
