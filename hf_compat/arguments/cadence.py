@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["Due", "due_by", "epochs_to_train", "evaluates_in_training", "saves_checkpoints"]
+__all__ = ["Due", "due_by", "epochs_to_train", "evaluates", "evaluates_in_training", "saves_checkpoints"]
 
 
 class Due(NamedTuple):
@@ -31,6 +31,11 @@ def due_by(unit: Literal["steps", "epoch"], args: TrainingArguments, done: float
 def evaluates_in_training(args: TrainingArguments) -> bool:
     """Return whether a strategy evaluates during training."""
     return args.eval_strategy != "no"
+
+
+def evaluates(args: TrainingArguments) -> bool:
+    """Return whether the script or a strategy evaluates."""
+    return args.do_eval or evaluates_in_training(args)
 
 
 def saves_checkpoints(args: TrainingArguments) -> bool:

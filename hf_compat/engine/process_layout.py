@@ -12,6 +12,7 @@ from torch import nn
 from hf_compat.arguments.deepspeed.requested import partition_from_now_on
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, read_sequence_parallelism
+from hf_compat.arguments.process_facts import join_as_started
 from hf_compat.arguments.sequence_parallelism import Rotation, rotation
 from hf_compat.distributed.accelerators import accelerator_module, is_initialized
 from hf_compat.distributed.launch import OWN_MARK, Launch, is_launched
@@ -170,7 +171,7 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
             start = ProcessStart(choice.start_method, wanted)
             return ProcessLayout(launch, "one device", settings=choice.settings, hooks=choice.hooks, start=start)
     if launch.launcher is None and wanted * wanted_nodes > 1:
-        check_model_sizes(model, None if args.hf_deepspeed_config is not None else sizes, sequences)
+        check_model_sizes(model, None if choice.deepspeed else sizes, sequences)
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
         launch = args.launch
     _check_processes(wanted, wanted_nodes, launch)
@@ -188,7 +189,7 @@ def _placement_of_ranks(
 ) -> ProcessLayout:
     """Return the placement of a run whose ranks are all there."""
     launch = args.launch
-    name = _strategy_name(args, choice.fsdp, launch)
+    name = _strategy_name(args, choice, launch)
     if sizes is not None and sizes.tp > 1 and name != "deepspeed":
         name = "tensor parallel"
     if choice.fsdp is not None and name != "deepspeed" and launch.world_size == 1:
@@ -232,11 +233,11 @@ def _check_processes(wanted: int, wanted_nodes: int, launch: Launch) -> None:
         )
 
 
-def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: Launch) -> str:
-    if args.hf_deepspeed_config is not None:
+def _strategy_name(args: TrainingArguments, choice: StrategyChoice, launch: Launch) -> str:
+    if choice.deepspeed:
         return "deepspeed"
-    if fsdp is not None:
-        return f"fsdp{fsdp.version}"
+    if choice.fsdp is not None:
+        return f"fsdp{choice.fsdp.version}"
     if launch.world_size > 1:
         return "ddp"
     return "data parallel" if args.n_gpu > 1 else "one device"
@@ -256,14 +257,13 @@ def presume_layout(args: TrainingArguments, keywords: Mapping[str, Any]) -> tupl
         choice = choose_strategy(args, keywords.get("strategy", "auto"))
     except TrainerSetupError as error:
         return ProcessLayout(launch, "one device"), [named(problem) for problem in (str(error), *problems)]
-    name = _strategy_name(args, choice.fsdp, launch)
+    name = _strategy_name(args, choice, launch)
     return ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.hooks), [*map(named, problems)]
 
 
 def place_started(args: TrainingArguments, process_layout: ProcessLayout) -> ProcessLayout:
     """Return the placement in a process that ``train`` started, and initialise the process group."""
-    args.choose_device_again()
-    args.join_processes(args.device)
+    join_as_started(args)
     return replace(process_layout, launch=args.launch, strategy="ddp", start=None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.cadence import evaluates_in_training
+from hf_compat.arguments.cadence import evaluates, evaluates_in_training
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
@@ -309,7 +309,7 @@ def _with_fields(
         return args
     args = copy.copy(args)
     vars(args).update(fields)
-    args.do_eval = args.do_eval or evaluates_in_training(args)
+    args.do_eval = evaluates(args)
     for precision in ("bf16", "fp16"):
         if fields.get(precision):
             args.mixed_precision = precision

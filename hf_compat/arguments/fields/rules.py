@@ -452,7 +452,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "warmup_steps",
         "Fraction of all update steps for warmup, 1.0 for the whole run; `warmup_steps` takes precedence.",
     ),
-    FieldRule("logging_dir", "plan", "engine/loggers/tensorboard.py", "Folder of Lightning's `TensorBoardLogger`."),
+    FieldRule("logging_dir", "plan", "arguments/run_names.py", "Folder of Lightning's `TensorBoardLogger`."),
     FieldRule(
         "save_safetensors",
         "plan",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import (
@@ -70,6 +70,8 @@ class StrategyChoice:
     """How FSDP shards the model; None without FSDP."""
     one_device: bool = False
     """Whether the run has to be in one process."""
+    deepspeed: bool = False
+    """Whether the run uses DeepSpeed."""
 
 
 def format_strategy(strategy: object) -> str:
@@ -102,7 +104,7 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
         names = " and ".join(contradicted)
         raise TrainerSetupError(f"{format_strategy(strategy)} contradicts {names}: set only one of them.")
     _check_fsdp(choice.fsdp, args)
-    return choice
+    return replace(choice, deepspeed="deepspeed" in fields)
 
 
 def _parse_keyword(
