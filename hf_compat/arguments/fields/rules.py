@@ -320,7 +320,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "The weights of the best checkpoint are loaded when training ends.",
     ),
     FieldRule("metric_for_best_model", "plan", "run/best_model.py", "The metric that determines the best checkpoint."),
-    FieldRule("greater_is_better", "plan", "run/best_model.py", "Whether a larger metric is better."),
+    FieldRule("greater_is_better", "plan", "arguments/best_metric.py", "Whether a larger metric is better."),
     FieldRule("ignore_data_skip", "plan", "run/resume.py", "A resumed run starts its epoch from the first batch."),
     FieldRule(
         "restore_callback_states_from_checkpoint",
