@@ -15,7 +15,7 @@ from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.cadence import evaluates, evaluates_in_training
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
+from hf_compat.arguments.checking.trackers import reports_by_default
 from hf_compat.arguments.deepspeed.requested import use_deepspeed
 from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
@@ -241,9 +241,7 @@ class _Meaning:
 def _is_default(args: TrainingArguments, name: str) -> bool:
     """Return whether ``args`` have the default of a field, or one that is equal to it."""
     if name == "report_to":
-        semantics = resolve_semantics(args.semantics)
-        names = tracker_names(None, semantics)[0]
-        return args.report_to in (names, with_job_tracker(names, semantics))
+        return reports_by_default(args)
     return name == "disable_tqdm" or bool(getattr(args, name) == defaults()[name])
 
 

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import (
 )
 
 from hf_compat.arguments.deepspeed.requested import autotp_size
+from hf_compat.arguments.fsdp.fsdp_checks import device_limits
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
 from hf_compat.engine.internals.strategies import (
@@ -103,7 +104,8 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
     if contradicted:
         names = " and ".join(contradicted)
         raise TrainerSetupError(f"{format_strategy(strategy)} contradicts {names}: set only one of them.")
-    _check_fsdp(choice.fsdp, args)
+    if problems := [*device_limits(args, choice.fsdp)]:
+        raise TrainerSetupError("\n  ".join(problems))
     return replace(choice, deepspeed="deepspeed" in fields)
 
 
@@ -181,24 +183,6 @@ def _fsdp_of_instance(strategy: FSDPStrategy, fsdp: FsdpSettings | None) -> Fsdp
     if problems:
         raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
     return settings
-
-
-def _check_fsdp(fsdp: FsdpSettings | None, args: TrainingArguments) -> None:
-    """Refuse settings that FSDP version 1 does not support on this device, or at all."""
-    if fsdp is None or fsdp.version == 2:
-        return
-    problems = []
-    on_cpu = args.device.type == "cpu"
-    if on_cpu and fsdp.cpu_offload:
-        problems.append("`fsdp`: CPU offloading needs a GPU. Remove 'offload' and `cpu_offload`.")
-    if on_cpu and args.mixed_precision == "fp16":
-        problems.append("`fp16=True`: FSDP's gradient scaler needs a GPU. Set `bf16=True`.")
-    if fsdp.sharding == "no_shard" and fsdp.state_dict_type == "sharded":
-        problems.append(
-            "`fsdp`: with 'no_shard' there is no sharded state dict. Set 'state_dict_type': 'FULL_STATE_DICT'."
-        )
-    if problems:
-        raise TrainerSetupError("\n  ".join(problems))
 
 
 def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:

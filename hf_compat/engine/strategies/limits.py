@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from hf_compat.arguments.deepspeed.contradictions import config_contradictions, field_contradictions
 from hf_compat.arguments.deepspeed.requested import config_in_use
+from hf_compat.arguments.fsdp.fsdp_checks import node_limits
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.engine.moving import is_spread
@@ -97,11 +98,7 @@ def fsdp_limits(request: StrategyRequest) -> list[str]:
         problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
     if settings is None:  # tensor parallelism only
         return problems
-    if args.save_on_each_node and (nodes := args.launch.num_nodes) > 1:
-        problems.append(
-            f"`save_on_each_node=True` with {nodes} nodes is not supported with FSDP: only rank 0 has "
-            "the full state dicts. Set it to False."
-        )
+    problems += node_limits(args)
     if is_peft_model(request.model) and settings.state_dict_type == "sharded":
         problems.append(
             "`model`: the adapters of a peft model can only be saved as a full state dict. Set "
