@@ -13,7 +13,7 @@ __all__ = ["is_better", "notes_best_step", "worst_value"]
 
 
 def is_better(args: TrainingArguments, value: float, than: float) -> bool:
-    """Return whether ``value`` of the metric is strictly better; of transformers' own arguments too."""
+    """Return whether ``value`` of the metric is strictly better ``than`` another."""
     return bool(value > than if args.greater_is_better else value < than)
 
 

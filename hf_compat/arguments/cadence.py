@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["Due", "due_by", "epochs_to_train", "evaluates", "evaluates_in_training", "saves_checkpoints"]
+__all__ = ["due_by", "epochs_to_train", "evaluates", "evaluates_in_training", "saves_checkpoints"]
 
 
-class Due(NamedTuple):
-    """The strategies that have a run do something after update steps, or after epochs."""
+def due_by(unit: Literal["steps", "epoch"], args: TrainingArguments, done: float) -> tuple[bool, bool, bool]:
+    """Return whether a run logs, evaluates and saves by ``unit``; evaluations have to wait for ``eval_delay``.
 
-    logs: bool
-    evaluates: bool
-    """Also whether ``eval_delay`` is over."""
-    saves: bool
-
-
-def due_by(unit: Literal["steps", "epoch"], args: TrainingArguments, done: float) -> Due:
-    """Return which strategies are ``unit`` when ``done`` update steps, or epochs, are; every how many is the state's.
-
-    For transformers' own arguments too, which callbacks may be given.
+    Args:
+        unit: Update steps or epochs.
+        args: The training arguments; perhaps transformers' own, which callbacks can be given.
+        done: Update steps or epochs that are done.
     """
     evaluates = args.eval_strategy == unit and args.eval_delay <= done
-    return Due(args.logging_strategy == unit, evaluates, args.save_strategy == unit)
+    return args.logging_strategy == unit, evaluates, args.save_strategy == unit
 
 
 def evaluates_in_training(args: TrainingArguments) -> bool:

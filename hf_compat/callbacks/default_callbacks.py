@@ -28,29 +28,29 @@ class DefaultFlowCallback(TrainerCallback):
     ) -> TrainerControl:
         """Apply the strategies ``"steps"``, and stop after the last update step."""
         step = state.global_step
-        due = due_by("steps", args, step)
-        if (due.logs and step % state.logging_steps == 0) or (step == 1 and args.logging_first_step):
+        logs, evaluates, saves = due_by("steps", args, step)
+        if (logs and step % state.logging_steps == 0) or (step == 1 and args.logging_first_step):
             control.should_log = True
-        if due.evaluates and step % state.eval_steps == 0:
+        if evaluates and step % state.eval_steps == 0:
             control.should_evaluate = True
-        if due.saves and state.save_steps > 0 and step % state.save_steps == 0:
+        if saves and state.save_steps > 0 and step % state.save_steps == 0:
             control.should_save = True
         if step >= state.max_steps:
             control.should_training_stop = True
-            control.should_save |= due.saves
-            control.should_evaluate |= due.evaluates and _evaluates_last_step(args)
+            control.should_save |= saves
+            control.should_evaluate |= evaluates and _evaluates_last_step(args)
         return control
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Apply the strategies ``"epoch"``."""
-        due = due_by("epoch", args, state.epoch or 0)
-        if due.logs:
+        logs, evaluates, saves = due_by("epoch", args, state.epoch or 0)
+        if logs:
             control.should_log = True
-        if due.evaluates:
+        if evaluates:
             control.should_evaluate = True
-        if due.saves:
+        if saves:
             control.should_save = True
         return control
 

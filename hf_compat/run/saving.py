@@ -57,7 +57,7 @@ class CheckpointSaving:
 
     @property
     def _writes_files(self) -> bool:
-        """Whether this rank writes what is not a part of each rank's own."""
+        """Whether this rank writes the files that one writes for all, or for its node."""
         return self._trainer.args.should_save
 
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from hf_compat import TrainingArguments
-from hf_compat.arguments.cadence import Due, due_by, epochs_to_train, evaluates_in_training, saves_checkpoints
+from hf_compat.arguments.cadence import due_by, epochs_to_train, evaluates_in_training, saves_checkpoints
 
 
 def arguments(**fields):
@@ -17,13 +17,13 @@ def test_each_strategy_is_of_one_unit(unit):
     for number, name in enumerate(("logging_strategy", "eval_strategy", "save_strategy")):
         strategies = dict.fromkeys(("logging_strategy", "eval_strategy", "save_strategy"), other) | {name: unit}
         due = due_by(unit, arguments(**strategies), 1)
-        assert due == Due(*(index == number for index in range(3)))
+        assert due == tuple(index == number for index in range(3))
 
 
 def test_evaluations_wait_for_the_delay():
     """They begin with the update step, or the epoch, that the delay names; logs and saves do not wait."""
     args = arguments(eval_strategy="epoch", eval_delay=1.5, logging_strategy="epoch", save_strategy="epoch")
-    assert [due_by("epoch", args, done) for done in (1, 1.5)] == [Due(True, False, True), Due(True, True, True)]
+    assert [due_by("epoch", args, done) for done in (1, 1.5)] == [(True, False, True), (True, True, True)]
 
 
 def test_strategies_are_read_when_asked():
@@ -34,7 +34,7 @@ def test_strategies_are_read_when_asked():
     args.eval_strategy, args.save_strategy = "steps", "best"
     assert evaluates_in_training(args)
     assert saves_checkpoints(args)
-    assert due_by("steps", args, 0) == Due(True, True, False)
+    assert due_by("steps", args, 0) == (True, True, False)
 
 
 @pytest.mark.parametrize(("max_steps", "epochs"), [(-1, 2.5), (0, None), (7, None)])
