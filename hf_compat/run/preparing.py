@@ -98,8 +98,8 @@ def wrap_to_train(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
     """
     wrapped: nn.Module = trainer._wrap_model(trainer.model_wrapped)
     check_is_module(wrapped, "_wrap_model")
-    if (gpus := trainer.args.n_gpu) > 1:
-        _warn_of_replicas(trainer, wrapped, gpus, warn_once)
+    if trainer.args.n_gpu > 1:
+        _warn_of_replicas(trainer, wrapped, warn_once)
     backend.model_is_prepared = wrapped is trainer.model
     return prepare_forward(trainer, backend, warn_once) if backend.model_is_prepared else wrapped
 
@@ -136,9 +136,9 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
         autocast_forward(model, mixed.autocast_context_manager)
 
 
-def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, gpus: int, warn_once: WarnOnce) -> None:
+def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:
     """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
-    args = trainer.args
+    args, gpus = trainer.args, trainer.args.n_gpu
     text = (
         f"This process trains on {gpus} GPUs by `DataParallel`, as transformers does: a batch has {gpus} "
         f"times `per_device_train_batch_size={args.per_device_train_batch_size}` samples. A process for each GPU is "

@@ -177,9 +177,9 @@ class CheckpointSaving:
     def rotate_finished(self) -> None:
         """Leave the best checkpoint alone, if ``save_total_limit=1``: a finished run needs no newest one to resume."""
         trainer = self._trainer
-        best = trainer.state.best_model_checkpoint
+        args, best = trainer.args, trainer.state.best_model_checkpoint
         folder = checked_output_dir(trainer._get_output_dir(trainer._trial))
-        if self._writes_files and trainer.args.save_total_limit == 1 and best is not None:
+        if args.should_save and args.save_total_limit == 1 and best is not None:
             rotation.delete_all_but_best(folder, best=best, owned=self._writer.owned, remover=self._writer.remover)
 
     def _must_finish_first(self) -> bool:
