@@ -12,11 +12,11 @@ from torch import nn
 from hf_compat.arguments.deepspeed.requested import partition_from_now_on
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, read_sequence_parallelism
-from hf_compat.arguments.process_facts import join_as_started
+from hf_compat.arguments.process_facts import join_alone, join_as_started
 from hf_compat.arguments.sequence_parallelism import Rotation, rotation
 from hf_compat.distributed.accelerators import accelerator_module, is_initialized
 from hf_compat.distributed.launch import OWN_MARK, Launch, is_launched
-from hf_compat.distributed.processes import choose_backend, join_alone
+from hf_compat.distributed.processes import choose_backend
 from hf_compat.engine.clusters import apply_cluster_environment, user_environment
 from hf_compat.engine.fabric_variables import named, naming_variables
 from hf_compat.engine.internals.strategies import start_processes
@@ -199,7 +199,7 @@ def _placement_of_ranks(
                 "distributed training. Start more with `torchrun` or `lightning={'devices': ...}`, or do not set "
                 "`fsdp`."
             )
-        join_alone(device, backend=args.ddp_backend)  # what is left of more: their checkpoints are resumed
+        join_alone(args, device)  # what is left of more: their checkpoints are resumed
     if sizes is None and name == "fsdp2":
         sizes = ParallelSizes(dp_shard=launch.world_size)
     layout = ProcessLayout(

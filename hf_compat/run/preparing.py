@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hf_compat.arguments.compilation import compile_keywords
 from hf_compat.arguments.fields.aliases import checkpointing_keywords, checkpoints_activations
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
@@ -156,12 +157,8 @@ def take_wrapper(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module
 
 
 def _compiled(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> nn.Module:
-    args = trainer.args
-    if not args.torch_compile:
-        return wrapped
-    return backend.strategy.compiled(
-        wrapped, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
-    )
+    keywords = compile_keywords(trainer.args)
+    return wrapped if keywords is None else backend.strategy.compiled(wrapped, **keywords)
 
 
 def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_renamed: bool) -> None:

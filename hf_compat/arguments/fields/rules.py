@@ -154,9 +154,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "activation_checkpointing_kwargs",
         "Old name of `activation_checkpointing_kwargs`.",
     ),
-    FieldRule("torch_compile", "plan", "run/preparing.py", "The model is wrapped in `torch.compile`."),
-    FieldRule("torch_compile_backend", "plan", "run/preparing.py", "`backend` of `torch.compile`, which it enables."),
-    FieldRule("torch_compile_mode", "plan", "run/preparing.py", "`mode` of `torch.compile`, which it enables."),
+    FieldRule("torch_compile", "plan", "arguments/compilation.py", "The model is wrapped in `torch.compile`."),
+    FieldRule(
+        "torch_compile_backend", "plan", "arguments/compilation.py", "`backend` of `torch.compile`, which it enables."
+    ),
+    FieldRule("torch_compile_mode", "plan", "arguments/compilation.py", "`mode` of `torch.compile`, which it enables."),
     FieldRule("use_liger_kernel", "plan", "run/preparing.py", f"{_LIGER} before training."),
     FieldRule("liger_kernel_config", "plan", "run/preparing.py", f"{_LIGER} as selected here."),
     FieldRule("use_cache", "plan", "trainer/trainer.py", "Sets `model.config.use_cache`, in releases that do so."),
