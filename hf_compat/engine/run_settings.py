@@ -16,7 +16,7 @@ from hf_compat.arguments.cadence import evaluates, evaluates_in_training
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.trackers import reports_by_default
-from hf_compat.arguments.deepspeed.requested import use_deepspeed
+from hf_compat.arguments.deepspeed.requested import use_deepspeed, uses_deepspeed
 from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
@@ -137,7 +137,7 @@ class _Meaning:
         self._check_end()
         self._check_data(has_eval_data=has_eval_data)
         changed = [name for name, value in self.fields.items() if getattr(args, name) != value]
-        if changed and args.hf_deepspeed_config is not None and "deepspeed" not in changed:
+        if changed and uses_deepspeed(args) and "deepspeed" not in changed:
             names = ", ".join(f"`{name}`" for name in changed)
             self.problems.append(
                 f"`lightning={dict(given)}`: with `deepspeed`, set {names} in `TrainingArguments` instead."
@@ -171,7 +171,7 @@ class _Meaning:
             return
         shown = repr(strategy) if isinstance(strategy, str) else f"{type(strategy).__name__}(...)"
         self._set(f"'strategy': {shown}", {"deepspeed": config})
-        if self._args.hf_deepspeed_config is not None and not self._args.deepspeed:
+        if uses_deepspeed(self._args) and not self._args.deepspeed:
             self.problems.append(
                 f"`lightning={{'strategy': {shown}}}` contradicts ACCELERATE_USE_DEEPSPEED, which `accelerate launch` "
                 "sets: remove one of them."
@@ -191,7 +191,7 @@ class _Meaning:
     def _read_clipping(self) -> None:
         fields, self._clip_value = clipping_meant(self.keywords)
         shown = as_given(self._given, ("gradient_clip_val", "gradient_clip_algorithm"))
-        if self._clip_value is not None and (self._args.hf_deepspeed_config or "deepspeed" in self.fields):
+        if self._clip_value is not None and (uses_deepspeed(self._args) or "deepspeed" in self.fields):
             raise TrainerSetupError(
                 f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine only clips by norm: set "
                 "`max_grad_norm` instead."

@@ -19,7 +19,7 @@ from hf_compat import HfDeepSpeedConfig, TrainingArguments
 from hf_compat.arguments import from_transformers
 from hf_compat.arguments.deepspeed.contradictions import config_contradictions, field_contradictions
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
-from hf_compat.arguments.deepspeed.requested import autotp_size, config_in_use
+from hf_compat.arguments.deepspeed.requested import autotp_size, config_in_use, uses_deepspeed
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.distributed.processes import leave_processes
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
@@ -275,8 +275,10 @@ def test_fields_changed_after_construction(tmp_path):
 def test_ranks_that_share_a_matrix(tmp_path):
     """Their number is the config's; without DeepSpeed, or the section, each rank has whole matrices."""
     assert autotp_size(arguments(tmp_path)) == 1
+    assert not uses_deepspeed(arguments(tmp_path))
     assert autotp_size(arguments(tmp_path, deepspeed=stage(2))) == 1
     args = arguments(tmp_path, deepspeed=stage(2, tensor_parallel__autotp_size=2))
+    assert uses_deepspeed(args)
     assert autotp_size(args) == config_in_use(args).tensor_parallel_size == 2
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "partition_from_now_on",
     "requests_deepspeed",
     "use_deepspeed",
+    "uses_deepspeed",
 ]
 
 _SECTIONS = ("amp", "bf16", "checkpoint", "fp16", "optimizer", "scheduler", "zero_optimization")
@@ -93,6 +94,11 @@ def use_deepspeed(args: TrainingArguments) -> tuple[HfTrainerDeepSpeedConfig | N
     plugin = DeepSpeedPlugin(config)
     plugin.set_deepspeed_weakref()
     return config, plugin
+
+
+def uses_deepspeed(args: TrainingArguments) -> bool:
+    """Return whether runs use DeepSpeed, at the request of ``args``, of the launcher, or of a keyword."""
+    return args.hf_deepspeed_config is not None
 
 
 def config_in_use(args: TrainingArguments) -> HfTrainerDeepSpeedConfig:

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import (
     Strategy,
 )
 
-from hf_compat.arguments.deepspeed.requested import autotp_size
+from hf_compat.arguments.deepspeed.requested import autotp_size, uses_deepspeed
 from hf_compat.arguments.fsdp.fsdp_checks import device_limits
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
@@ -90,8 +90,8 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
     _refuse(strategy)
     fsdp = read_fsdp(args)
     sizes = read_parallelism(args)
-    requested = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": sizes}
-    fields = [name for name, value in requested.items() if value is not None]
+    asked = {"deepspeed": uses_deepspeed(args), "fsdp": fsdp is not None, "parallelism_config": sizes is not None}
+    fields = [name for name, is_set in asked.items() if is_set]
     if "deepspeed" in fields and fsdp is not None:
         raise TrainerSetupError("`fsdp` and `deepspeed` exclude each other: set only one of them.")
     if "deepspeed" in fields and sizes is not None and sizes.ranks_per_batch > 1:

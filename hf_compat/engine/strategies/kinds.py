@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
+from hf_compat.arguments.accelerator_config import syncs_each_batch
 from hf_compat.engine.lightning_accelerator import lightning_accelerator
 from hf_compat.engine.process_layout import ProcessLayout
 
@@ -46,8 +47,7 @@ def device_keywords(process_layout: ProcessLayout, args: TrainingArguments, mode
     if launch.world_size == 1 and device.type != "cpu":
         devices = [device.index or 0]
     strategy: Any = _create(process_layout, device, args, model)
-    accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
-    strategy.syncs_each_batch = bool(accumulation.get("sync_each_batch"))
+    strategy.syncs_each_batch = syncs_each_batch(args)
     return {
         "accelerator": lightning_accelerator(device),
         "devices": devices,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from hf_compat.arguments.deepspeed.requested import uses_deepspeed
 from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
 from hf_compat.engine.process_layout import ProcessLayout, with_mesh
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
@@ -54,7 +55,7 @@ def presharded_layout(
     )
     requested = {
         "`fsdp`": layout.fsdp is not None,
-        "`deepspeed`": args.hf_deepspeed_config is not None,
+        "`deepspeed`": uses_deepspeed(args),
         "`strategy` of `lightning`": strategy != "auto",
         f"`parallelism_config` with {layout.sizes}": layout.mesh is not None and layout.sizes != sizes,
     }
