@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.deepspeed.requested import uses_deepspeed
 from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, read_sequence_parallelism
 from hf_compat.arguments.sequence_parallelism import SequenceParallelism, rotation
@@ -96,7 +97,7 @@ def parallelism_config(args: TrainingArguments, sizes: ParallelSizes) -> Any:
     if sequences is not None:
         return _sequence_parallelism_config(sequences)
     if read_parallelism(args) is None:
-        if sizes.tp == 1 or args.hf_deepspeed_config is not None:
+        if sizes.tp == 1 or uses_deepspeed(args):
             return None
         # As transformers: replicas and shards, which are the model's own matter, count together.
         sizes = ParallelSizes(dp_shard=sizes.dp_replicate * sizes.dp_shard, tp=sizes.tp)

@@ -7,11 +7,14 @@ import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.errors import ArgumentsError
 
-__all__ = ["AcceleratorConfig"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["AcceleratorConfig", "syncs_each_batch"]
 
 
 @dataclass
@@ -56,3 +59,9 @@ class AcceleratorConfig:
     def pop(self, key: str, default: object = None) -> Any:
         """Remove and return the setting ``key``, as from a dict; it then has its default."""
         return self.__dict__.pop(key, default)
+
+
+def syncs_each_batch(args: TrainingArguments) -> bool:
+    """Return whether ranks exchange gradients after each batch, not once for an update step."""
+    accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
+    return bool(accumulation.get("sync_each_batch"))

@@ -29,6 +29,8 @@ __all__ = [
     "distributed_state",
     "find_launch",
     "is_single_rank",
+    "join_alone",
+    "join_as_started",
     "join_processes",
     "main_process_first",
     "process_log_level",
@@ -179,7 +181,18 @@ def join_processes(args: TrainingArguments, device: torch.device) -> None:
         timeout=args.ddp_timeout_delta,
     )
     if is_single_rank(args) and _has_backend(args, device):  # as accelerate: scripts call torch.distributed
-        processes.join_alone(device, backend=args.ddp_backend)
+        join_alone(args, device)
+
+
+def join_alone(args: TrainingArguments, device: torch.device) -> None:
+    """Initialize the process group on ``device`` of a process that is the only one."""
+    processes.join_alone(device, backend=args.ddp_backend)
+
+
+def join_as_started(args: TrainingArguments) -> None:
+    """Have ``args``, sent to a process that the Trainer has started, choose its device, and join the others."""
+    args.choose_device_again()
+    args.join_processes(args.device)
 
 
 def _has_backend(args: TrainingArguments, device: torch.device) -> bool:

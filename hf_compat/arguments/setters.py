@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from hf_compat.arguments.cadence import evaluates_in_training
 from hf_compat.arguments.checking.checks import VALUE_CHECKS, find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
 from hf_compat.arguments.checking.trackers import tracker_names
@@ -61,7 +62,7 @@ def _checkpointing(args: TrainingArguments, semantics: Semantics) -> None:
 
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
-    args.do_eval = args.eval_strategy != "no"
+    args.do_eval = evaluates_in_training(args)
     if args.eval_delay is None:  # upstream leaves it, and then cannot compare it with update steps
         args.eval_delay = 0
 

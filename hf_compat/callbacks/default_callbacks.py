@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.cadence import due_by
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.callbacks.console import ProgressCallback
 from hf_compat.callbacks.notebook import NotebookProgressCallback, is_in_notebook
@@ -27,13 +28,11 @@ class DefaultFlowCallback(TrainerCallback):
     ) -> TrainerControl:
         """Apply the strategies ``"steps"``, and stop after the last update step."""
         step = state.global_step
-        logs = args.logging_strategy == "steps" and step % state.logging_steps == 0
-        if logs or (step == 1 and args.logging_first_step):
+        logs, evaluates, saves = due_by("steps", args, step)
+        if (logs and step % state.logging_steps == 0) or (step == 1 and args.logging_first_step):
             control.should_log = True
-        evaluates = args.eval_strategy == "steps" and args.eval_delay <= step
         if evaluates and step % state.eval_steps == 0:
             control.should_evaluate = True
-        saves = args.save_strategy == "steps"
         if saves and state.save_steps > 0 and step % state.save_steps == 0:
             control.should_save = True
         if step >= state.max_steps:
@@ -46,11 +45,12 @@ class DefaultFlowCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         """Apply the strategies ``"epoch"``."""
-        if args.logging_strategy == "epoch":
+        logs, evaluates, saves = due_by("epoch", args, state.epoch or 0)
+        if logs:
             control.should_log = True
-        if args.eval_strategy == "epoch" and args.eval_delay <= (state.epoch or 0):
+        if evaluates:
             control.should_evaluate = True
-        if args.save_strategy == "epoch":
+        if saves:
             control.should_save = True
         return control
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import operator
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.best_metric import is_better
+from hf_compat.arguments.cadence import evaluates_in_training
 from hf_compat.callbacks.trainer_callback import TrainerCallback
 from hf_compat.errors import EarlyStoppingError
 from hf_compat.state import ExportableState, TrainerControl, TrainerState
@@ -40,9 +41,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     ) -> None:
         """Reset the counter if ``metric_value`` is an improvement, else increase it."""
         best = state.best_metric
-        better = operator.gt if args.greater_is_better else operator.lt
         threshold = self.early_stopping_threshold or 0.0
-        if best is None or (better(metric_value, best) and abs(metric_value - best) > threshold):
+        if best is None or (is_better(args, metric_value, best) and abs(metric_value - best) > threshold):
             self.early_stopping_patience_counter = 0
         else:
             self.early_stopping_patience_counter += 1
@@ -61,7 +61,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 "`metric_for_best_model=None`: EarlyStoppingCallback needs a metric to watch; set it to 'eval_loss' or "
                 "to a name that `compute_metrics` returns."
             )
-        if args.eval_strategy == "no":
+        if not evaluates_in_training(args):
             problems.append(
                 "`eval_strategy='no'`: EarlyStoppingCallback needs evaluations; set it to 'steps' or 'epoch'."
             )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.cadence import evaluates_in_training
 from hf_compat.callbacks.notebook_bars import NotebookProgressBar, NotebookTrainingTracker, show, table
 from hf_compat.callbacks.progress_stats import ProgressStats
 from hf_compat.callbacks.trainer_callback import TrainerCallback
@@ -65,7 +66,7 @@ class NotebookProgressCallback(TrainerCallback):
         """Draw the bar, at the update step that the run resumes from, and the table."""
         self.close_progress_bars()
         self._stats.begin(args, state, train_dataloader)
-        validation = [] if args.eval_strategy == "no" else ["Validation Loss"]
+        validation = ["Validation Loss"] if evaluates_in_training(args) else []
         self.training_tracker = NotebookTrainingTracker(
             state.max_steps, [_first_column(args), "Training Loss", *validation]
         )
@@ -117,7 +118,7 @@ class NotebookProgressCallback(TrainerCallback):
     ) -> None:
         """Add a row, if there are no evaluations."""
         self._stats.log(logs or {})
-        if self.training_tracker is not None and args.eval_strategy == "no" and logs and "loss" in logs:
+        if self.training_tracker is not None and not evaluates_in_training(args) and logs and "loss" in logs:
             self.training_tracker.write_line({"Training Loss": logs["loss"], "Step": state.global_step})
 
     def on_evaluate(
@@ -175,7 +176,8 @@ def _evaluation_line(args: TrainingArguments, state: TrainerState, metrics: Mapp
     """Return column → value: the last training loss, the step or epoch, and the metrics of one evaluation."""
     loss = next((log["loss"] for log in reversed(state.log_history) if "loss" in log), "No log")
     line: dict[str, Any] = {"Training Loss": loss, "Validation Loss": "No log"}
-    line[_first_column(args)] = int(state.epoch or 0) if args.eval_strategy == "epoch" else state.global_step
+    column = _first_column(args)
+    line[column] = int(state.epoch or 0) if column == "Epoch" else state.global_step
     prefix = next((name.removesuffix("_loss") for name in reversed(list(metrics)) if name.endswith("_loss")), "eval")
     hidden = {"total_flos", "epoch", *(f"{prefix}_{suffix}" for suffix in _HIDDEN_SUFFIXES)}
     for name, value in metrics.items():

@@ -122,9 +122,8 @@ class LightningBackend:
         user_choice, folder = self.keywords.pop("logger", None), self.keywords.get("default_root_dir", args.output_dir)
         # A development run writes to none; Lightning callbacks that need one get a dummy.
         self.user_loggers: list[Logger] = [] if "fast_dev_run" in self.keywords else user_loggers(user_choice, folder)
-        self.precision: Precision = precision_plugin(
-            args.mixed_precision, args.device, self.plugins, strategy=self.traits
-        )
+        device = args.device
+        self.precision: Precision = precision_plugin(args.mixed_precision, device, self.plugins, strategy=self.traits)
         self._input_dtype = input_dtype(self.precision)
         self.callbacks: list[Callback] = lightning_callbacks(callbacks)
         self.sanity_batches: float | None = None
@@ -135,7 +134,7 @@ class LightningBackend:
         self.model_is_prepared = False
         self._placed_model: nn.Module | None = None
         self.cast_model: nn.Module | None = None
-        self._default_strategy: ModelStrategy = OneDeviceStrategy(args.device)
+        self._default_strategy: ModelStrategy = OneDeviceStrategy(device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "pl_trainer": None, "module": None, "trains": False, "loaders": Loaders()}

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
+from hf_compat.arguments.cadence import evaluates_in_training, saves_checkpoints
 from hf_compat.engine.internals.callbacks import keeps_masks, saves_by_time
 from hf_compat.engine.strategy_table import Support, refused, works
 
@@ -261,14 +262,14 @@ def _setting_problems(callback: Callback, args: TrainingArguments, *, shards_mod
         yield f"{name} has no effect: no run calls {called}. `predict` calls the hooks `on_test_*`."
     monitor = getattr(callback, "monitor", None)
     watches = isinstance(callback, EarlyStopping | ModelCheckpoint) and str(monitor).startswith("eval_")
-    if watches and args.eval_strategy == "no":
+    if watches and not evaluates_in_training(args):
         yield f"{name} has `monitor={monitor!r}`, but no evaluation computes it: set `eval_strategy`."
     if saves_by_time(callback):
         yield (
             f"{name} has `train_time_interval`, which Lightning ignores under manual optimization. Use "
             "`every_n_train_steps`."
         )
-    if keeps_masks(callback) and args.save_strategy != "no":
+    if keeps_masks(callback) and saves_checkpoints(args):
         yield (
             f"{name} has `make_pruning_permanent=False`: checkpoints would contain its masks and could not be loaded. "
             "Remove it, or set `save_strategy='no'`."

@@ -12,10 +12,11 @@ from torch import nn
 from hf_compat.arguments.deepspeed.requested import partition_from_now_on
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes, read_sequence_parallelism
+from hf_compat.arguments.process_facts import join_alone, join_as_started
 from hf_compat.arguments.sequence_parallelism import Rotation, rotation
 from hf_compat.distributed.accelerators import accelerator_module, is_initialized
 from hf_compat.distributed.launch import OWN_MARK, Launch, is_launched
-from hf_compat.distributed.processes import choose_backend, join_alone
+from hf_compat.distributed.processes import choose_backend
 from hf_compat.engine.clusters import apply_cluster_environment, user_environment
 from hf_compat.engine.fabric_variables import named, naming_variables
 from hf_compat.engine.internals.strategies import start_processes
@@ -148,10 +149,10 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
     choice = choose_strategy(args, strategy)
     if problems := _environment_problems(args, keywords):
         raise TrainerSetupError("\n  ".join(problems))
-    launch = args.launch
+    launch, device = args.launch, args.device
     wanted_nodes = int(keywords.get("num_nodes", launch.num_nodes))
     is_parallel = strategy != "auto" and not choice.one_device
-    wanted = _device_count(keywords.get("devices", "auto"), args, launch, by_default=args.n_gpu if is_parallel else 1)
+    wanted = _device_count(keywords.get("devices", "auto"), device, launch, by_default=args.n_gpu if is_parallel else 1)
     sizes = read_parallel_sizes(args, strategy, choice.fsdp, nodes=wanted_nodes, devices=wanted)
     _leave_gpus(args, keywords, wanted * wanted_nodes)
     sequences = read_sequence_parallelism(args)
@@ -163,32 +164,34 @@ def place_run(args: TrainingArguments, keywords: Mapping[str, Any], model: nn.Mo
                 f"{format_strategy(strategy)} is for one process, but `lightning` requests {wanted} devices on each of "
                 f"{wanted_nodes} nodes. Remove `devices` and `num_nodes`, or set 'strategy': 'ddp'."
             )
-        choose_backend(args.device, args.ddp_backend)
+        choose_backend(device, args.ddp_backend)
     if choice.start_method != "popen":
-        _check_process_start(choice.start_method, strategy, launch, wanted_nodes, args)
+        _check_process_start(choice.start_method, strategy, launch, wanted_nodes, device)
         if wanted > 1:
             start = ProcessStart(choice.start_method, wanted)
             return ProcessLayout(launch, "one device", settings=choice.settings, hooks=choice.hooks, start=start)
     if launch.launcher is None and wanted * wanted_nodes > 1:
-        check_model_sizes(model, None if args.hf_deepspeed_config is not None else sizes, sequences)
+        check_model_sizes(model, None if choice.deepspeed else sizes, sequences)
         start_processes(wanted, wanted_nodes, mark=OWN_MARK)
         launch = args.launch
     _check_processes(wanted, wanted_nodes, launch)
-    args.join_processes(args.device)
+    args.join_processes(device)
     partition_from_now_on(args)  # if `strategy` has set `deepspeed`, not yet done by the arguments' constructor
-    return _placement_of_ranks(args, choice, sizes, environment)
+    return _placement_of_ranks(args, device, choice, sizes, environment)
 
 
 def _placement_of_ranks(
     args: TrainingArguments,
+    device: torch.device,
     choice: StrategyChoice,
     sizes: ParallelSizes | None,
     environment: ClusterEnvironment | None,
 ) -> ProcessLayout:
     """Return the placement of a run whose ranks are all there."""
     launch = args.launch
-    tensor_parallel = sizes is not None and sizes.tp > 1 and args.hf_deepspeed_config is None
-    name = "tensor parallel" if tensor_parallel else _strategy_name(args, choice.fsdp, launch)
+    name = _strategy_name(args, choice, launch)
+    if sizes is not None and sizes.tp > 1 and name != "deepspeed":
+        name = "tensor parallel"
     if choice.fsdp is not None and name != "deepspeed" and launch.world_size == 1:
         if not is_launched():
             raise TrainerSetupError(
@@ -196,7 +199,7 @@ def _placement_of_ranks(
                 "distributed training. Start more with `torchrun` or `lightning={'devices': ...}`, or do not set "
                 "`fsdp`."
             )
-        join_alone(args.device, backend=args.ddp_backend)  # what is left of more: their checkpoints are resumed
+        join_alone(args, device)  # what is left of more: their checkpoints are resumed
     if sizes is None and name == "fsdp2":
         sizes = ParallelSizes(dp_shard=launch.world_size)
     layout = ProcessLayout(
@@ -208,7 +211,7 @@ def _placement_of_ranks(
         rotation=rotation(args.parallelism_config),
         environment=environment,
     )
-    return layout if sizes is None else with_mesh(layout, sizes, args.device)
+    return layout if sizes is None else with_mesh(layout, sizes, device)
 
 
 def with_mesh(layout: ProcessLayout, sizes: ParallelSizes, device: torch.device) -> ProcessLayout:
@@ -230,11 +233,11 @@ def _check_processes(wanted: int, wanted_nodes: int, launch: Launch) -> None:
         )
 
 
-def _strategy_name(args: TrainingArguments, fsdp: FsdpSettings | None, launch: Launch) -> str:
-    if args.hf_deepspeed_config is not None:
+def _strategy_name(args: TrainingArguments, choice: StrategyChoice, launch: Launch) -> str:
+    if choice.deepspeed:
         return "deepspeed"
-    if fsdp is not None:
-        return f"fsdp{fsdp.version}"
+    if choice.fsdp is not None:
+        return f"fsdp{choice.fsdp.version}"
     if launch.world_size > 1:
         return "ddp"
     return "data parallel" if args.n_gpu > 1 else "one device"
@@ -254,19 +257,18 @@ def presume_layout(args: TrainingArguments, keywords: Mapping[str, Any]) -> tupl
         choice = choose_strategy(args, keywords.get("strategy", "auto"))
     except TrainerSetupError as error:
         return ProcessLayout(launch, "one device"), [named(problem) for problem in (str(error), *problems)]
-    name = _strategy_name(args, choice.fsdp, launch)
+    name = _strategy_name(args, choice, launch)
     return ProcessLayout(launch, name, choice.fsdp, choice.settings, choice.hooks), [*map(named, problems)]
 
 
 def place_started(args: TrainingArguments, process_layout: ProcessLayout) -> ProcessLayout:
     """Return the placement in a process that ``train`` started, and initialise the process group."""
-    args.choose_device_again()
-    args.join_processes(args.device)
+    join_as_started(args)
     return replace(process_layout, launch=args.launch, strategy="ddp", start=None)
 
 
 def _check_process_start(
-    method: str, strategy: str | Strategy, launch: Launch, nodes: int, args: TrainingArguments
+    method: str, strategy: str | Strategy, launch: Launch, nodes: int, device: torch.device
 ) -> None:
     """Refuse to start processes inside a launcher, on several nodes, or by fork once CUDA is initialised."""
     shown = f"{format_strategy(strategy)} starts processes by {method!r}"
@@ -277,8 +279,8 @@ def _check_process_start(
         )
     if nodes > 1:
         raise TrainerSetupError(f"{shown} on a single node, not on {nodes}: start the script with `torchrun`.")
-    if method == "fork" and is_initialized(args.device):
-        name = args.device.type.upper()
+    if method == "fork" and is_initialized(device):
+        name = device.type.upper()
         raise TrainerSetupError(
             f"{shown}, but {name} is initialised in this process, and a forked process cannot use it then. Create "
             f"{name} tensors and models only after `train`, or use 'ddp_spawn'."
@@ -287,19 +289,18 @@ def _check_process_start(
 
 def _environment_problems(args: TrainingArguments, keywords: Mapping[str, Any]) -> list[str]:
     """Return what is wrong about the variables of ``accelerate launch`` and the user's ``accelerator``."""
-    problems = []
+    kind, problems = args.device.type, []
     found = [name for name in _UNSUPPORTED_ACCELERATE_VARIABLES if os.environ.get(name, "").lower() in ("1", "true")]
     if found:
         problems.append(
             f"{', '.join(found)} is set, probably by `accelerate launch`, but is not supported. Launch with "
             "`--multi_gpu` or `--use_fsdp`, or with `torchrun`."
         )
-    accelerator, kinds = keywords.get("accelerator", "auto"), {"auto": args.device.type, "gpu": _gpu_type(args)}
-    if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != args.device.type:
+    accelerator, kinds = keywords.get("accelerator", "auto"), {"auto": kind, "gpu": _gpu_type(kind)}
+    if not isinstance(accelerator, str) or kinds.get(accelerator, accelerator) != kind:
         problems.append(
             f"`lightning={{'accelerator': {accelerator!r}}}`: conflicts with the device of this run "
-            f"({args.device.type}, chosen from `use_cpu={args.use_cpu}` and the available devices). Remove it, or set "
-            "`use_cpu`."
+            f"({kind}, chosen from `use_cpu={args.use_cpu}` and the available devices). Remove it, or set `use_cpu`."
         )
     return problems
 
@@ -310,17 +311,17 @@ def _leave_gpus(args: TrainingArguments, keywords: Mapping[str, Any], processes:
         args.use_one_gpu()
 
 
-def _gpu_type(args: TrainingArguments) -> str:
-    """Return the device type that Lightning's ``"gpu"`` means."""
-    return args.device.type if args.device.type in ("cuda", "mps") else "cuda"
+def _gpu_type(kind: str) -> str:
+    """Return the device type that Lightning's ``"gpu"`` means in a run on a device of the type ``kind``."""
+    return kind if kind in ("cuda", "mps") else "cuda"
 
 
-def _device_count(devices: object, args: TrainingArguments, launch: Launch, *, by_default: int) -> int:
+def _device_count(devices: object, device: torch.device, launch: Launch, *, by_default: int) -> int:
     """Return the number of devices per node, each with a process, that ``devices`` requests.
 
     Args:
         devices: The user's keyword.
-        args: The training arguments.
+        device: The device of this process.
         launch: The processes that there are.
         by_default: How many ``"auto"`` requests in a single process.
 
@@ -330,8 +331,8 @@ def _device_count(devices: object, args: TrainingArguments, launch: Launch, *, b
     if devices == "auto":
         return max(launch.local_world_size, by_default)
     if devices in (-1, "-1"):
-        on_devices = args.device.type not in ("cpu", "mps")
-        return accelerator_module(args.device).device_count() if on_devices else launch.local_world_size
+        on_devices = device.type not in ("cpu", "mps")
+        return accelerator_module(device).device_count() if on_devices else launch.local_world_size
     if isinstance(devices, int | str) and not isinstance(devices, bool) and str(devices).isdigit() and int(devices):
         return int(devices)
     raise TrainerSetupError(

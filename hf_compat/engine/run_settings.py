@@ -12,10 +12,11 @@ from typing import Any
 from lightning.pytorch.plugins.precision import Precision
 
 from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.cadence import evaluates, evaluates_in_training
 from hf_compat.arguments.checking.checks import find_problems
 from hf_compat.arguments.checking.problems import Problem, raise_all
-from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
-from hf_compat.arguments.deepspeed.requested import use_deepspeed
+from hf_compat.arguments.checking.trackers import reports_by_default
+from hf_compat.arguments.deepspeed.requested import use_deepspeed, uses_deepspeed
 from hf_compat.arguments.enums import SaveStrategy
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.releases.convert import from_transformers
@@ -136,7 +137,7 @@ class _Meaning:
         self._check_end()
         self._check_data(has_eval_data=has_eval_data)
         changed = [name for name, value in self.fields.items() if getattr(args, name) != value]
-        if changed and args.hf_deepspeed_config is not None and "deepspeed" not in changed:
+        if changed and uses_deepspeed(args) and "deepspeed" not in changed:
             names = ", ".join(f"`{name}`" for name in changed)
             self.problems.append(
                 f"`lightning={dict(given)}`: with `deepspeed`, set {names} in `TrainingArguments` instead."
@@ -170,7 +171,7 @@ class _Meaning:
             return
         shown = repr(strategy) if isinstance(strategy, str) else f"{type(strategy).__name__}(...)"
         self._set(f"'strategy': {shown}", {"deepspeed": config})
-        if self._args.hf_deepspeed_config is not None and not self._args.deepspeed:
+        if uses_deepspeed(self._args) and not self._args.deepspeed:
             self.problems.append(
                 f"`lightning={{'strategy': {shown}}}` contradicts ACCELERATE_USE_DEEPSPEED, which `accelerate launch` "
                 "sets: remove one of them."
@@ -190,7 +191,7 @@ class _Meaning:
     def _read_clipping(self) -> None:
         fields, self._clip_value = clipping_meant(self.keywords)
         shown = as_given(self._given, ("gradient_clip_val", "gradient_clip_algorithm"))
-        if self._clip_value is not None and (self._args.hf_deepspeed_config or "deepspeed" in self.fields):
+        if self._clip_value is not None and (uses_deepspeed(self._args) or "deepspeed" in self.fields):
             raise TrainerSetupError(
                 f"`lightning={{{shown}}}` is not supported with `deepspeed`, whose engine only clips by norm: set "
                 "`max_grad_norm` instead."
@@ -204,13 +205,14 @@ class _Meaning:
         self._set(shown, fields)
         if self._times is not None:
             self.fields["eval_delay"] = _NEVER
-            if args.load_best_model_at_end and args.save_strategy != "best" and not self._times.at_epoch_end:
+            saving = args.save_strategy
+            if args.load_best_model_at_end and saving != "best" and not self._times.at_epoch_end:
                 self.problems.append(
                     f"`lightning={{{shown}}}` with `load_best_model_at_end=True`: "
-                    f"`save_strategy='{SaveStrategy(args.save_strategy).value}'` does not save at these evaluations. "
+                    f"`save_strategy='{SaveStrategy(saving).value}'` does not save at these evaluations. "
                     "Set `save_strategy='best'`."
                 )
-        if given.get("limit_val_batches") == 0 and args.eval_strategy != "no":
+        if given.get("limit_val_batches") == 0 and evaluates_in_training(args):
             keyword = f"'limit_val_batches': {given['limit_val_batches']!r}"
             self.problems.append(_contradiction(keyword, "eval_strategy", args.eval_strategy))
 
@@ -239,9 +241,7 @@ class _Meaning:
 def _is_default(args: TrainingArguments, name: str) -> bool:
     """Return whether ``args`` have the default of a field, or one that is equal to it."""
     if name == "report_to":
-        semantics = resolve_semantics(args.semantics)
-        names = tracker_names(None, semantics)[0]
-        return args.report_to in (names, with_job_tracker(names, semantics))
+        return reports_by_default(args)
     return name == "disable_tqdm" or bool(getattr(args, name) == defaults()[name])
 
 
@@ -262,8 +262,8 @@ def _precision_meant(args: TrainingArguments, given: Mapping[str, Any]) -> tuple
         return None, {}
     keyword = f"'precision': {given['precision']!r}"
     wanted = meant if meant in ("bf16", "fp16") else "no"
-    if args.mixed_precision not in ("no", wanted):
-        raise TrainerSetupError(_contradiction(keyword, args.mixed_precision, True))
+    if (asked := args.mixed_precision) not in ("no", wanted):
+        raise TrainerSetupError(_contradiction(keyword, asked, True))
     others = [plugin for plugin in user_plugins(given) if isinstance(plugin, Precision)]
     if others:
         name = type(others[0]).__name__
@@ -307,7 +307,7 @@ def _with_fields(
         return args
     args = copy.copy(args)
     vars(args).update(fields)
-    args.do_eval = args.do_eval or args.eval_strategy != "no"
+    args.do_eval = evaluates(args)
     for precision in ("bf16", "fp16"):
         if fields.get(precision):
             args.mixed_precision = precision

@@ -121,15 +121,15 @@ def _strategy_problems(pl_trainer: pl.Trainer, args: TrainingArguments) -> list[
             "callbacks. The training arguments `fsdp`, `deepspeed` and `ddp_...` decide how the model is distributed: "
             "pass `strategy='auto'` or, under a launcher, `strategy='ddp'`."
         ]
-    if pl_trainer.world_size != args.world_size:
+    if pl_trainer.world_size != (size := args.world_size):
         return [
             f"`devices`: this `lightning.Trainer` runs in {pl_trainer.world_size} processes, the training arguments in "
-            f"{args.world_size}. Start the script with `torchrun`, or pass `devices=1`."
+            f"{size}. Start the script with `torchrun`, or pass `devices=1`."
         ]
-    if strategy.root_device.type != args.device.type:
+    if strategy.root_device.type != (device := args.device).type:
         return [
             f"`accelerator`: this `lightning.Trainer` runs on {strategy.root_device}, the training arguments on "
-            f"{args.device}. Pass `accelerator={args.device.type!r}`, or set `use_cpu`."
+            f"{device}. Pass `accelerator={device.type!r}`, or set `use_cpu`."
         ]
     return []
 

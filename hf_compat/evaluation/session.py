@@ -186,7 +186,7 @@ class EvaluationSession:
         self._steps += 1
         if self._per_batch:
             self._compute_batch_metrics(losses, logits, labels, self._batch_inputs(inputs, main_inputs))
-        elif args.eval_accumulation_steps is not None and self._steps % args.eval_accumulation_steps == 0:
+        elif (every := args.eval_accumulation_steps) is not None and self._steps % every == 0:
             for accumulator in (self._losses, self._predictions, self._labels, self._inputs):
                 accumulator.to_cpu_and_numpy()
         return logits
@@ -213,7 +213,7 @@ class EvaluationSession:
         """Gather, accumulate and return predictions, labels and main inputs of the batch over all ranks."""
         trainer = self._trainer
         main_inputs, gather = None, self._gather_whole or trainer.gather_function
-        if "inputs" in trainer.args.include_for_metrics:
+        if self._includes("inputs"):
             name = getattr(trainer.model, "main_input_name", "input_ids")
             main_inputs = self._trainer._prepare_input(inputs[name])
             main_inputs = gather(trainer.accelerator.pad_across_processes(main_inputs, dim=1, pad_index=PAD_INDEX))
@@ -285,13 +285,15 @@ class EvaluationSession:
 
     def _prediction(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:
         """Return the argument of ``compute_metrics``; inputs and losses as ``include_for_metrics`` says."""
-        included = self._trainer.args.include_for_metrics
         return EvalPrediction(
             predictions=predictions,
             label_ids=labels,
-            inputs=inputs if "inputs" in included else None,
-            losses=losses if "loss" in included else None,
+            inputs=inputs if self._includes("inputs") else None,
+            losses=losses if self._includes("loss") else None,
         )
+
+    def _includes(self, part: str) -> bool:
+        return part in self._trainer.args.include_for_metrics
 
     def finish(self) -> dict[str, Any]:
         """Compute and return the metrics, with prefixed names."""

@@ -65,9 +65,9 @@ def notices(args: TrainingArguments, optimizer: object, semantics: Semantics) ->
         return []
     layerwise = isinstance(optimizer, LayerwiseOptimizer)
     name, accumulate, found = f"`optim={plain_name(args.optim)!r}`", args.gradient_accumulation_steps, []
-    if args.max_grad_norm:
+    if norm := args.max_grad_norm:
         found.append(
-            f"{name} updates parameters in the backward pass, so `max_grad_norm={args.max_grad_norm}` does not clip "
+            f"{name} updates parameters in the backward pass, so `max_grad_norm={norm}` does not clip "
             "gradients and their norm is logged as 0: set `max_grad_norm=0`."
         )
     if accumulate > 1:

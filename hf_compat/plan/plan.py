@@ -59,27 +59,26 @@ def build_plan(
     Raises:
         DataError: If the data loader is empty or has no length, and ``max_steps`` is not positive.
     """
-    accumulate = args.gradient_accumulation_steps
+    most, num_epochs, accumulate = args.max_steps, args.num_train_epochs, args.gradient_accumulation_steps
     if batches is None:
-        return _plan_without_length(args, samples_per_update_step)
+        return _plan_without_length(most, accumulate, samples_per_update_step)
     if batches == 0:
-        if args.max_steps <= 0:
+        if most <= 0:
             raise DataError(
-                f"`train_dataset` yields no batch, and `max_steps={args.max_steps}`: it is empty, or "
+                f"`train_dataset` yields no batch, and `max_steps={most}`: it is empty, or "
                 "`dataloader_drop_last=True` drops its only batch. Pass a dataset with samples, or a smaller "
                 "`per_device_train_batch_size`."
             )
-        return replace(_plan_without_length(args, samples_per_update_step), batches_per_epoch=0)
+        return replace(_plan_without_length(most, accumulate, samples_per_update_step), batches_per_epoch=0)
     steps_per_epoch = update_steps_per_epoch(batches, accumulate)
-    if args.max_steps > 0:
-        max_steps = args.max_steps
-        epochs = epochs_for(max_steps, steps_per_epoch)
+    if most > 0:
+        max_steps, epochs = most, epochs_for(most, steps_per_epoch)
         samples: float = max_steps * samples_per_update_step
     else:
         # max_steps=0 overrides num_train_epochs upstream: the run then ends after its first update step.
-        max_steps = update_steps_for(args.num_train_epochs, steps_per_epoch) if args.max_steps < 0 else 0
-        epochs = math.ceil(args.num_train_epochs)
-        samples = (examples or 0) * args.num_train_epochs
+        max_steps = update_steps_for(num_epochs, steps_per_epoch) if most < 0 else 0
+        epochs = math.ceil(num_epochs)
+        samples = (examples or 0) * num_epochs
     return RunPlan(
         num_train_epochs=epochs,
         update_steps_per_epoch=steps_per_epoch,
@@ -92,19 +91,19 @@ def build_plan(
     )
 
 
-def _plan_without_length(args: TrainingArguments, samples_per_update_step: int) -> RunPlan:
-    if args.max_steps <= 0:
+def _plan_without_length(max_steps: int, accumulate: int, samples_per_update_step: int) -> RunPlan:
+    if max_steps <= 0:
         raise DataError(
-            f"`max_steps={args.max_steps}` must be set to a positive value if dataloader does not have a length: the "
+            f"`max_steps={max_steps}` must be set to a positive value if dataloader does not have a length: the "
             "number of update steps to train."
         )
-    samples = args.max_steps * samples_per_update_step
+    samples = max_steps * samples_per_update_step
     return RunPlan(
         num_train_epochs=sys.maxsize,
-        update_steps_per_epoch=args.max_steps,
-        batches_per_epoch=args.max_steps * args.gradient_accumulation_steps,
-        accumulate=args.gradient_accumulation_steps,
-        max_steps=args.max_steps,
+        update_steps_per_epoch=max_steps,
+        batches_per_epoch=max_steps * accumulate,
+        accumulate=accumulate,
+        max_steps=max_steps,
         num_examples=samples,
         num_train_samples=samples,
         samples_per_update_step=samples_per_update_step,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.best_metric import is_better, notes_best_step, worst_value
+from hf_compat.arguments.cadence import saves_checkpoints
 from hf_compat.checkpoint import names
 from hf_compat.errors import MetricNameError, MetricsError, MissingWeightsError, described
 from hf_compat.overriding import check_returned
@@ -21,8 +23,6 @@ __all__ = ["checked_output_dir", "determine_best_metric", "load_best_model", "me
 
 logger = logging.getLogger(__name__)
 
-_CADENCES = ("steps", "epoch", "best")
-
 
 def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> float:
     """Return the value of ``metric_for_best_model``.
@@ -35,11 +35,11 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
         raise MetricsError(
             f"`evaluate` returned {described(metrics)}, but a model is chosen by its metrics. Return what it computes."
         )
-    name = args.metric_for_best_model or "loss"
-    name = name if name.startswith("eval_") else f"eval_{name}"
+    wanted = args.metric_for_best_model
+    name = f"eval_{(wanted or 'loss').removeprefix('eval_')}"
     if name not in metrics:
         raise MetricNameError(
-            f"`metric_for_best_model={args.metric_for_best_model!r}`, which is not found in the evaluation metrics: "
+            f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
             f"there is no `{name}`, only {', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
         )
     return metrics[name]
@@ -50,14 +50,13 @@ def determine_best_metric(trainer: Trainer, metrics: Mapping[str, float]) -> boo
     args, state = trainer.args, trainer.state
     if args.metric_for_best_model is None:
         return False
-    value, greater = metric_for_best(args, metrics), args.greater_is_better
+    value = metric_for_best(args, metrics)
     if state.best_metric is None:
-        state.best_metric = float("-inf") if greater else float("inf")
-    if not (value > state.best_metric if greater else value < state.best_metric):
+        state.best_metric = worst_value(args)
+    if not is_better(args, value, state.best_metric):
         return False
     state.best_metric = value
-    tracked = _CADENCES if trainer.semantics.best_strategy_sets_best_step else _CADENCES[:2]
-    if args.save_strategy in tracked:
+    if notes_best_step(args, trainer.semantics):
         state.best_global_step = state.global_step
     return True
 
@@ -75,7 +74,7 @@ def checked_output_dir(folder: Any) -> str:
 def note_best_checkpoint(trainer: Trainer, output_dir: str) -> None:
     """Set ``state.best_model_checkpoint`` if the update step of the best evaluation is saved."""
     state: TrainerState = trainer.state
-    if not state.best_global_step or trainer.args.save_strategy not in _CADENCES:
+    if not state.best_global_step or not saves_checkpoints(trainer.args):
         return
     best = os.path.join(output_dir, names.checkpoint_name(state.best_global_step))
     if state.best_global_step == state.global_step or os.path.exists(best):

@@ -24,6 +24,7 @@ from hf_compat.run.resume import Resume
 from hf_compat.run.saving import CheckpointSaving
 from hf_compat.run.schedule import LRSchedule
 from hf_compat.run.start_log import log_start
+from hf_compat.run.tokens import counts_tokens
 from hf_compat.run.train_loaders import Reloading
 from hf_compat.run.training_evaluation import EvaluationTiming, TrainingEvaluation
 from hf_compat.run.training_logs import TrainingLogs
@@ -76,8 +77,7 @@ class RunHooks(LastCallback):
         self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self._keeps_past = for_run(trainer.args).past_index >= 0
-        counts_tokens = trainer.args.include_num_input_tokens_seen != "no"
-        self._counts_tokens_ahead = counts_tokens and not trainer.semantics.counts_tokens_after_batch
+        self._counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
 
     # ---- before the first window ----
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.compilation import compile_keywords
+from hf_compat.arguments.fields.aliases import checkpointing_keywords, checkpoints_activations
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.engine.moving import check_offloading
@@ -62,12 +63,9 @@ def prepare_model(
         trainer._hp_search_setup(trial)
     check_offloading(trainer.model)
     place_model(trainer, backend)
-    args = for_run(args)
-    if args.activation_checkpointing or args.gradient_checkpointing:
-        settings = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
-        _enable_checkpointing(
-            trainer.model, settings, is_renamed=semantics.release >= SINCE["renames_gradient_checkpointing"]
-        )
+    if checkpoints_activations(args):
+        is_renamed = semantics.release >= SINCE["renames_gradient_checkpointing"]
+        _enable_checkpointing(trainer.model, checkpointing_keywords(args), is_renamed=is_renamed)
     if semantics.aligns_tokens_after_model_init:
         _align_special_tokens(trainer)
     _set_loss_scaling(trainer, warn_once)
@@ -155,11 +153,11 @@ def _cast_forward(trainer: Trainer, backend: LightningBackend, warn_once: WarnOn
 
 def _warn_of_replicas(trainer: Trainer, wrapped: nn.Module, warn_once: WarnOnce) -> None:
     """Warn that several GPUs in one process are slower than one in each, and of what they do without."""
-    args = trainer.args
+    args, gpus = trainer.args, trainer.args.n_gpu
     text = (
-        f"This process trains on {args.n_gpu} GPUs by `DataParallel`, as transformers does: a batch has {args.n_gpu} "
+        f"This process trains on {gpus} GPUs by `DataParallel`, as transformers does: a batch has {gpus} "
         f"times `per_device_train_batch_size={args.per_device_train_batch_size}` samples. A process for each GPU is "
-        f"faster: start the script with `torchrun --nproc-per-node {args.n_gpu}`. Set CUDA_VISIBLE_DEVICES to use one."
+        f"faster: start the script with `torchrun --nproc-per-node {gpus}`. Set CUDA_VISIBLE_DEVICES to use one."
     )
     fields = [f"`{name}=True`" for name in ("bf16", "fp16", "torch_compile") if getattr(args, name)]
     if fields and isinstance(wrapped, nn.DataParallel) and wrapped is not trainer.model:
@@ -173,12 +171,8 @@ def take_wrapper(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module
 
 
 def _compiled(trainer: Trainer, backend: LightningBackend, wrapped: nn.Module) -> nn.Module:
-    args = trainer.args
-    if not args.torch_compile:
-        return wrapped
-    return backend.strategy.compiled(
-        wrapped, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode
-    )
+    keywords = compile_keywords(trainer.args)
+    return wrapped if keywords is None else backend.strategy.compiled(wrapped, **keywords)
 
 
 def _enable_checkpointing(model: Any, settings: dict[str, Any] | None, *, is_renamed: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from hf_compat.arguments.cadence import epochs_to_train, saves_checkpoints
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.reader import CheckpointReader
@@ -144,13 +145,12 @@ class TrainingRun:
 
     def _begin(self, resume_from_checkpoint: str | bool | None) -> None:
         trainer, args = self.trainer, self.trainer.args
+        output_dir = args.output_dir
         if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
-            os.makedirs(args.output_dir, exist_ok=True)
-            publish.clean_orphans(args.output_dir)
+            os.makedirs(output_dir, exist_ok=True)
+            publish.clean_orphans(output_dir)
         trainer.accelerator.wait_for_everyone()
-        folder = finding.find_checkpoint(
-            args.output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero()
-        )
+        folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
         self.point = None if folder is None else CheckpointReader(folder)
         self.checkpoints.last_step = None
         if not trainer.semantics.keeps_batch_size:
@@ -160,7 +160,7 @@ class TrainingRun:
 
     def _resume_batch_size(self, point: CheckpointReader) -> None:
         trainer, size = self.trainer, point.trainer_state().train_batch_size
-        wins = trainer.args.auto_find_batch_size or not trainer.semantics.resumes_batch_size_if_searching
+        wins = self.may_fit_again or not trainer.semantics.resumes_batch_size_if_searching
         if size is not None and wins:
             self.counters.train_batch_size = size
 
@@ -183,8 +183,9 @@ class TrainingRun:
     def _watching_signals(self) -> Iterator[None]:
         """Context that records signals if the run saves, and waits for a background save however it ends."""
         args = for_run(self.trainer.args)
-        saves = args.save_strategy != "no" or args.enable_jit_checkpoint
-        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=bool(args.enable_jit_checkpoint))
+        as_signalled = args.enable_jit_checkpoint
+        saves = saves_checkpoints(args) or as_signalled
+        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=bool(as_signalled))
         self.watch = watch if saves else None
         try:
             with watch.watching() if saves else nullcontext():
@@ -257,7 +258,7 @@ class TrainingRun:
         self._is_finished = False
         self.pieces = self.output = None
         trainer.accelerator.free_memory()  # also of a fit that ran out of memory
-        if trainer.args.auto_find_batch_size:
+        if self.may_fit_again:
             trainer.model_wrapped = trainer.model
         self.counters.train_batch_size = batch_size or self.counters.train_batch_size
         self.ignore_keys = ignore_keys_for_eval
@@ -335,9 +336,7 @@ class TrainingRun:
         older = () if by_batches else (("total_train_batch_size", samples),)
         values = call_as_defined(trainer.set_initial_training_values, ("args", args), ("dataloader", loader), *older)
         plan = from_values(values, accumulate=args.gradient_accumulation_steps, samples_per_update_step=samples)
-        return limited(
-            plan, self.backend.limits, num_train_epochs=args.num_train_epochs if args.max_steps < 0 else None
-        )
+        return limited(plan, self.backend.limits, num_train_epochs=epochs_to_train(args))
 
     def lightning_state(self) -> dict[str, Any]:
         """Return the content of a checkpoint's ``lightning.pt``; every rank has to call it."""

@@ -55,6 +55,11 @@ class CheckpointSaving:
         """Whether the current update step is saved."""
         return self._writer.last_step == self._trainer.state.global_step
 
+    @property
+    def _writes_files(self) -> bool:
+        """Whether this rank writes the files that one writes for all, or for its node."""
+        return self._trainer.args.should_save
+
     def save(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save a checkpoint and fire ``on_save``; a write error is raised or logged, as ``on_save_error`` says.
 
@@ -110,7 +115,7 @@ class CheckpointSaving:
             self._parts(output_dir),
             step=step,
             launch=args.launch,
-            writes_files=args.should_save,
+            writes_files=self._writes_files,
             background=is_requested(args),
             timeout=args.ddp_timeout_delta,
             then=(self._push, self._rotate),
@@ -121,7 +126,7 @@ class CheckpointSaving:
         """Write a checkpoint from which a search library can resume a trial, on this rank only."""
         step = self._trainer.state.global_step
         parts = [self._weights()]
-        if self._trainer.args.should_save:
+        if self._writes_files:
             parts += [self._part("_save_optimizer_and_scheduler"), Part(self._write_state)]
         self._writer.write_alone(folder / names.checkpoint_name(step), parts, step=step)
 
@@ -134,7 +139,7 @@ class CheckpointSaving:
         if not self._trainer.args.save_only_model:
             methods = ("_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state")
             parts += [*map(self._part, methods), Part(self._write_lightning_state, deferrable=True)]
-        if self._trainer.args.should_save:
+        if self._writes_files:
             parts.append(Part(self._write_state))
         return parts
 
@@ -151,7 +156,7 @@ class CheckpointSaving:
         file_writer = self._writer.file_writer
         file_writer.finish_concurrent()  # callbacks may change the weights
         content = self._lightning_state()
-        if self._trainer.args.should_save:
+        if self._writes_files:
             file_writer(torch.save, file_writer.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 
     def _write_state(self, folder: Path) -> None:

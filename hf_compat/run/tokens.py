@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hf_compat.arguments.cadence import epochs_to_train
 from hf_compat.data.limiting import FirstBatches
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import WarnOnce
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hf_compat.run.progress import RunCounters
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["count_train_tokens", "token_logs", "track_input_tokens"]
+__all__ = ["count_train_tokens", "counts_tokens", "token_logs", "track_input_tokens"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +37,21 @@ def count_train_tokens(trainer: Trainer, plan: RunPlan, loader: Iterable[Any]) -
     args = trainer.args
     if trainer.semantics.counts_tokens_as_seen or not args.include_tokens_per_second:
         return None
-    if args.max_steps < 0:
+    if (epochs := epochs_to_train(args)) is not None:
         limited = has_length(loader) and plan.batches_per_epoch < len(loader)
         read = FirstBatches(loader, plan.batches_per_epoch, args.world_size) if limited else loader
-        return trainer.num_tokens(read, None) * args.num_train_epochs
+        return trainer.num_tokens(read, None) * epochs
     return trainer.num_tokens(loader, plan.max_steps) * args.gradient_accumulation_steps
+
+
+def counts_tokens(trainer: Trainer) -> bool:
+    """Return whether input tokens are counted."""
+    return trainer.args.include_num_input_tokens_seen != "no"
 
 
 def token_logs(trainer: Trainer, counters: RunCounters, start_time: float | None) -> dict[str, float]:
     """Return the input tokens seen and, with ``start_time``, their speed; empty if they are not counted."""
-    if trainer.args.include_num_input_tokens_seen == "no":
+    if not counts_tokens(trainer):
         return {}
     seen = trainer.state.num_input_tokens_seen
     logs: dict[str, float] = {"num_input_tokens_seen": seen}

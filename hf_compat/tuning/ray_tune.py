@@ -69,17 +69,19 @@ def run(
 def _scope(args: TrainingArguments) -> str:
     """Return which reports of a trial count: ``ray_scope``, in newer releases the environment variable RAY_SCOPE."""
     args = for_run(args)
-    return args.ray_scope if args.ray_scope not in (None, "last") else os.environ.get("RAY_SCOPE", "last")
+    scope = args.ray_scope
+    return scope if scope not in (None, "last") else os.environ.get("RAY_SCOPE", "last")
 
 
 def _check_scheduler(scheduler: object, args: TrainingArguments) -> None:
     names = {base.__name__ for base in type(scheduler).__mro__}
-    if names.isdisjoint(_REPORT_DRIVEN) or (args.do_eval and args.eval_strategy != "no"):
+    evaluates, strategy = args.do_eval, args.eval_strategy
+    if names.isdisjoint(_REPORT_DRIVEN) or (evaluates and strategy != "no"):
         return
-    strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
+    shown = getattr(strategy, "value", strategy)
     raise SearchError(
         f"`scheduler={type(scheduler).__name__}(...)` needs metrics during training, but nothing is evaluated then "
-        f"(`do_eval={args.do_eval}`, `eval_strategy={strategy!r}`): set `eval_strategy='steps'`, or "
+        f"(`do_eval={evaluates}`, `eval_strategy={shown!r}`): set `eval_strategy='steps'`, or "
         "remove `scheduler`."
     )
 

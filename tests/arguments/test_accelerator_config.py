@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from hf_compat.arguments import TrainingArguments
+from hf_compat.arguments.accelerator_config import syncs_each_batch
 from hf_compat.errors import ArgumentsError
 
 
@@ -23,3 +24,10 @@ def test_accelerator_config_file(tmp_path):
     path.write_text('{"even": false}', encoding="utf-8")
     with pytest.raises(ArgumentsError, match=r"\['even'\]"):
         TrainingArguments("out", accelerator_config=str(path))
+
+
+@pytest.mark.parametrize("given", [None, {}, {"sync_each_batch": False}, {"sync_each_batch": True}])
+def test_batches_after_which_gradients_are_exchanged(given):
+    """Each one is if the configuration says so; None and a dict without the key say nothing."""
+    args = TrainingArguments("out", use_cpu=True, accelerator_config={"gradient_accumulation_kwargs": given})
+    assert syncs_each_batch(args) == bool(given and given["sync_each_batch"])

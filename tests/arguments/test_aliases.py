@@ -4,7 +4,7 @@ import pytest
 from packaging.version import Version
 
 from hf_compat.arguments import TrainingArguments
-from hf_compat.arguments.fields.aliases import ALIASES
+from hf_compat.arguments.fields.aliases import ALIASES, checkpointing_keywords, checkpoints_activations
 from hf_compat.arguments.fields.rules import FIELD_RULES
 from hf_compat.arguments.releases.fields import is_field_of
 
@@ -209,3 +209,13 @@ def test_transformers_agrees(look, given, expected):
         pytest.skip("needs transformers 4.57, and a field that it has")
     args = transformers.TrainingArguments("out", **{"use_cpu": True, "report_to": "none", **given})
     assert look(args) == expected
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
+def test_activations_are_checkpointed_by_either_name(name):
+    """Also where one of them is set once the arguments are built, as callbacks and scripts do."""
+    args, keywords = TrainingArguments("out", use_cpu=True), {"use_reentrant": False}
+    assert (checkpoints_activations(args), checkpointing_keywords(args)) == (False, None)
+    setattr(args, name, True)
+    setattr(args, f"{name}_kwargs", keywords)
+    assert (checkpoints_activations(args), checkpointing_keywords(args)) == (True, keywords)

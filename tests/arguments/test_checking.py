@@ -7,6 +7,7 @@ import pytest
 
 from hf_compat.arguments import TrainingArguments
 from hf_compat.arguments.checking import checks
+from hf_compat.arguments.checking.trackers import reports_by_default
 from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.helpers import RELEASE_4, RELEASE_5
 
@@ -170,3 +171,13 @@ def test_unknown_trackers_are_refused():
     """A name that transformers does not know either is answered with those that there are, and with the way out."""
     with pytest.raises(UnsupportedArgumentsError, match=r"`report_to='sacred'`.*tensorboard.*lightning=\{'logger'"):
         TrainingArguments("out", report_to="sacred")
+
+
+@pytest.mark.parametrize("semantics", [RELEASE_4, RELEASE_5])
+def test_trackers_of_a_run_that_names_none(semantics):
+    """They are all that are installed, or none, by release; naming the same ones is no difference."""
+    args = TrainingArguments("out", use_cpu=True, semantics=semantics)
+    assert reports_by_default(args)
+    assert reports_by_default(TrainingArguments("out", use_cpu=True, semantics=semantics, report_to=args.report_to))
+    named = TrainingArguments("out", use_cpu=True, semantics=semantics, report_to=["codecarbon"])
+    assert not reports_by_default(named)

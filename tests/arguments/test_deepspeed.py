@@ -17,7 +17,9 @@ import pytest
 
 from hf_compat import HfDeepSpeedConfig, TrainingArguments
 from hf_compat.arguments import from_transformers
+from hf_compat.arguments.deepspeed.contradictions import config_contradictions, field_contradictions
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.requested import autotp_size, config_in_use, uses_deepspeed
 from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.distributed.processes import leave_processes
 from hf_compat.errors import ArgumentsError, HFCompatWarning, MissingPackageError
@@ -268,6 +270,49 @@ def test_fields_changed_after_construction(tmp_path):
             32,
             steps,
         )
+
+
+def test_ranks_that_share_a_matrix(tmp_path):
+    """Their number is the config's; without DeepSpeed, or the section, each rank has whole matrices."""
+    assert autotp_size(arguments(tmp_path)) == 1
+    assert not uses_deepspeed(arguments(tmp_path))
+    assert autotp_size(arguments(tmp_path, deepspeed=stage(2))) == 1
+    args = arguments(tmp_path, deepspeed=stage(2, tensor_parallel__autotp_size=2))
+    assert uses_deepspeed(args)
+    assert autotp_size(args) == config_in_use(args).tensor_parallel_size == 2
+
+
+def test_fields_that_deepspeed_cannot_combine(tmp_path):
+    """Weights alone cannot be loaded as the best, which an engine loads with the optimizer."""
+    best = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch", "deepspeed": stage(2)}
+    assert list(field_contradictions(arguments(tmp_path, **best))) == []
+    (told,) = field_contradictions(arguments(tmp_path, **best, save_only_model=True))
+    assert "`save_only_model` along with `load_best_model_at_end`" in told
+
+
+@pytest.mark.parametrize(
+    ("keys", "in_background", "texts"),
+    [
+        ({}, True, []),
+        ({"sequence_parallel_size": 2}, False, ["`sequence_parallel_size=2` in the DeepSpeed config"]),
+        ({"checkpoint__writer": {"type": "FAST"}}, False, []),
+        ({"checkpoint__writer": {"type": "FAST"}}, True, ["is not supported with `checkpoint.writer`"]),
+        ({"checkpoint__writer": {"decoupled": True}}, False, ["`checkpoint.writer.decoupled` in the DeepSpeed config"]),
+        ({"datastates_ckpt": {}}, False, ["`datastates_ckpt` in the DeepSpeed config"]),
+        (
+            {"checkpoint__load_universal": True, "sequence_parallel_size": 2},
+            False,
+            ["`sequence_parallel_size=2`", "with `load_best_model_at_end=True` is not supported"],
+        ),
+    ],
+)
+def test_keys_that_the_fields_do_not_allow(keys, in_background, texts, tmp_path):
+    """Each is told; of several, those of the ranks come first."""
+    best = {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"}
+    told = [
+        *config_contradictions(arguments(tmp_path, deepspeed=stage(2, **keys), **best), in_background=in_background)
+    ]
+    assert [text in found for text, found in zip(texts, told, strict=True)] == [True] * len(texts)
 
 
 def test_a_batch_size_that_is_searched_for(tmp_path):

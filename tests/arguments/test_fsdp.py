@@ -9,8 +9,10 @@ import torch
 from packaging.version import Version
 
 from hf_compat import TrainingArguments
+from hf_compat.arguments.fsdp.fsdp_checks import device_limits, node_limits
 from hf_compat.arguments.fsdp.keys import KEYS
 from hf_compat.arguments.fsdp.settings import LOADING_VARIABLE, USE_VARIABLE, FsdpSettings, read_fsdp
+from hf_compat.distributed.launch import Launch
 from hf_compat.engine.strategies.fsdp.sharding import fsdp_units
 from hf_compat.errors import ArgumentsError
 
@@ -395,3 +397,21 @@ def test_loading_is_announced_to_transformers(monkeypatch):
     later = TrainingArguments("out", use_cpu=True)
     assert read_fsdp(later) is None
     assert os.environ[LOADING_VARIABLE] == "false"
+
+
+def test_what_the_device_does_not_allow(tmp_path):
+    """Version 1 offloads to the CPU from a GPU alone, where its scaler is too; version 2 has no such limits."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, fp16=True)
+    settings = FsdpSettings(cpu_offload=True, sharding="no_shard", state_dict_type="sharded")
+    texts = ["`fsdp`: CPU offloading needs a GPU", "`fp16=True`: FSDP's gradient scaler", "no sharded state dict"]
+    told = [*device_limits(args, settings)]
+    assert [text in found for text, found in zip(texts, told, strict=True)] == [True] * 3
+    assert [*device_limits(args, FsdpSettings(version=2, cpu_offload=True)), *device_limits(args, None)] == []
+
+
+@pytest.mark.parametrize(("each", "nodes", "refused"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_files_of_each_node(each, nodes, refused, tmp_path, monkeypatch):
+    """Only rank 0 has the full state dicts, so that other nodes cannot write them."""
+    args = TrainingArguments(str(tmp_path), use_cpu=True, save_on_each_node=each)
+    monkeypatch.setattr(TrainingArguments, "launch", Launch("torchrun", world_size=nodes, local_world_size=1))
+    assert ["`save_on_each_node=True` with 2 nodes" in text for text in node_limits(args)] == [True] * refused

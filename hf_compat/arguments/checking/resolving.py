@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from datetime import datetime
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.cadence import evaluates
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.checking.trackers import tracker_names, with_job_tracker
 from hf_compat.arguments.enums import (
@@ -36,6 +35,7 @@ from hf_compat.arguments.fields.aliases import (
 from hf_compat.arguments.fsdp.resolved_fields import resolve_fsdp
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics, semantics_problem
 from hf_compat.arguments.releases.versions import SINCE
+from hf_compat.arguments.run_names import default_event_folder
 from hf_compat.distributed.accelerators import accelerator_type
 from hf_compat.errors import ArgumentsError
 from hf_compat.logger_levels import library_logger
@@ -71,8 +71,7 @@ def _paths(args: TrainingArguments, semantics: Semantics) -> Problems:
         logger.info("No output directory specified, defaulting to 'trainer_output': set `output_dir` for another.")
     args.output_dir = os.path.expanduser("trainer_output" if args.output_dir is None else args.output_dir)
     if args.logging_dir is None and semantics.release < SINCE["drops_logging_dir"]:
-        stamp = datetime.now().strftime("%b%d_%H-%M-%S")
-        args.logging_dir = os.path.join(args.output_dir, "runs", f"{stamp}_{socket.gethostname()}")
+        args.logging_dir = default_event_folder(args)
     elif args.logging_dir is not None and semantics.release >= SINCE["drops_logging_dir"]:
         text = "`logging_dir` is deprecated: set the environment variable TENSORBOARD_LOGGING_DIR."
         warnings.warn(text, FutureWarning, stacklevel=5)
@@ -136,7 +135,7 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
 
 
 def _evaluation(args: TrainingArguments, semantics: Semantics) -> None:
-    args.do_eval = args.do_eval or args.eval_strategy != "no"
+    args.do_eval = evaluates(args)
     if args.eval_delay is None:  # the default until 4.56
         args.eval_delay = 0
     if args.eval_strategy == "steps" and args.eval_steps in (None, 0):

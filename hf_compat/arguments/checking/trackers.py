@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, installed_release, resolve_semantics
 from hf_compat.environment import is_switched_on
 from hf_compat.errors import is_installed
 
-__all__ = ["TRACKERS", "tracker_names", "with_job_tracker"]
+if TYPE_CHECKING:
+    from hf_compat.arguments.training_arguments import TrainingArguments
+
+__all__ = ["TRACKERS", "reports_by_default", "tracker_names", "with_job_tracker"]
 
 TRACKERS: dict[str, str] = {
     "azure_ml": "azureml.core.run",
@@ -89,3 +93,10 @@ def with_job_tracker(names: list[str], semantics: Semantics) -> list[str]:
     """Return the trackers ``names`` and, in a Kubeflow job, Kubeflow's, which gets every run."""
     is_missing = semantics.reports_to_job and "kubeflow" not in names
     return [*names, "kubeflow"] if is_missing and _is_in_kubeflow_job() else names
+
+
+def reports_by_default(args: TrainingArguments) -> bool:
+    """Return whether the trackers are those of a run that names none."""
+    semantics = resolve_semantics(args.semantics)
+    names = tracker_names(None, semantics)[0]
+    return args.report_to in (names, with_job_tracker(names, semantics))

@@ -19,7 +19,15 @@ from hf_compat.errors import ArgumentsError, require_package
 if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["deepspeed_problems", "partition_from_now_on", "requests_deepspeed", "use_deepspeed"]
+__all__ = [
+    "autotp_size",
+    "config_in_use",
+    "deepspeed_problems",
+    "partition_from_now_on",
+    "requests_deepspeed",
+    "use_deepspeed",
+    "uses_deepspeed",
+]
 
 _SECTIONS = ("amp", "bf16", "checkpoint", "fp16", "optimizer", "scheduler", "zero_optimization")
 
@@ -86,6 +94,23 @@ def use_deepspeed(args: TrainingArguments) -> tuple[HfTrainerDeepSpeedConfig | N
     plugin = DeepSpeedPlugin(config)
     plugin.set_deepspeed_weakref()
     return config, plugin
+
+
+def uses_deepspeed(args: TrainingArguments) -> bool:
+    """Return whether runs use DeepSpeed, at the request of ``args``, of the launcher, or of a keyword."""
+    return args.hf_deepspeed_config is not None
+
+
+def config_in_use(args: TrainingArguments) -> HfTrainerDeepSpeedConfig:
+    """Return the config of arguments that are known to use DeepSpeed."""
+    config = args.hf_deepspeed_config
+    assert config is not None, "the strategy is DeepSpeed"
+    return config
+
+
+def autotp_size(args: TrainingArguments) -> int:
+    """Return the number of ranks among which DeepSpeed splits each matrix; 1 without DeepSpeed."""
+    return 1 if args.hf_deepspeed_config is None else args.hf_deepspeed_config.tensor_parallel_size
 
 
 def partition_from_now_on(args: TrainingArguments) -> None:

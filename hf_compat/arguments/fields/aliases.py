@@ -6,9 +6,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.accelerator_config import AcceleratorConfig
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.errors import HFCompatWarning
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
     from hf_compat.arguments.training_arguments import TrainingArguments
 
 
-__all__ = ["ALIASES", "Alias", "apply_aliases", "apply_checkpointing_alias", "apply_tokens_alias", "apply_warmup_ratio"]
+__all__ = [
+    "ALIASES",
+    "Alias",
+    "apply_aliases",
+    "apply_checkpointing_alias",
+    "apply_tokens_alias",
+    "apply_warmup_ratio",
+    "checkpointing_keywords",
+    "checkpoints_activations",
+]
 
 Convert = Callable[["TrainingArguments", object], object]
 
@@ -134,6 +144,19 @@ def apply_checkpointing_alias(args: TrainingArguments, semantics: Semantics) -> 
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
         args.activation_checkpointing = args.gradient_checkpointing = False
+
+
+def checkpoints_activations(args: TrainingArguments) -> bool:
+    """Return whether a run checkpoints activations, by either name of the field; one may have been set later."""
+    args = for_run(args)
+    return bool(args.activation_checkpointing or args.gradient_checkpointing)
+
+
+def checkpointing_keywords(args: TrainingArguments) -> dict[str, Any] | None:
+    """Return the keywords of activation checkpointing, by either name of the field."""
+    args = for_run(args)
+    keywords: dict[str, Any] | None = args.activation_checkpointing_kwargs or args.gradient_checkpointing_kwargs
+    return keywords
 
 
 def apply_tokens_alias(args: TrainingArguments, semantics: Semantics) -> None:

@@ -138,13 +138,13 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "activation_checkpointing",
         "plan",
-        "run/preparing.py",
+        "arguments/fields/aliases.py",
         "The model's activation checkpointing is enabled when training starts.",
     ),
     FieldRule(
         "activation_checkpointing_kwargs",
         "plan",
-        "run/preparing.py",
+        "arguments/fields/aliases.py",
         "Keyword arguments of the model's activation checkpointing.",
     ),
     FieldRule("gradient_checkpointing", "alias", "activation_checkpointing", "Old name of `activation_checkpointing`."),
@@ -154,9 +154,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "activation_checkpointing_kwargs",
         "Old name of `activation_checkpointing_kwargs`.",
     ),
-    FieldRule("torch_compile", "plan", "run/preparing.py", "The model is wrapped in `torch.compile`."),
-    FieldRule("torch_compile_backend", "plan", "run/preparing.py", "`backend` of `torch.compile`, which it enables."),
-    FieldRule("torch_compile_mode", "plan", "run/preparing.py", "`mode` of `torch.compile`, which it enables."),
+    FieldRule("torch_compile", "plan", "arguments/compilation.py", "The model is wrapped in `torch.compile`."),
+    FieldRule(
+        "torch_compile_backend", "plan", "arguments/compilation.py", "`backend` of `torch.compile`, which it enables."
+    ),
+    FieldRule("torch_compile_mode", "plan", "arguments/compilation.py", "`mode` of `torch.compile`, which it enables."),
     FieldRule("use_liger_kernel", "plan", "optim/liger.py", f"{_LIGER} before training."),
     FieldRule("liger_kernel_config", "plan", "optim/liger.py", f"{_LIGER} as selected here."),
     FieldRule("use_cache", "plan", "trainer/trainer.py", "Sets `model.config.use_cache`, in releases that do so."),
@@ -175,7 +177,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "logging_strategy",
         "plan",
-        "callbacks/default_callbacks.py",
+        "arguments/cadence.py",
         "Whether to log every N update steps, every epoch, or not at all.",
     ),
     FieldRule("logging_steps", "plan", "state.py", "Update steps between two logs."),
@@ -227,13 +229,11 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "eval_strategy",
         "plan",
-        "callbacks/default_callbacks.py",
+        "arguments/cadence.py",
         "Whether to evaluate every N update steps, every epoch, or not at all; inside Lightning's fit.",
     ),
     FieldRule("eval_steps", "plan", "state.py", "Update steps between two evaluations."),
-    FieldRule(
-        "eval_delay", "plan", "callbacks/default_callbacks.py", "No evaluation before this epoch or update step."
-    ),
+    FieldRule("eval_delay", "plan", "arguments/cadence.py", "No evaluation before this epoch or update step."),
     FieldRule(
         "per_device_eval_batch_size",
         "plan",
@@ -274,7 +274,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "save_strategy",
         "plan",
-        "callbacks/default_callbacks.py",
+        "arguments/cadence.py",
         "Whether to save every N update steps, every epoch, whenever the metric improves, or not at all.",
     ),
     FieldRule("save_steps", "plan", "state.py", "Update steps between two checkpoints."),
@@ -325,7 +325,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "The weights of the best checkpoint are loaded when training ends.",
     ),
     FieldRule("metric_for_best_model", "plan", "run/best_model.py", "The metric that determines the best checkpoint."),
-    FieldRule("greater_is_better", "plan", "run/best_model.py", "Whether a larger metric is better."),
+    FieldRule("greater_is_better", "plan", "arguments/best_metric.py", "Whether a larger metric is better."),
     FieldRule("ignore_data_skip", "plan", "run/resume.py", "A resumed run starts its epoch from the first batch."),
     FieldRule(
         "restore_callback_states_from_checkpoint",
@@ -457,7 +457,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "warmup_steps",
         "Fraction of all update steps for warmup, 1.0 for the whole run; `warmup_steps` takes precedence.",
     ),
-    FieldRule("logging_dir", "plan", "engine/loggers/tensorboard.py", "Folder of Lightning's `TensorBoardLogger`."),
+    FieldRule("logging_dir", "plan", "arguments/run_names.py", "Folder of Lightning's `TensorBoardLogger`."),
     FieldRule(
         "save_safetensors",
         "plan",

@@ -11,9 +11,18 @@ from hf_compat.arguments.enums import FSDPOption
 from hf_compat.arguments.fsdp.keys import KEYS, OTHER_NAMES, SHARDING_STRATEGIES
 
 if TYPE_CHECKING:
+    from hf_compat.arguments.fsdp.settings import FsdpSettings
     from hf_compat.arguments.training_arguments import TrainingArguments
 
-__all__ = ["contradictions", "keys_of_version_1", "option_problems", "unknown_keys", "unused_keys"]
+__all__ = [
+    "contradictions",
+    "device_limits",
+    "keys_of_version_1",
+    "node_limits",
+    "option_problems",
+    "unknown_keys",
+    "unused_keys",
+]
 
 Problems = Iterator[Problem]
 
@@ -155,4 +164,31 @@ def _saving(args: TrainingArguments, values: dict[str, Any]) -> Problems:
             "save_only_model",
             True,
             "FSDP can't be used with `save_only_model` along with `load_best_model_at_end`; remove one of them.",
+        )
+
+
+def device_limits(args: TrainingArguments, settings: FsdpSettings | None) -> Iterator[str]:
+    """Yield a message for each setting that FSDP version 1 does not support on the run's device, or at all.
+
+    Args:
+        args: The training arguments.
+        settings: How FSDP shards the model, by the arguments or by a keyword; None without FSDP.
+    """
+    if settings is None or settings.version == 2:
+        return
+    on_cpu = args.device.type == "cpu"
+    if on_cpu and settings.cpu_offload:
+        yield "`fsdp`: CPU offloading needs a GPU. Remove 'offload' and `cpu_offload`."
+    if on_cpu and args.mixed_precision == "fp16":
+        yield "`fp16=True`: FSDP's gradient scaler needs a GPU. Set `bf16=True`."
+    if settings.sharding == "no_shard" and settings.state_dict_type == "sharded":
+        yield "`fsdp`: with 'no_shard' there is no sharded state dict. Set 'state_dict_type': 'FULL_STATE_DICT'."
+
+
+def node_limits(args: TrainingArguments) -> Iterator[str]:
+    """Yield a message if each of several nodes is to write files, which it does not have under FSDP."""
+    if args.save_on_each_node and (nodes := args.launch.num_nodes) > 1:
+        yield (
+            f"`save_on_each_node=True` with {nodes} nodes is not supported with FSDP: only rank 0 has the full state "
+            "dicts. Set it to False."
         )

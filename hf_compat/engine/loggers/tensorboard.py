@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.run_names import event_folder
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import numbers, warn_of_dropped
 from hf_compat.metrics import rewrite_logs
@@ -93,7 +90,7 @@ class TensorBoardCallback(TrainerCallback):
     def prepare_run(self, args: TrainingArguments, state: TrainerState) -> EventFiles:
         """Return the logger; the first time choose the folder of the event files. A trial's is inside it."""
         if self._folder is None:
-            self._folder = _folder(args)
+            self._folder = event_folder(args)
         self.logger.open_folder(os.path.join(self._folder, state.trial_name) if state.trial_name else self._folder)
         return self.logger
 
@@ -149,12 +146,3 @@ def write_texts(writer: Any, logs: Mapping[str, object], step: int) -> set[str]:
     for key, text in texts.items():
         writer.add_text(key, text, step)
     return set(texts)
-
-
-def _folder(args: TrainingArguments) -> str:
-    args = for_run(args)
-    given = args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
-    if given is not None:
-        return os.path.expanduser(given)
-    stamp = datetime.now().strftime("%b%d_%H-%M-%S")
-    return str(Path(args.output_dir, "runs", f"{stamp}_{socket.gethostname()}"))

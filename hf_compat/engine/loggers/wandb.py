@@ -13,6 +13,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from hf_compat.arguments.run_names import group_of_trials, has_name_of_its_own
 from hf_compat.callbacks import TrainerCallback
 from hf_compat.engine.loggers.contents import SUMMARY_KEYS, model_config, run_config, save_model
 from hf_compat.errors import require_package
@@ -213,8 +214,7 @@ class WandbCallback(TrainerCallback):
 
     def _upload(self, args: TrainingArguments, folder: str, details: dict[str, Any], aliases: list[str]) -> None:
         run = self.logger.experiment
-        unnamed = args.run_name is None or args.run_name == args.output_dir
-        name = f"model-{run.id if unnamed else run.name}"
+        name = f"model-{run.name if has_name_of_its_own(args) else run.id}"
         artifact = _wandb().Artifact(name=name, type="model", metadata=details)
         artifact.add_dir(folder)
         run.log_artifact(artifact, aliases=aliases)
@@ -223,5 +223,5 @@ class WandbCallback(TrainerCallback):
 def _names(args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Return the names of a new run: those of a trial are in a group."""
     if state.trial_name is not None:
-        return {"name": state.trial_name, "group": args.run_name or args.output_dir}
-    return {} if args.run_name is None else {"name": args.run_name}
+        return {"name": state.trial_name, "group": group_of_trials(args)}
+    return {} if (given := args.run_name) is None else {"name": given}

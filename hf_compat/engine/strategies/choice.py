@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import (
@@ -14,6 +14,8 @@ from lightning.pytorch.strategies import (
     Strategy,
 )
 
+from hf_compat.arguments.deepspeed.requested import autotp_size, uses_deepspeed
+from hf_compat.arguments.fsdp.fsdp_checks import device_limits
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
 from hf_compat.engine.internals.strategies import (
@@ -69,6 +71,8 @@ class StrategyChoice:
     """How FSDP shards the model; None without FSDP."""
     one_device: bool = False
     """Whether the run has to be in one process."""
+    deepspeed: bool = False
+    """Whether the run uses DeepSpeed."""
 
 
 def format_strategy(strategy: object) -> str:
@@ -86,8 +90,8 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
     _refuse(strategy)
     fsdp = read_fsdp(args)
     sizes = read_parallelism(args)
-    requested = {"deepspeed": args.hf_deepspeed_config, "fsdp": fsdp, "parallelism_config": sizes}
-    fields = [name for name, value in requested.items() if value is not None]
+    asked = {"deepspeed": uses_deepspeed(args), "fsdp": fsdp is not None, "parallelism_config": sizes is not None}
+    fields = [name for name, is_set in asked.items() if is_set]
     if "deepspeed" in fields and fsdp is not None:
         raise TrainerSetupError("`fsdp` and `deepspeed` exclude each other: set only one of them.")
     if "deepspeed" in fields and sizes is not None and sizes.ranks_per_batch > 1:
@@ -100,8 +104,9 @@ def choose_strategy(args: TrainingArguments, strategy: str | Strategy) -> Strate
     if contradicted:
         names = " and ".join(contradicted)
         raise TrainerSetupError(f"{format_strategy(strategy)} contradicts {names}: set only one of them.")
-    _check_fsdp(choice.fsdp, args)
-    return choice
+    if problems := [*device_limits(args, choice.fsdp)]:
+        raise TrainerSetupError("\n  ".join(problems))
+    return replace(choice, deepspeed="deepspeed" in fields)
 
 
 def _parse_keyword(
@@ -180,23 +185,6 @@ def _fsdp_of_instance(strategy: FSDPStrategy, fsdp: FsdpSettings | None) -> Fsdp
     return settings
 
 
-def _check_fsdp(fsdp: FsdpSettings | None, args: TrainingArguments) -> None:
-    """Refuse settings that FSDP version 1 does not support on this device, or at all."""
-    if fsdp is None or fsdp.version == 2:
-        return
-    problems = []
-    if args.device.type == "cpu" and fsdp.cpu_offload:
-        problems.append("`fsdp`: CPU offloading needs a GPU. Remove 'offload' and `cpu_offload`.")
-    if args.device.type == "cpu" and args.mixed_precision == "fp16":
-        problems.append("`fp16=True`: FSDP's gradient scaler needs a GPU. Set `bf16=True`.")
-    if fsdp.sharding == "no_shard" and fsdp.state_dict_type == "sharded":
-        problems.append(
-            "`fsdp`: with 'no_shard' there is no sharded state dict. Set 'state_dict_type': 'FULL_STATE_DICT'."
-        )
-    if problems:
-        raise TrainerSetupError("\n  ".join(problems))
-
-
 def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
     """Return the choice of a DDP strategy."""
     if isinstance(strategy, str) and strategy in _DDP_NAMES:
@@ -239,8 +227,8 @@ def read_parallel_sizes(
     sizes = read_parallelism(args)
     if isinstance(strategy, ModelParallelStrategy):
         sizes = _sizes_of_instance(strategy, args, nodes, devices)
-    if args.hf_deepspeed_config is not None and args.hf_deepspeed_config.tensor_parallel_size > 1:
-        return _sizes_under_deepspeed(args.hf_deepspeed_config.tensor_parallel_size, nodes * devices)
+    if (tensor := autotp_size(args)) > 1:
+        return _sizes_under_deepspeed(tensor, nodes * devices)
     if sizes is None:
         return None
     if problem := world_size_problem(sizes, nodes * devices):
@@ -248,9 +236,9 @@ def read_parallel_sizes(
         raise TrainerSetupError(f"{where}: {problem}")
     if fsdp is not None:
         _check_sharding(sizes, fsdp)
-    if sizes.cp > 1 and args.device.type != "cuda":
+    if sizes.cp > 1 and (kind := args.device.type) != "cuda":
         raise TrainerSetupError(
-            f"`parallelism_config`: `cp_size={sizes.cp}` needs GPUs, but the run is on {args.device.type}: torch's "
+            f"`parallelism_config`: `cp_size={sizes.cp}` needs GPUs, but the run is on {kind}: torch's "
             "ring attention is made of CUDA's kernels. Remove it, or run on GPUs."
         )
     return sizes

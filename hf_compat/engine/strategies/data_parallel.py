@@ -39,7 +39,7 @@ def replicated(model: nn.Module) -> nn.Module:
 
 
 def data_parallel_strategy(
-    process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
 ) -> DataParallelStrategy:
     """Return the strategy of a run on several GPUs of this process."""
-    return DataParallelStrategy(args.device)
+    return DataParallelStrategy(device)

@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hf_compat.arguments.fields.aliases import checkpoints_activations
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.distributed.oom_consensus import is_attempting, vote
 from hf_compat.engine.clusters import LaunchedEnvironment
@@ -127,8 +128,8 @@ def ddp_settings(args: TrainingArguments, model: nn.Module, given: dict[str, Any
     args = for_run(args)
     unused = args.ddp_find_unused_parameters
     if unused is None:
-        checkpoints = args.activation_checkpointing or args.gradient_checkpointing
-        unused = not (is_pretrained_model(model) and (checkpoints or _checkpoints_activations(model)))
+        checkpoints = checkpoints_activations(args) or _checkpoints_activations(model)
+        unused = not (is_pretrained_model(model) and checkpoints)
     settings = {"find_unused_parameters": unused}
     for field, keyword in _DDP_FIELDS.items():
         if getattr(args, field) is not None:
@@ -141,8 +142,9 @@ def _checkpoints_activations(model: nn.Module) -> bool:
     return bool(getattr(model, name or "is_gradient_checkpointing", False))
 
 
-def ddp_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DDPStrategy:
+def ddp_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DDPStrategy:
     """Return the DDP strategy of a run."""
-    return DDPStrategy(
-        process_layout, args.device, ddp_settings(args, model, process_layout.settings), process_layout.hooks
-    )
+    settings = ddp_settings(args, model, process_layout.settings)
+    return DDPStrategy(process_layout, device, settings, process_layout.hooks)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
+from hf_compat.arguments.accelerator_config import syncs_each_batch
 from hf_compat.engine.lightning_accelerator import lightning_accelerator
 from hf_compat.engine.process_layout import ProcessLayout
 
@@ -28,13 +30,13 @@ STRATEGIES = {
 }
 """``ProcessLayout.strategy`` → the function in this package that creates the strategy of a run.
 
-By their names, as a run imports one of them. Each takes the layout, the training arguments and the model.
+By their names, as a run imports one of them. Each takes the layout, the device, the training arguments and the model.
 """
 
 
-def _create(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> Strategy:
+def _create(process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module) -> Strategy:
     builder = pkgutil.resolve_name(f"{__package__}.{STRATEGIES[process_layout.strategy]}")
-    strategy: Strategy = builder(process_layout, args, model)
+    strategy: Strategy = builder(process_layout, device, args, model)
     return strategy
 
 
@@ -44,9 +46,8 @@ def device_keywords(process_layout: ProcessLayout, args: TrainingArguments, mode
     devices: Any = launch.local_world_size
     if launch.world_size == 1 and device.type != "cpu":
         devices = [device.index or 0]
-    strategy: Any = _create(process_layout, args, model)
-    accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}
-    strategy.syncs_each_batch = bool(accumulation.get("sync_each_batch"))
+    strategy: Any = _create(process_layout, device, args, model)
+    strategy.syncs_each_batch = syncs_each_batch(args)
     return {
         "accelerator": lightning_accelerator(device),
         "devices": devices,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hf_compat.arguments.deepspeed.contradictions import config_contradictions, field_contradictions
+from hf_compat.arguments.deepspeed.requested import config_in_use
+from hf_compat.arguments.fsdp.fsdp_checks import node_limits
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.checkpoint.background import is_requested
 from hf_compat.engine.moving import is_spread
@@ -20,15 +22,11 @@ from hf_compat.model_facts import indivisible_heads, is_peft_model, presharded_s
 from hf_compat.optim.optimizer_request import plain_name
 
 if TYPE_CHECKING:
-    from hf_compat.arguments import TrainingArguments
     from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
     from hf_compat.arguments.sequence_parallelism import SequenceParallelism
     from hf_compat.engine.strategies.traits import StrategyRequest
 
 __all__ = ["data_parallel_limits", "deepspeed_limits", "fsdp_limits", "presharded_limits"]
-
-_OFFLOADED = ("offload_param", "offload_optimizer")
-"""Sections of ``zero_optimization`` that offload to the CPU or to a disk."""
 
 _HEADS = {
     "q_proj": "num_attention_heads",
@@ -40,26 +38,11 @@ _HEADS = {
 
 def deepspeed_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with DeepSpeed."""
-    args, precision, deepspeed = request.args, request.precision, request.args.hf_deepspeed_config
-    assert deepspeed is not None, "the strategy is DeepSpeed"
+    args, precision, deepspeed = request.args, request.precision, config_in_use(request.args)
     config, sequences = deepspeed.config, read_sequence_parallelism(args)
-    problems = []
-    if args.save_only_model and args.load_best_model_at_end:
-        problems.append(
-            "DeepSpeed can't be used with `save_only_model` along with `load_best_model_at_end`: it loads full "
-            "checkpoints only. Set one of them to False."
-        )
-    if args.auto_find_batch_size and deepspeed.is_zero3():
-        problems.append(
-            "`auto_find_batch_size` isn't supported yet with DeepSpeed Zero-3, whose parameters cannot be gathered "
-            "after an error in the middle of a pass. Set `per_device_train_batch_size`, or use ZeRO-1 or 2."
-        )
+    problems = [*field_contradictions(args)]
     problems += _tensor_parallel_problems(deepspeed, sequences, request.model)
-    problems += _sequence_problems(sequences, config)
-    if deepspeed.is_zero3():
-        problems += _zero_3_problems(args.world_size, config["zero_optimization"])
-    problems += _writer_problems(args, config)
-    problems += _universal_problems(args, config)
+    problems += config_contradictions(args, in_background=is_requested(args))
     problems += sequence_parallel_limits(sequences, request.model)
     if not isinstance(precision, FullPrecision):
         problems.append(
@@ -97,79 +80,6 @@ def _tensor_parallel_problems(
         )
 
 
-def _sequence_problems(sequences: SequenceParallelism | None, config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message if ``config`` has another number of ranks share sequences than ``sequences``."""
-    size, wanted = config.get("sequence_parallel_size"), 1 if sequences is None else sequences.size
-    if size not in (None, wanted):
-        yield (
-            f"`sequence_parallel_size={size}` in the DeepSpeed config, but `sp_size` of `parallelism_config` is "
-            f"{wanted}: the Trainer shares out sequences and batches by the latter alone. Remove the former, and set "
-            "`sp_size`."
-        )
-
-
-def _zero_3_problems(world_size: int, zero: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each key of the section ``zero`` that ZeRO-3 reads, as no other stage does, and fails on."""
-    size = zero.get("zero_hpz_partition_size", 1)
-    if isinstance(size, int) and 1 < size < world_size and world_size % size:
-        yield (
-            f"`zero_optimization.zero_hpz_partition_size={size}` in the DeepSpeed config does not divide the "
-            f"{world_size} processes into groups of that size. Set a divisor of {world_size}, or 1."
-        )
-    offloaded = [name for name in _OFFLOADED if (zero.get(name) or {}).get("device") == "nvme"]
-    if offloaded and not _loads_async_io():
-        keys = " and ".join(f"`zero_optimization.{name}.device=nvme`" for name in offloaded)
-        yield (
-            f"{keys} in the DeepSpeed config: DeepSpeed cannot build its op `async_io` here. Install libaio "
-            "with its header (libaio-dev or libaio-devel) and ninja, or set the device to cpu. `ds_report` lists what "
-            "it can build."
-        )
-
-
-def _loads_async_io() -> bool:
-    """Return whether DeepSpeed's op that reads and writes a disk is installed, or can be built."""
-    git_version_info = importlib.import_module("deepspeed.git_version_info")
-    if git_version_info.installed_ops.get("async_io"):
-        return True
-    return bool(importlib.import_module("deepspeed.ops.op_builder").AsyncIOBuilder().is_compatible(verbose=False))
-
-
-def _writer_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message if ``config`` has DeepSpeed write checkpoints in a way that the folders do not allow."""
-    writer = (config.get("checkpoint") or {}).get("writer")
-    decoupled = isinstance(writer, dict) and writer.get("decoupled")
-    if decoupled or config.get("datastates_ckpt", False) is not False:
-        name = "checkpoint.writer.decoupled" if decoupled else "datastates_ckpt"
-        yield (
-            f"`{name}` in the DeepSpeed config is not supported: DeepSpeed would still be writing files after the "
-            "checkpoint folder has appeared. Remove it, and set `save_async=True` to save in the background."
-        )
-    elif writer is not None and is_requested(args):
-        yield (
-            f"`save_async={args.save_async}` (or HF_COMPAT_ASYNC_SAVE) is not supported with `checkpoint.writer` in "
-            "the DeepSpeed config: DeepSpeed's writer would copy the files once more, into its own buffers. Remove one "
-            "of the two."
-        )
-
-
-def _universal_problems(args: TrainingArguments, config: dict[str, Any]) -> Iterator[str]:
-    """Yield a message for each argument that contradicts resuming a universal checkpoint, if ``config`` requests it."""
-    if not (config.get("checkpoint") or {}).get("load_universal"):
-        return
-    name = "`checkpoint.load_universal=true` in the DeepSpeed config"
-    if (config.get("zero_optimization") or {}).get("stage", 0) == 0:
-        yield (
-            f"{name} is not supported without ZeRO: DeepSpeed reads universal checkpoints into ZeRO's optimizers. "
-            "Set `zero_optimization.stage` to 1, 2 or 3."
-        )
-    if args.load_best_model_at_end:
-        yield (
-            f"{name} with `load_best_model_at_end=True` is not supported: the run's own checkpoints are not "
-            "universal, so the best one could not be loaded at the end. Set one of them to False, or save once with "
-            "the new number of processes and resume that checkpoint without `load_universal`."
-        )
-
-
 def data_parallel_limits(request: StrategyRequest) -> list[str]:
     """Return a message for each argument that is not supported with several GPUs in one process."""
     args, model = request.args, request.model
@@ -188,11 +98,7 @@ def fsdp_limits(request: StrategyRequest) -> list[str]:
         problems.append(float16_problem(f"`tp_size={request.sizes.tp}`"))
     if settings is None:  # tensor parallelism only
         return problems
-    if args.save_on_each_node and args.launch.num_nodes > 1:
-        problems.append(
-            f"`save_on_each_node=True` with {args.launch.num_nodes} nodes is not supported with FSDP: only rank 0 has "
-            "the full state dicts. Set it to False."
-        )
+    problems += node_limits(args)
     if is_peft_model(request.model) and settings.state_dict_type == "sharded":
         problems.append(
             "`model`: the adapters of a peft model can only be saved as a full state dict. Set "

@@ -34,6 +34,8 @@ class OneDeviceStrategy(ModelStrategy, SingleDeviceStrategy):
         return super().without_sync(model) if torch.distributed.is_initialized() else None
 
 
-def one_device_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> OneDeviceStrategy:
+def one_device_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> OneDeviceStrategy:
     """Return the single-device strategy of a run."""
-    return OneDeviceStrategy(args.device)
+    return OneDeviceStrategy(device)

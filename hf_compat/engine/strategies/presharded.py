@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+from hf_compat.arguments.deepspeed.requested import uses_deepspeed
 from hf_compat.arguments.parallelism import ParallelSizes, world_size_problem
 from hf_compat.engine.process_layout import ProcessLayout, with_mesh
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["presharded_layout", "presharded_strategy"]
 
 
-def presharded_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
+def presharded_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
     """Return the strategy of a model that ``from_pretrained`` has sharded."""
-    return DeviceMeshStrategy(process_layout, args.device, shard=None, saves_sharded=False)
+    return DeviceMeshStrategy(process_layout, device, shard=None, saves_sharded=False)
 
 
 def presharded_layout(
@@ -51,7 +55,7 @@ def presharded_layout(
     )
     requested = {
         "`fsdp`": layout.fsdp is not None,
-        "`deepspeed`": args.hf_deepspeed_config is not None,
+        "`deepspeed`": uses_deepspeed(args),
         "`strategy` of `lightning`": strategy != "auto",
         f"`parallelism_config` with {layout.sizes}": layout.mesh is not None and layout.sizes != sizes,
     }

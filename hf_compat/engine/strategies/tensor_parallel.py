@@ -23,14 +23,14 @@ __all__ = ["tensor_parallel_strategy"]
 
 
 def tensor_parallel_strategy(
-    process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
 ) -> DeviceMeshStrategy:
     """Return the tensor-parallel strategy of a run.
 
     It splits the model by its plan: parameters in the plan are DTensors, the others are replicated. With a
     data-parallel size above 1 all are sharded too, as with FSDP version 2.
     """
-    settings, device = process_layout.fsdp or FsdpSettings(version=2), args.device
+    settings = process_layout.fsdp or FsdpSettings(version=2)
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
 

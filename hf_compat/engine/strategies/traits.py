@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hf_compat.arguments.deepspeed.requested import config_in_use
 from hf_compat.arguments.parallelism import ParallelSizes
 from hf_compat.engine.strategies.limits import (
     data_parallel_limits,
@@ -89,13 +90,11 @@ class StrategyTraits:
 
 
 def _engine_dtype(args: TrainingArguments) -> torch.dtype | None:
-    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
-    return args.hf_deepspeed_config.dtype()
+    return config_in_use(args).dtype()
 
 
 def _is_zero3(args: TrainingArguments) -> bool:
-    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
-    return bool(args.hf_deepspeed_config.is_zero3())
+    return bool(config_in_use(args).is_zero3())
 
 
 STRATEGY_TRAITS: dict[str, StrategyTraits] = {

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.requested import config_in_use
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.sequence_parallelism import SequenceParallelism
 from hf_compat.checkpoint.background import CheckpointFileWriter
@@ -381,17 +382,18 @@ class DeepSpeedStrategy(ModelStrategy, strategies.DeepSpeedStrategy):
             reset_autotp()
 
 
-def deepspeed_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeepSpeedStrategy:
+def deepspeed_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeepSpeedStrategy:
     """Return the DeepSpeed strategy of a run."""
-    assert args.hf_deepspeed_config is not None, "the strategy is DeepSpeed"
 
     def finalize(settings: HfTrainerDeepSpeedConfig, model: nn.Module, num_training_steps: int) -> None:
         settings.trainer_config_finalize(args, model, num_training_steps)
 
     return DeepSpeedStrategy(
         process_layout,
-        args.device,
-        args.hf_deepspeed_config,
+        device,
+        config_in_use(args),
         finalize=finalize,
         log_level=args.get_process_log_level(),
         sequences=read_sequence_parallelism(args),

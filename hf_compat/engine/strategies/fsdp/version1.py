@@ -190,8 +190,10 @@ class FSDP1Strategy(ModelStrategy, FSDPStrategy):
             optimizer.load_state_dict(FullyShardedDataParallel.optim_state_dict_to_load(root, optimizer, saved))
 
 
-def fsdp1_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> FSDP1Strategy:
+def fsdp1_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> FSDP1Strategy:
     """Return the FSDP version 1 strategy of a run."""
     assert process_layout.fsdp is not None, "the strategy is FSDP"
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision)
-    return FSDP1Strategy(process_layout, args.device, process_layout.fsdp, dtype)
+    return FSDP1Strategy(process_layout, device, process_layout.fsdp, dtype)

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["fsdp2_strategy"]
 
 
-def fsdp2_strategy(process_layout: ProcessLayout, args: TrainingArguments, model: nn.Module) -> DeviceMeshStrategy:
+def fsdp2_strategy(
+    process_layout: ProcessLayout, device: torch.device, args: TrainingArguments, model: nn.Module
+) -> DeviceMeshStrategy:
     """Return the FSDP version 2 strategy of a run."""
-    settings, device = process_layout.fsdp, args.device
+    settings = process_layout.fsdp
     assert settings is not None, "the strategy is FSDP"
-    dtype = computing_dtype(args)
+    dtype = computing_dtype(args.mixed_precision, device)
     # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
 
@@ -35,8 +37,8 @@ def fsdp2_strategy(process_layout: ProcessLayout, args: TrainingArguments, model
     return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
 
 
-def computing_dtype(args: TrainingArguments) -> torch.dtype | None:
+def computing_dtype(mixed_precision: str, device: torch.device) -> torch.dtype | None:
     """Return the dtype of mixed precision; None without it, and for float16 on the CPU, which computes in float32."""
-    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+    if mixed_precision == "fp16" and device.type == "cpu":
         return None
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(args.mixed_precision)
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(mixed_precision)
