@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.compilation import compile_keywords
 from hf_compat.arguments.fields.defaults import LOG_LEVELS
 from hf_compat.arguments.fsdp.settings import read_fsdp
 from hf_compat.distributed import accelerate_state, processes
@@ -109,13 +110,13 @@ def run_state(args: TrainingArguments, precision: str, **plugins: Any) -> RunSta
     """Return device, ranks, precision and plugins of a Trainer's runs; ``plugins`` are more keywords of the state."""
     from hf_compat.distributed.process_state import Compilation, RunState
 
-    compiled = Compilation(args.torch_compile_backend or "inductor", args.torch_compile_mode)
+    keywords = compile_keywords(args)
     return RunState(
         args.device,
         args.launch,
         precision,
         deepspeed_plugin=args.deepspeed_plugin,
-        compilation=compiled if args.torch_compile else None,
+        compilation=None if keywords is None else Compilation(**keywords),
         **plugins,
     )
 

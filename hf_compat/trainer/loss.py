@@ -64,8 +64,8 @@ def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) 
     except (TypeError, AttributeError):  # labels that are not tensors, as in object detection
         return None
     if isinstance(count, Tensor):
-        scored, size = _shared_count(trainer, count.to(device)), trainer.get_cp_size()
-        return scored / size if trainer.semantics.item_count_is_float else scored // size
+        scored, parts = _shared_count(trainer, count.to(device)), _parts_of_count(trainer)
+        return scored / parts if trainer.semantics.item_count_is_float else scored // parts
     return int(count)
 
 
@@ -94,6 +94,15 @@ def _shared_count(trainer: Trainer, count: Tensor) -> Tensor:
     elif replicas > 1:
         count = count // replicas
     return count.unsqueeze(0).expand(replicas, -1) if replicas > 1 else count
+
+
+def _parts_of_count(trainer: Trainer) -> int:
+    """Return the number of ranks over which a count is divided: those of whose sequences each has a part.
+
+    Without ``average_tokens_across_devices`` upstream divides it over ranks with the same batches too.
+    """
+    is_own = trainer.semantics.divides_own_item_count and not trainer.args.average_tokens_across_devices
+    return trainer.get_cp_size() * (trainer.get_tp_size() if is_own else 1)
 
 
 def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:

@@ -40,7 +40,12 @@ QUICK = (
 
 SPLIT = ("split_by_zero_1", "resume_split")
 """As the quick ones, with matrices that DeepSpeed splits."""
-SPLIT_THOROUGHLY = ("split_by_zero_0", "split_by_zero_2", "split_in_bf16", "split_parts_stay", "best_of_split")
+SPLIT_ALONE = ("split_twice", "split_counted_once", "split_in_the_background")
+"""Without a counterpart."""
+SPLIT_THOROUGHLY = (
+    "split_by_zero_0", "split_by_zero_2", "split_in_bf16", "split_averaged_by_batch", "split_parts_stay",
+    "best_of_split",
+)  # fmt: skip
 UPSTREAM_COUNTS_ITEMS_ONCE = Version(transformers.__version__) >= Version("5.24")
 needs_one_count = pytest.mark.skipif(
     not UPSTREAM_COUNTS_ITEMS_ONCE,
@@ -394,7 +399,7 @@ def finished_thoroughly(tmp_path_factory):
     """Run the slow scenarios, in one launch; return where their outcomes are."""
     folder = tmp_path_factory.mktemp("deepspeed_thoroughly")
     words = [f"{library}:{name}" for name in THOROUGH for library in ("upstream", "ours")]
-    words += [f"ours:{name}" for name in (*SPLIT_THOROUGHLY, "split_twice", "split_in_the_background")]
+    words += [f"ours:{name}" for name in (*SPLIT_THOROUGHLY, *SPLIT_ALONE)]
     if UPSTREAM_COUNTS_ITEMS_ONCE:
         words += [f"upstream:{name}" for name in SPLIT_THOROUGHLY]
         words += ["upstream:resume_split", "upstream:resume_split:ours", "ours:resume_split:upstream"]
@@ -438,6 +443,14 @@ def test_split_model_trains_twice(finished_thoroughly):
         first, second = kept["split"]
         assert sum(second) < sum(first)
         assert kept["whole"][0] == kept["whole"][1]
+
+
+@pytest.mark.slow
+def test_tokens_of_split_models_are_counted_once(finished_thoroughly):
+    """Under corrected semantics without ``average_tokens_across_devices``, too."""
+    averaged, own = outcome(finished_thoroughly, "split_counted_once", "ours", 0).results
+    assert own["value"]
+    torch.testing.assert_close(own["value"], averaged["value"], rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -343,6 +343,7 @@ LOADED_SCENARIOS: dict[str, Body] = {
     "loaded_tp_by_model_init": presharded(sizes={"tp_size": 2}, made=True, requested={"tp_size": 2}),
     "loaded_fsdp_by_model_init": presharded(sizes={"fsdp_size": 2}, made=True),
     "loaded_tp_smoothed": presharded(sizes={"tp_size": 2}, label_smoothing_factor=0.1),
+    "loaded_tp_averaged_by_batch": presharded(sizes={"tp_size": 2}, average_tokens_across_devices=False),
     "loaded_tp_bf16": presharded(sizes={"tp_size": 2}, bf16=True),
     "loaded_experts": presharded(mixtral, sizes={"fsdp_size": 2, "ep_size": 2}),
     "loaded_tp_experts": presharded(mixtral, sizes={"tp_size": 2, "ep_size": 2}),

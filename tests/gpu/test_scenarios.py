@@ -60,7 +60,8 @@ TWO_GPUS_SLOW = {
     "context parallel": "cp_bf16_sharded cp_fp16_full cp_rotated cp_in_one_piece cp_packed cp_own_loss "
     "cp_averaged_by_batch cp_smoothed resume_cp_fp32 resume_cp_bf16_sharded",
     "loaded in shards": "loaded_fsdp loaded_fsdp_bf16 loaded_fsdp_fp16 loaded_tp loaded_tp_bf16 loaded_tp_by_plan "
-    "loaded_tp_memory_runs_out loaded_tp_by_model_init loaded_fsdp_by_model_init loaded_tp_smoothed",
+    "loaded_tp_memory_runs_out loaded_tp_by_model_init loaded_fsdp_by_model_init loaded_tp_smoothed "
+    "loaded_tp_averaged_by_batch",
     "loaded with experts": "loaded_experts loaded_tp_experts",
 }
 """transformers cannot resume FSDP 2 with fp16: it reads the optimizer before the scaler. Nor can it evaluate in

@@ -378,6 +378,20 @@ def split_in_bf16(kit: Kit) -> None:
 
 
 @shared
+def split_averaged_by_batch(kit: Kit) -> None:
+    split_and_trained(kit, 1, average_tokens_across_devices=False)
+
+
+@shared
+def split_counted_once(kit: Kit) -> None:
+    """Under corrected semantics ranks with the same batches learn the same, whoever counts their tokens."""
+    for averages in (True, False):
+        trainer = _split(kit, 1, average_tokens_across_devices=averages, semantics="corrected")
+        trainer.train()
+        kit.keep(averages, trainer.accelerator.get_state_dict(trainer.deepspeed) or {})
+
+
+@shared
 def split_parts_stay(kit: Kit) -> None:
     """The checkpoints contain DeepSpeed's files alone."""
     trainer = _split(kit, 1, zero={"stage3_gather_16bit_weights_on_model_save": False}, save_strategy="epoch")

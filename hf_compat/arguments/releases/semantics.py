@@ -67,6 +67,9 @@ class Semantics:
     carries_on_with_shared_sequences: bool = _since("5.0", corrected=False)
     """With sequence parallelism each epoch after the first begins with an empty window, and has one update step less;
     before, the Trainer had no sequence parallelism, and here trains on all batches."""
+    divides_own_item_count: bool = _since("5.0", corrected=False)
+    """With ``average_tokens_across_devices=False`` a rank's ``num_items_in_batch`` is divided by the number of ranks
+    with the same batches, which makes losses and gradients as many times too large; before, it was not."""
     leaves_loss_out_of_cpu_autocast: bool = _since("5.0")
     """On a CPU, bf16 covers the model's forward pass alone; before, in one process, all of ``compute_loss``."""
     announces_pushes: bool = _since("5.0")
