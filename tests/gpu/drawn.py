@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.gpu.context_parallel import shared
 from tests.gpu.scenarios import REPLICAS, resumed, sharded, trained
+from tests.support.drawn_runs import LOADERS
 from tests.support.parity import Kit
 from tests.support.presharded import presharded
 
@@ -19,13 +20,7 @@ SHARES_BATCHES = "loaded_tp"
 """Beginning of the names of scenarios in which ranks get the same batches, whose tokens transformers counts twice."""
 CHOICES: tuple[tuple[Fields, ...], ...] = (
     (
-        {},
-        {"dataloader_num_workers": 1},
-        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 1},
-        {"train_sampling_strategy": "group_by_length"},
-        {"train_sampling_strategy": "sequential"},
-        {"data_seed": 7},
-        {"dataloader_drop_last": True},
+        *LOADERS,
         {"dataloader_pin_memory": False},
         {"accelerator_config": {"non_blocking": True}},
     ),

@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RUN_SEEDS", "DrawnRun", "draw_run"]
+__all__ = ["LOADERS", "RUN_SEEDS", "DrawnRun", "draw_run"]
 
 RUN_SEEDS = range(100, 115)
 STRATEGIES = ("ddp", "ddp", "zero_1", "zero_2", "zero_3")
-_LOADERS: tuple[dict[str, Any], ...] = (
+LOADERS: tuple[dict[str, Any], ...] = (
     {},
     {"dataloader_num_workers": 1},
     {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "dataloader_prefetch_factor": 1},
@@ -19,6 +19,7 @@ _LOADERS: tuple[dict[str, Any], ...] = (
     {"data_seed": 7},
     {"dataloader_drop_last": True},
 )
+"""How batches are loaded, and in which order."""
 _ACCELERATORS: tuple[dict[str, Any], ...] = (
     {},
     {"even_batches": False},
@@ -84,7 +85,7 @@ def draw_run(seed: int) -> DrawnRun:
         "num_train_epochs": 2,
         "save_strategy": "steps",
         "save_steps": chance.choice((1, 2)),
-        **chance.choice(_LOADERS),
+        **chance.choice(LOADERS),
         **chance.choice(_EVALUATIONS),
         **chance.choice(_OTHERS),
         "accelerator_config": accelerator,
