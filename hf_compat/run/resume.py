@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_compat.arguments.cadence import epochs_to_train
 from hf_compat.checkpoint.finding import relocated
 from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.data.dispatching import DispatchingDataLoader
@@ -198,7 +199,7 @@ class Resume:
             epoch, left, rest = epoch + 1, plan.batches_per_epoch, loader
         resumed, done = plan_for_rest(
             plan,
-            num_train_epochs=None if args.max_steps > 0 else args.num_train_epochs,
+            num_train_epochs=epochs_to_train(args),
             global_step=self._trainer.state.global_step,
             epoch=epoch,
             batches_left=left,

@@ -53,7 +53,7 @@ CHOICES: tuple[tuple[Fields, ...], ...] = (
         {"torch_empty_cache_steps": 2},
         {"logging_strategy": "epoch", "logging_nan_inf_filter": False},
         {"logging_steps": 3},
-        {"full_determinism": False, "seed": 3},
+        {"seed": 3},
     ),
     (
         {},

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hf_compat import Trainer, TrainerCallback
 from hf_compat.checkpoint.finding import list_checkpoints
-from hf_compat.errors import CheckpointError
+from hf_compat.errors import CheckpointError, HFCompatWarning
 from tests.support import trainers
 from tests.support.helpers import ListDataset, Stream
 from tests.support.trainers import seeing_trainer
@@ -218,6 +218,18 @@ def test_resuming_with_other_windows_goes_on_at_the_next_sample(step, windows, t
     assert samples(resumed) == samples(whole)[done:]
     assert resumed.state.epoch == 3
     assert output.global_step == resumed.state.max_steps
+
+
+def test_no_step_left_with_larger_batches(tmp_path):
+    """With ``max_steps=0`` and other batches a resumed run makes one update step, as it does with the same."""
+    whole = seeing_trainer(tmp_path / "whole", per_device_train_batch_size=2, num_train_epochs=2, save_steps=3)
+    whole.train()
+    for size in (2, 4):
+        fields = {"per_device_train_batch_size": size, "num_train_epochs": 2, "max_steps": 0, "semantics": "5.23"}
+        resumed = seeing_trainer(tmp_path / f"rest of {size}", **fields)
+        with pytest.warns(HFCompatWarning, match="All `max_steps=0` update steps are already done; like transformers"):
+            resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
+        assert resumed.state.global_step == 4
 
 
 def test_resuming_with_other_windows_makes_max_steps(tmp_path):
