@@ -184,15 +184,15 @@ class Preemption:
             self._save_and_exit(signum)
 
     def _save_and_exit(self, signum: int) -> NoReturn:
-        trainer, step = self._trainer, self._trainer.state.global_step
+        step = self._trainer.state.global_step
         name = signal.Signals(signum).name
         logger.warning("%s: saving and exiting after update step %s.", name, step)
         if step > 0 and not self._saving.has_saved:
-            self._saving.save(trainer.model_wrapped, self._trainer._trial)
+            self._saving.save(self._trainer.model_wrapped, self._trainer._trial)
         self._saving.finish()
-        if signum == self._watch.requeue_signal and trainer.is_world_process_zero():
+        if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
             requeue()
-        trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
+        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
         raise SystemExit(exit_status(signum))
 
 

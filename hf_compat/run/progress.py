@@ -163,12 +163,12 @@ class Progress:
         self.start_time = time.time()
 
     def count_batch(self, loss: Tensor, batch: dict[str, Any]) -> None:
-        """Count a batch's loss and floating-point operations, and its tokens if they are counted after it."""
-        trainer, counters = self._trainer, self.counters
-        is_filtered = trainer.args.logging_nan_inf_filter
-        counters.losses.add(loss, 1 + trainer.state.global_step - counters.last_logged_step if is_filtered else None)
-        counters.flos += _checked_flos(trainer.floating_point_ops(batch))
-        if trainer.semantics.counts_tokens_after_batch:
+        """Count a batch's share of the window's loss, its floating-point operations, and tokens not yet counted."""
+        counters = self.counters
+        since_log = 1 + self._trainer.state.global_step - counters.last_logged_step
+        counters.losses.add(loss, since_log if self._trainer.args.logging_nan_inf_filter else None)
+        counters.flos += _checked_flos(self._trainer.floating_point_ops(batch))
+        if self._trainer.semantics.counts_tokens_after_batch:
             self._trainer._track_num_input_tokens(batch)
 
     def count_update(self, window: Window, global_step: int) -> None:

@@ -101,14 +101,15 @@ class Resume:
 
     def load_optimizer(self, pl_trainer: pl.Trainer) -> None:
         """Load the states of optimizer, schedule and scaler, which the strategy has created."""
-        trainer, folder = self._trainer, self.folder
+        folder = self.folder
         strategy: ModelStrategy = pl_trainer.strategy  # type: ignore[assignment]
         if folder is not None:
             unfreeze_restored(pl_trainer)
             strategy.resume_engine(folder)
-        handler = trainer.callback_handler
-        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
-        if folder is not None or not trainer.semantics.loads_state_if_resumed:
+        handler = self._trainer.callback_handler
+        handler.model, handler.optimizer = self._trainer.model, self._trainer.optimizer
+        handler.lr_scheduler = self._trainer.lr_scheduler
+        if folder is not None or not self._trainer.semantics.loads_state_if_resumed:
             self._trainer._load_optimizer_and_scheduler(folder)
             self._trainer._load_scaler(folder)
 

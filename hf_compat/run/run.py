@@ -254,18 +254,17 @@ class TrainingRun:
         ignore_keys_for_eval: list[str] | None,
     ) -> tuple[RunPlan, Iterable[Any], ResumePosition | None]:
         """Return plan and loader of a fit with ``hooks``, and the start of a resumed one."""
-        trainer = self.trainer
         self._is_finished = False
         self.pieces = self.output = None
-        trainer.accelerator.free_memory()  # also of a fit that ran out of memory
+        self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
         if self.may_fit_again:
-            trainer.model_wrapped = trainer.model
+            self.trainer.model_wrapped = self.trainer.model
         self.counters.train_batch_size = batch_size or self.counters.train_batch_size
         self.ignore_keys = ignore_keys_for_eval
         self.point = self.resume_point(resume_from_checkpoint)
         loader = self._train_loader()
-        plan = trainer.run_plan = self._plan(loader)
-        self.counters.train_tokens = count_train_tokens(trainer, plan, loader)
+        plan = self.trainer.run_plan = self._plan(loader)
+        self.counters.train_tokens = count_train_tokens(self.trainer, plan, loader)
         loader = self._shared(loader)
         done = self.trainer._init_training_state(
             plan.max_steps, plan.update_steps_per_epoch, plan.num_train_epochs, resume_from_checkpoint, trial
@@ -278,19 +277,19 @@ class TrainingRun:
             resumed = hooks.resume.start_in_data(plan, loader, done, self._warn_once)
             plan, start, hooks.progress.offset = resumed
             hooks.start = start
-            trainer.state.max_steps, trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
-        warn_of_untold_epochs(loader, loader if start is None else start.rest, trainer.semantics, self._warn_once)
+            self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
+        warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self._warn_once)
         warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self._warn_once)
-        plan = without_extra_step(trainer, plan, 0 if start is None else start.epoch, self._warn_once)
-        trainer.run_plan = hooks.progress.plan = plan
+        plan = without_extra_step(self.trainer, plan, 0 if start is None else start.epoch, self._warn_once)
+        self.trainer.run_plan = hooks.progress.plan = plan
         if self.counters.created_schedule:
-            trainer.lr_scheduler, self.counters.created_schedule = None, False
-        self.optimization = RunOptimization(trainer, plan.max_steps, self._wrap)
+            self.trainer.lr_scheduler, self.counters.created_schedule = None, False
+        self.optimization = RunOptimization(self.trainer, plan.max_steps, self._wrap)
         hooks.progress.begin()
-        trainer.callback_handler.train_dataloader = loader
+        self.trainer.callback_handler.train_dataloader = loader
         if self.backend.strategy.wraps_each_fit:
-            trainer.model_wrapped = trainer.model
-        trainer.deepspeed = None
+            self.trainer.model_wrapped = self.trainer.model
+        self.trainer.deepspeed = None
         return plan, loader, start
 
     def _begin_fit(self, pieces: FitObjects, start: ResumePosition | None) -> FitObjects:

@@ -71,16 +71,15 @@ class CheckpointSaving:
         Raises:
             CheckpointWriteError: On every rank, unless ``on_save_error='warn'``.
         """
-        trainer = self._trainer
         self.finish()
-        self._best_before = trainer.state.best_model_checkpoint
+        self._best_before = self._trainer.state.best_model_checkpoint
         try:
             call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             return
-        self._writer.last_step = trainer.state.global_step  # an override may have saved by itself
-        fire(trainer, "on_save")
+        self._writer.last_step = self._trainer.state.global_step  # an override may have saved by itself
+        fire(self._trainer, "on_save")
 
     def finish(self) -> None:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
@@ -105,11 +104,11 @@ class CheckpointSaving:
         Args:
             trial: The trial of a hyperparameter search, None outside one.
         """
-        trainer, args = self._trainer, self._trainer.args
-        if trainer.hp_search_backend is None and trial is None:
-            trainer.store_flos()
+        args = self._trainer.args
+        if self._trainer.hp_search_backend is None and trial is None:
+            self._trainer.store_flos()
         output_dir = checked_output_dir(self._trainer._get_output_dir(trial=trial))
-        step = trainer.state.global_step
+        step = self._trainer.state.global_step
         self._writer.write(
             Path(output_dir, names.checkpoint_name(step)),
             self._parts(output_dir),

@@ -33,10 +33,9 @@ class LRSchedule:
 
     def step(self) -> None:
         """Step the schedule, and keep the learning rate of the step before."""
-        trainer = self._trainer
         self.learning_rate = self._trainer._get_learning_rate()
-        if not trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(trainer.lr_scheduler):
-            scheduler: Any = trainer.lr_scheduler
+        if not self._trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(self._trainer.lr_scheduler):
+            scheduler: Any = self._trainer.lr_scheduler
             with _without_added_groups(scheduler):
                 scheduler.step()
 

@@ -52,16 +52,16 @@ class TrainingEvaluation:
         Raises:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
-        trainer, metrics = self._trainer, self.measure(ignore_keys_for_eval)
+        metrics = self.measure(ignore_keys_for_eval)
         call_as_defined(
             self._trainer._report_to_hp_search,
             ("trial", trial),
-            ("step", trainer.state.global_step),
+            ("step", self._trainer.state.global_step),
             ("metrics", metrics),
         )
-        scheduler: Any = trainer.lr_scheduler
+        scheduler: Any = self._trainer.lr_scheduler
         if steps_on_metric(scheduler) and not skip_scheduler:
-            scheduler.step(metric_for_best(trainer.args, metrics))
+            scheduler.step(metric_for_best(self._trainer.args, metrics))
         return metrics
 
     def measure(self, ignore_keys: list[str] | None) -> dict[str, float]:

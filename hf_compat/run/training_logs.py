@@ -51,17 +51,17 @@ class TrainingLogs:
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:
         """Return the logs of the update steps since the last log, and reset the counts."""
-        trainer, counters = self._trainer, self._counters
-        summed = trainer.accelerator.gather(tr_loss).mean().item()
+        counters = self._counters
+        summed = self._trainer.accelerator.gather(tr_loss).mean().item()
         tr_loss -= tr_loss  # in place, as callers have a reference; a NaN stays, as in transformers
-        mean = summed / (trainer.state.global_step - counters.last_logged_step)
-        logs = {"loss": mean if trainer.semantics.logs_unrounded_loss else round(mean, 4)}
+        mean = summed / (self._trainer.state.global_step - counters.last_logged_step)
+        logs = {"loss": mean if self._trainer.semantics.logs_unrounded_loss else round(mean, 4)}
         if grad_norm is not None:
             logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
         logs["learning_rate"] = self._trainer._get_learning_rate() if learning_rate is None else learning_rate
         counters.total_loss_scalar += summed
-        counters.last_logged_step = trainer.state.global_step
-        trainer.store_flos()
+        counters.last_logged_step = self._trainer.state.global_step
+        self._trainer.store_flos()
         return logs
 
 
