@@ -48,6 +48,11 @@ _NOT_SHIFTED = (
     "that FSDP 2 gives it, and compares each prediction with the label of its own token, not of the next one; so does "
     "this run. Set `TrainingArguments(semantics='corrected')` to correct that."
 )
+_DIVIDED = (
+    "`average_tokens_across_devices=False`: transformers divides the items of a window over the {} ranks that have the "
+    "same batches, so that losses and gradients are as many times too large; so does this run. Set it to True, or "
+    "`TrainingArguments(semantics='corrected')`."
+)
 
 
 def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) -> Tensor | int | None:
@@ -101,8 +106,13 @@ def _parts_of_count(trainer: Trainer) -> int:
 
     Without ``average_tokens_across_devices`` upstream divides it over ranks with the same batches too.
     """
-    is_own = trainer.semantics.divides_own_item_count and not trainer.args.average_tokens_across_devices
-    return trainer.get_cp_size() * (trainer.get_tp_size() if is_own else 1)
+    size = trainer.get_cp_size()
+    if trainer.args.average_tokens_across_devices or not trainer.semantics.divides_own_item_count:
+        return size
+    same = trainer.get_tp_size()
+    if same > 1:
+        trainer.warn_once(_DIVIDED.format(same))
+    return size * same
 
 
 def _scored_labels(trainer: Trainer, batch: Mapping[str, Any]) -> Any:

@@ -447,10 +447,14 @@ def test_split_model_trains_twice(finished_thoroughly):
 
 @pytest.mark.slow
 def test_tokens_of_split_models_are_counted_once(finished_thoroughly):
-    """Under corrected semantics without ``average_tokens_across_devices``, too."""
+    """Under corrected semantics without ``average_tokens_across_devices``, too; a warning says where they are not."""
     averaged, own = outcome(finished_thoroughly, "split_counted_once", "ours", 0).results
     assert own["value"]
     torch.testing.assert_close(own["value"], averaged["value"], rtol=0, atol=0)
+    words = "divides the items of a window over the 2 ranks that have the same batches"
+    for name, times in (("split_counted_once", 0), ("split_averaged_by_batch", 1)):
+        warned = outcome(finished_thoroughly, name, "ours", 0).warnings
+        assert len([text for text in warned if words in text]) == times
 
 
 @pytest.mark.slow
