@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from hf_compat.arguments.data_loading import loader_keywords, order_seed
 from hf_compat.arguments.fields.redeclared import for_run
-from hf_compat.arguments.loading import loader_keywords, order_seed
 from hf_compat.data import columns
 from hf_compat.data.balancing import balanced_sampler, is_balanced
 from hf_compat.data.samplers import eval_sampler, train_sampler

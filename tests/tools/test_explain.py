@@ -76,7 +76,7 @@ def test_a_command_line(script, capsys):
     assert {name: (row["value"], row["handling"], row["where"]) for name, row in rows.items()} == {
         "output_dir": ("out", "trainer", "lightning.Trainer(default_root_dir=...)"),
         "evaluation_strategy": ("epoch", "alias", "eval_strategy=..."),
-        "dataloader_pin_memory": (False, "plan", "hf_compat/arguments/loading.py"),
+        "dataloader_pin_memory": (False, "plan", "hf_compat/arguments/data_loading.py"),
         "bf16": (True, "trainer", "lightning.Trainer(plugins=...)"),
         "use_cpu": (True, "trainer", "lightning.Trainer(accelerator=...)"),
         "lr": ("1", "unknown", "the script"),

@@ -340,7 +340,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "Makes torch use deterministic algorithms; set before the model is created.",
     ),
     FieldRule("seed", "plan", "seeding.py", "Seed of Python's, numpy's and torch's random generators."),
-    FieldRule("data_seed", "plan", "arguments/loading.py", "Seed of the order of samples."),
+    FieldRule("data_seed", "plan", "arguments/data_loading.py", "Seed of the order of samples."),
     FieldRule("use_cpu", "trainer", "accelerator", 'Lightning\'s `accelerator="cpu"`.'),
     FieldRule(
         "accelerator_config",
@@ -356,19 +356,24 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "with `fsdp`, `dp_replicate_size` replicas of `dp_shard_size` shards.",
     ),
     FieldRule("dataloader_drop_last", "plan", "trainer/loaders.py", "`drop_last` of the data loaders."),
-    FieldRule("dataloader_num_workers", "plan", "arguments/loading.py", "`num_workers` of the data loaders."),
-    FieldRule("dataloader_pin_memory", "plan", "arguments/loading.py", "`pin_memory` of the data loaders."),
+    FieldRule("dataloader_num_workers", "plan", "arguments/data_loading.py", "`num_workers` of the data loaders."),
+    FieldRule("dataloader_pin_memory", "plan", "arguments/data_loading.py", "`pin_memory` of the data loaders."),
     FieldRule(
-        "dataloader_persistent_workers", "plan", "arguments/loading.py", "`persistent_workers` of the data loaders."
+        "dataloader_persistent_workers",
+        "plan",
+        "arguments/data_loading.py",
+        "`persistent_workers` of the data loaders.",
     ),
-    FieldRule("dataloader_prefetch_factor", "plan", "arguments/loading.py", "`prefetch_factor` of the data loaders."),
+    FieldRule(
+        "dataloader_prefetch_factor", "plan", "arguments/data_loading.py", "`prefetch_factor` of the data loaders."
+    ),
     FieldRule(
         "dataloader_multiprocessing_context",
         "plan",
-        "arguments/loading.py",
+        "arguments/data_loading.py",
         "`multiprocessing_context` of the data loaders.",
     ),
-    FieldRule("dataloader_in_order", "plan", "arguments/loading.py", "`in_order` of the data loaders."),
+    FieldRule("dataloader_in_order", "plan", "arguments/data_loading.py", "`in_order` of the data loaders."),
     FieldRule(
         "remove_unused_columns",
         "plan",
