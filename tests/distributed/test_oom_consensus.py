@@ -49,12 +49,18 @@ for backend in ("gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"):
 print(len(oom_consensus._gloo_groups))
 """
 
+LEAVE = """
+from hf_compat.distributed.processes import wait_for_gloo_threads
+wait_for_gloo_threads()
+"""
+"""The end of each script: a thread of gloo that is not idle aborts a process that exits."""
+
 
 def outputs(script, store, words):
     """What each rank of ``script`` prints; its arguments are the rank, the store and its words."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(rank), str(store), *given],
+            [sys.executable, "-c", script + LEAVE, str(rank), str(store), *given],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},

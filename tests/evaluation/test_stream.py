@@ -234,6 +234,7 @@ SCRIPT = """
 import json, sys, torch, torch.distributed as dist
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
+from hf_compat.distributed.processes import leave_processes, wait_for_gloo_threads
 from hf_compat.evaluation.stream import MetricStream
 
 rank = int(sys.argv[1])
@@ -245,7 +246,8 @@ for shares, remainder in (([0, 1], [2, 3]), -1), (([4, 5], [6, 0]), 3):
     mine = torch.tensor(shares[rank])
     stream.update(scores[mine], labels[mine], remainder=remainder)
 print(json.dumps(stream.compute()))
-dist.destroy_process_group()
+wait_for_gloo_threads()  # one that is not idle aborts a process that exits
+leave_processes()
 """
 
 
