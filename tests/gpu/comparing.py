@@ -174,7 +174,7 @@ def _counted_once(value: Any) -> Any:
     """Return ``value`` without what ranks with the same batches count twice, and with rounded means over ranks."""
     if isinstance(value, dict):
         return {
-            key: round(item, 6) if key in MEANS and isinstance(item, float) else _counted_once(item)
+            key: round(item, 5) if key in MEANS and isinstance(item, float) else _counted_once(item)
             for key, item in value.items()
             if key != COUNTED_TWICE
         }

@@ -72,15 +72,19 @@ def draw(kind: str, seed: int) -> tuple[str, Fields, random.Random]:
     chance, fields = random.Random(f"{kind} {seed}"), Fields()
     precision = chance.choice(("fp32", "bf16") if kind.startswith(SHARES_BATCHES) else ("fp32", "bf16", "fp16"))
     for alternatives in CHOICES:
-        fields |= chance.choice([each for each in alternatives if is_comparable(kind, each)])
+        fields |= chance.choice([each for each in alternatives if is_comparable(kind, precision, each)])
     return precision, fields, chance
 
 
-def is_comparable(kind: str, fields: Fields) -> bool:
-    """Return whether transformers trains a ``kind`` with ``fields``, and counts as this Trainer."""
-    if fields.get("optim") == "adafactor":
+def is_comparable(kind: str, precision: str, fields: Fields) -> bool:
+    """Return whether transformers trains a ``kind`` in ``precision`` with ``fields``, and counts as this Trainer."""
+    optim = fields.get("optim")
+    if optim == "adafactor":
         return kind in ("one_gpu", "ddp", "zero1", "zero2", "zero3")  # it takes no distributed tensors
-    return "include_num_input_tokens_seen" not in fields or not kind.startswith(SHARES_BATCHES)
+    if optim in ("adamw_torch", "sgd") and precision == "fp16":
+        return kind not in ("fsdp2", "hsdp")  # its saves are update steps of an optimizer that has no state yet
+    counted = {"include_num_input_tokens_seen", "per_device_eval_batch_size"}
+    return not (counted & fields.keys() and kind.startswith(SHARES_BATCHES))
 
 
 def keeps_all(fields: Fields) -> bool:
