@@ -42,9 +42,9 @@ COUNTED_TWICE = "total_flos"
 MEANS = ("loss", "train_loss", "training_loss")
 """What it averages over them, too, which rounds otherwise."""
 
-FREES_ITS_GRADIENTS = "fsdp1"
-"""Beginning of the names of scenarios of FSDP 1. It frees gradients of a stream of its own that the optimizer may still
-read, and waits before it uses their memory. transformers' copies of batches wait too; those here have a stream.
+FREES_ITS_GRADIENTS = "fsdp1_drawn_"
+"""Beginning of the names of drawn scenarios of FSDP 1. It frees gradients of a stream of its own that the optimizer may
+still read, and waits before it uses their memory. transformers' copies of batches wait too; those here have a stream.
 """
 
 Body = Callable[[Kit], None]
@@ -75,17 +75,7 @@ def differing(
     """
     torch.set_num_threads(1)
     parity.DEFAULTS.update(ON_GPUS)
-    return {
-        name: _difference(
-            _body(name),
-            folder / name,
-            subject,
-            starter,
-            shares_batches=name.startswith(SHARES_BATCHES),
-            frees_gradients=name.startswith(FREES_ITS_GRADIENTS),
-        )
-        for name in names
-    }
+    return {name: _difference(name, folder / name, subject, starter) for name in names}
 
 
 def differing_in_background(names: Iterable[str], folder: Path) -> dict[str, str]:
@@ -118,15 +108,8 @@ def _body(name: str) -> Body:
     return PARTITION_SCENARIOS[name]
 
 
-def _difference(
-    body: Body,
-    folder: Path,
-    subject: Which,
-    starter: Which | None,
-    *,
-    shares_batches: bool = False,
-    frees_gradients: bool = False,
-) -> str:
+def _difference(scenario: str, folder: Path, subject: Which, starter: Which | None) -> str:
+    body = _body(scenario)
     try:
         with _races() as known:
             expected = _outcome(body, "upstream", folder / "upstream", None)
@@ -135,16 +118,16 @@ def _difference(
         if starter is None and any(name.endswith(".distcp") for name in expected.files):
             for name in [name for name in actual.files if BESIDE_SHARDS.search(name)]:
                 actual.files.pop(name)
-        if shares_batches:
+        if scenario.startswith(SHARES_BATCHES):
             for outcome in (expected, actual):
                 outcome.trace, outcome.results, outcome.files = map(
                     _counted_once, (outcome.trace, outcome.results, outcome.files)
                 )
         found = differences(expected, actual, allowed=ALLOWED).splitlines()
         own = {kind: text for kind, text in races.items() if kind not in known}
-        return "\n".join(
-            [*found, *(text for kind, text in own.items() if not (frees_gradients and " is freed " in kind))]
-        )
+        if scenario.startswith(FREES_ITS_GRADIENTS):
+            own = {kind: text for kind, text in own.items() if " is freed " not in kind}
+        return "\n".join([*found, *own.values()])
     except Exception:
         return traceback.format_exc()
     finally:
@@ -174,7 +157,7 @@ def _counted_once(value: Any) -> Any:
     """Return ``value`` without what ranks with the same batches count twice, and with rounded means over ranks."""
     if isinstance(value, dict):
         return {
-            key: round(item, 5) if key in MEANS and isinstance(item, float) else _counted_once(item)
+            key: round(item, 6) if key in MEANS and isinstance(item, float) else _counted_once(item)
             for key, item in value.items()
             if key != COUNTED_TWICE
         }
