@@ -18,8 +18,7 @@ from hf_compat.arguments.fields.rules import FIELD_RULES, FieldRule
 from hf_compat.arguments.parser import HfArg, HfArgumentParser
 from hf_compat.arguments.releases.convert import from_transformers
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics
-from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
-from hf_compat.arguments.training_arguments import TrainingArguments
+from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 __all__ = [
     "FIELD_RULES",

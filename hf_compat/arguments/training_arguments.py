@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from hf_compat.arguments import process_facts, serialising
@@ -59,7 +60,7 @@ from hf_compat.upstream_names import CountsCounterparts
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TrainingArguments"]
+__all__ = ["Seq2SeqTrainingArguments", "TrainingArguments"]
 
 
 @dataclass
@@ -695,3 +696,19 @@ class TrainingArguments(metaclass=CountsCounterparts):
             These arguments.
         """
         return set_fields(self, LOADERS, locals())
+
+
+@dataclass
+class Seq2SeqTrainingArguments(TrainingArguments):
+    """``TrainingArguments`` with five fields for generation in evaluation and prediction."""
+
+    sortish_sampler: bool = option(False, "Without effect in every release.")
+    predict_with_generate: bool = option(False, "Generate in evaluation and prediction.")
+    generation_max_length: int | None = option(None, "Maximum length of generated sequences, in tokens.")
+    generation_num_beams: int | None = option(None, "Number of beams; 1 is greedy search.")
+    generation_config: str | Path | Any | None = option(None, "Generation config: a name, a path or an instance.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON-serializable values."""
+        given = super().to_dict()
+        return {name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in given.items()}

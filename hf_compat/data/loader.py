@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
 
 from hf_compat.data.rank_batches import BatchShard
 from hf_compat.data.stream_states import BatchWithState, StateCollator, StreamStates, is_stateful_stream
@@ -22,9 +22,10 @@ from hf_compat.data.workers import keep_queues_open, outliving
 from hf_compat.distributed import collectives
 from hf_compat.distributed.processes import wait_for_gloo_threads
 from hf_compat.errors import LoaderError, described
+from hf_compat.metrics import has_length
 from hf_compat.nested import find_batch_size
 
-__all__ = ["PreparedDataLoader", "check_is_loader", "loader_batching", "loader_settings"]
+__all__ = ["FirstBatches", "PreparedDataLoader", "check_is_loader", "loader_batching", "loader_settings"]
 
 _PASSES = itertools.count(1)
 _KEPT_SETTINGS = (
@@ -245,3 +246,45 @@ def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
     if isinstance(settings["collate_fn"], StateCollator):  # bound to this loader's own data set
         settings["collate_fn"] = settings["collate_fn"].collate_fn
     return settings
+
+
+class FirstBatches:
+    """A data loader cut off after its first ``batches`` batches; everything else is the wrapped loader's.
+
+    Args:
+        loader: The loader.
+        batches: How many there are at most, on each rank.
+        ranks: Ranks that get different batches.
+    """
+
+    def __init__(self, loader: Any, batches: int, ranks: int) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._ranks = ranks
+
+    def __len__(self) -> int:
+        return min(self._batches, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._first(iter(self._loader))
+
+    def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(batches, self._batches)
+        if isinstance(self._loader, PreparedDataLoader):
+            self._loader.in_pass = False  # though there may be more batches
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(vars(self)["_loader"], name)
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset cut to the number of samples in those batches, if known; which samples they are is not."""
+        dataset: Any = self._loader.dataset
+        own = getattr(self._loader, "batch_size", None)
+        size: int | None = getattr(self._loader, "total_batch_size", own and own * self._ranks)
+        if size is None or not has_length(dataset):
+            return dataset
+        samples: Any = dataset
+        return Subset(samples, range(min(len(dataset), self._batches * size)))

@@ -27,7 +27,7 @@ from hf_compat.engine.internals.callbacks import (
     with_window_counts,
 )
 from hf_compat.engine.internals.evaluating import run_evaluation
-from hf_compat.engine.internals.interrupts import raising_keyboard_interrupt
+from hf_compat.engine.internals.exceptions import raising_keyboard_interrupt, unwraps_stop_iteration
 from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
     disable_sigterm_broadcast,
@@ -47,7 +47,6 @@ from hf_compat.engine.moving import settle_model
 from hf_compat.engine.precision import input_dtype, precision_plugin
 from hf_compat.engine.process_layout import ProcessLayout, place_run, presume_layout
 from hf_compat.engine.run_settings import Settings
-from hf_compat.engine.stop_iterations import unwraps_stop_iteration
 from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy

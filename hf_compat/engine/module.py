@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hf_compat.data.windows import Window
-from hf_compat.engine.stop_iterations import wraps_stop_iteration
+from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
 
 if TYPE_CHECKING:

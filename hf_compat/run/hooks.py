@@ -12,17 +12,15 @@ from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window
+from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.lightning_callbacks import LastCallback
-from hf_compat.engine.stop_iterations import wraps_stop_iteration
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
-from hf_compat.run.clipping import GradientClipping, Norm
-from hf_compat.run.optimization import CurrentOptimizer
+from hf_compat.run.optimization import CurrentOptimizer, GradientClipping, LRSchedule, Norm
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
 from hf_compat.run.resume import Resume
 from hf_compat.run.saving import CheckpointSaving
-from hf_compat.run.schedule import LRSchedule
 from hf_compat.run.start_log import log_start
 from hf_compat.run.tokens import counts_tokens
 from hf_compat.run.train_loaders import Reloading

@@ -1,17 +1,20 @@
-"""Creating optimizer, wrapper and schedule by the Trainer's overridable methods; stepping the current optimizer."""
+"""The optimizer of a run: created by the Trainer's methods, stepped, its gradients clipped, its schedule stepped."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+from torch.nn.utils import clip_grad_value_
 from torch.optim import Optimizer
 
 from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import TrainerSetupError
 from hf_compat.optim.in_backward import updates_in_backward
+from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
@@ -21,7 +24,10 @@ if TYPE_CHECKING:
     from hf_compat.engine.strategies.base import ModelStrategy
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["CurrentOptimizer", "RunOptimization"]
+__all__ = ["CurrentOptimizer", "GradientClipping", "LRSchedule", "Norm", "RunOptimization"]
+
+Norm = Tensor | float | None
+"""A gradient norm before clipping, ``()``; None if it was not computed."""
 
 
 class RunOptimization:
@@ -148,3 +154,78 @@ class CurrentOptimizer:
             replace_optimizer(strategy, trainer.optimizer)
         for config in strategy.lr_scheduler_configs:
             config.scheduler = trainer.lr_scheduler  # type: ignore[assignment]  # None if the script has set it
+
+
+class GradientClipping:
+    """Clips the gradients to ``max_grad_norm`` with the Trainer's methods.
+
+    Args:
+        trainer: The Trainer.
+        clip_value: Clip each element to between minus this and this instead; None for the norm.
+
+    Attributes:
+        norm: The gradient norm of the last update step before clipping, which is logged; None if it was not computed.
+    """
+
+    def __init__(self, trainer: Trainer, clip_value: float | None) -> None:
+        self._trainer = trainer
+        self._clip_value = clip_value
+        self.norm: Norm = None
+
+    def clip(self) -> None:
+        """Clip the gradients, and keep their norm."""
+        model, most = self._trainer.model_wrapped, self._trainer.args.max_grad_norm
+        if self._clip_value is not None:
+            self.norm = self._trainer._get_grad_norm(model)
+            clip_grad_value_(model.parameters(), self._clip_value)
+            return
+        self.norm = self._trainer._clip_grad_norm(model) if most is not None and most > 0 else None
+        if self._trainer.semantics.always_logs_grad_norm:
+            self.norm = self._trainer._get_grad_norm(model, grad_norm=self.norm)
+
+
+class LRSchedule:
+    """Steps the schedule after each optimizer step.
+
+    A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler did
+    not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
+
+    Args:
+        trainer: The Trainer.
+
+    Attributes:
+        learning_rate: The learning rate of the last optimizer step, which is logged.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.learning_rate: float | None = None
+
+    def step(self) -> None:
+        """Step the schedule, and keep the learning rate of the step before."""
+        self.learning_rate = self._trainer._get_learning_rate()
+        if not self._trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(self._trainer.lr_scheduler):
+            scheduler: Any = self._trainer.lr_scheduler
+            with _without_added_groups(scheduler):
+                scheduler.step()
+
+
+def _without_added_groups(scheduler: Any) -> AbstractContextManager[None]:
+    """Return a context in which ``scheduler`` sees the groups of parameters that it was created for.
+
+    A callback may add others to the optimizer; they keep the learning rate that it gives them.
+    """
+    optimizer, rates = getattr(scheduler, "optimizer", None), getattr(scheduler, "base_lrs", None)
+    if rates is None or optimizer is None or len(optimizer.param_groups) <= len(rates):
+        return nullcontext()
+    return _first_groups(optimizer, len(rates))
+
+
+@contextmanager
+def _first_groups(optimizer: Any, count: int) -> Iterator[None]:
+    every = optimizer.param_groups
+    optimizer.param_groups = every[:count]
+    try:
+        yield
+    finally:
+        optimizer.param_groups = every

@@ -33,7 +33,7 @@ from hf_compat.optim.rank_states import share_states
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
 from hf_compat.plan.data_limits import limited
-from hf_compat.plan.upstream import from_values, samples_per_update_step
+from hf_compat.plan.plan import from_values, samples_per_update_step
 from hf_compat.run.assembly import FitObjects, UserPieces, assemble, assemble_user_pieces
 from hf_compat.run.batch_size import with_smaller_batches
 from hf_compat.run.hooks import RunHooks

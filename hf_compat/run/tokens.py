@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hf_compat.arguments.cadence import epochs_to_train
-from hf_compat.data.limiting import FirstBatches
+from hf_compat.data.loader import FirstBatches
 from hf_compat.metrics import has_length, speed_metrics
 from hf_compat.overriding import WarnOnce
 from hf_compat.plan import RunPlan

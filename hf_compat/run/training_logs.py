@@ -13,7 +13,7 @@ from hf_compat.optim.losses import divide_scalar
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
-    from hf_compat.run.clipping import Norm
+    from hf_compat.run.optimization import Norm
     from hf_compat.run.progress import RunCounters
     from hf_compat.trainer.trainer import Trainer
 

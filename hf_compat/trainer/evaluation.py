@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, MutableMapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,12 +19,10 @@ from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.arguments.run_precision import full_evaluation_precision
 from hf_compat.callbacks.handler import close_progress_bars, fire
-from hf_compat.data.limiting import FirstBatches
-from hf_compat.data.loader import check_is_loader
+from hf_compat.data.loader import FirstBatches, check_is_loader
 from hf_compat.data.rank_batches import check_even, check_gatherable
 from hf_compat.data.workers import outliving
-from hf_compat.engine.precision import forward_precision
-from hf_compat.engine.tracing import trace_model
+from hf_compat.engine.precision import forward_precision, without_autocast
 from hf_compat.errors import MetricsError, described
 from hf_compat.evaluation.accumulate import nested_detach
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput
@@ -42,12 +41,14 @@ from hf_compat.trainer.transformers_4 import LegacySession
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["evaluate", "predict", "prediction_step", "prepare", "run_loop", "trace"]
+__all__ = ["evaluate", "predict", "prediction_step", "prepare", "run_loop", "trace", "trace_model"]
 
 logger = logging.getLogger(__name__)
 
 _PREPARATION_TIMES = ("jit_compilation_time", "model_preparation_time")
 """Attributes with times in seconds that are excluded from an evaluation's speed metrics."""
+
+_WARM_UP_PASSES = 2  # torch.jit optimises in the first passes; evaluation is timed without them
 
 
 def evaluate(
@@ -323,3 +324,34 @@ def _ignored_outputs(trainer: Trainer, ignore_keys: list[str] | None) -> list[st
     # Outputs have the names of the installed release, whichever one the run reproduces.
     is_renamed = installed_release() >= SINCE["renames_past_key_values"]
     return getattr(trainer.model.config, "keys_to_ignore_at_inference", ["cache" if is_renamed else "past_key_values"])
+
+
+def trace_model(model: nn.Module, example: Mapping[str, Any], *, mixed_precision: str, device: torch.device) -> Any:
+    """Return ``model`` traced with ``example`` in evaluation mode, and frozen.
+
+    Args:
+        model: The model; it is not changed, and later changes of its weights do not affect the trace.
+        example: One batch: keyword arguments of the forward, of which the trace takes the same.
+        mixed_precision: ``"no"``, ``"bf16"`` or ``"fp16"``: autocast of the trace.
+        device: Device of the model.
+
+    Raises:
+        RuntimeError: If the model cannot be traced; torch may also raise IndexError, NameError, TypeError, ValueError.
+
+    References:
+        As transformers 4.57 ``Trainer.torch_jit_model_eval``.
+    """
+    traced = without_autocast(copy.copy(model))
+    traced.eval()
+    context: AbstractContextManager[Any] = nullcontext()
+    if mixed_precision != "no":
+        # The weight cache would make casted weights constants of the trace.
+        dtype = torch.bfloat16 if mixed_precision == "bf16" else torch.float16
+        context = torch.autocast(device.type, dtype=dtype, cache_enabled=False)
+    with context, torch.no_grad():
+        program = torch.jit.trace(traced, example_kwarg_inputs=dict(example), strict=False)  # type: ignore[no-untyped-call]
+    program = torch.jit.freeze(program)
+    with torch.no_grad():
+        for _ in range(_WARM_UP_PASSES):
+            program(**example)
+    return program

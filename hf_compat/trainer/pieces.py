@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.engine.data_module import HFDataModule
-from hf_compat.engine.internals.interrupts import raise_keyboard_interrupt
+from hf_compat.engine.internals.exceptions import raise_keyboard_interrupt
 from hf_compat.engine.internals.loops import ignoring_misleading_warnings, is_fitting
 from hf_compat.engine.lightning_callbacks import FirstCallback
 from hf_compat.engine.loggers import open_loggers

@@ -41,7 +41,7 @@ from hf_compat.optim import groups, liger, neftune
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.overriding import WarnOnce, call_as_defined, explain_missing, refuse_overrides_never_called
 from hf_compat.plan import RunPlan, build_plan
-from hf_compat.plan.upstream import samples_per_update_step, to_values
+from hf_compat.plan.plan import samples_per_update_step, to_values
 from hf_compat.run import best_model, progress, tokens
 from hf_compat.run.callback_states import load_callback_state
 from hf_compat.run.finishing import finalize_training

@@ -33,7 +33,7 @@ from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
 from torch.utils.data import DataLoader
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.engine.internals import callbacks, evaluating, interrupts, loops, strategies, voted_collectives
+from hf_compat.engine.internals import callbacks, evaluating, exceptions, loops, strategies, voted_collectives
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
@@ -340,7 +340,7 @@ def test_ctrl_c_leaves_lightnings_trainer():
     handler = signal.getsignal(signal.SIGINT)
     trainer = pl.Trainer(enable_progress_bar=False, **PLAIN)
     for _ in range(2):
-        interrupts.raise_keyboard_interrupt(trainer)
+        exceptions.raise_keyboard_interrupt(trainer)
         with pytest.raises(KeyboardInterrupt):
             trainer.validate(Pressed(), verbose=False)
         assert signal.getsignal(signal.SIGINT) is handler
@@ -348,7 +348,7 @@ def test_ctrl_c_leaves_lightnings_trainer():
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:  # an earlier one, which is handled while a call without errors ends
-        undo = interrupts.raise_keyboard_interrupt(trainer)
+        undo = exceptions.raise_keyboard_interrupt(trainer)
         trainer.validate(BoringModel(), verbose=False)
     undo()
     assert "_teardown" not in vars(trainer)

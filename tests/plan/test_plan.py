@@ -7,8 +7,7 @@ import pytest
 
 from hf_compat.errors import DataError
 from hf_compat.plan import build_plan
-from hf_compat.plan.plan import epochs_for, update_steps_for, update_steps_per_epoch
-from hf_compat.plan.upstream import from_values, to_values
+from hf_compat.plan.plan import epochs_for, from_values, to_values, update_steps_for, update_steps_per_epoch
 
 
 def plan(*, batches, accumulate=1, epochs=3.0, max_steps=-1, examples=100):

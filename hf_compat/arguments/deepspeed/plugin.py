@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from hf_compat.arguments.deepspeed.config import register_config, unregister_config
-from hf_compat.arguments.deepspeed.filling import AUTO, HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.config import AUTO, HfTrainerDeepSpeedConfig, register_config, unregister_config
 from hf_compat.environment import is_yes
 from hf_compat.errors import HFCompatWarning
 

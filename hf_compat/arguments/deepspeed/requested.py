@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem
-from hf_compat.arguments.deepspeed.config import read_config
-from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig, read_config
 from hf_compat.arguments.deepspeed.plugin import LAUNCHER_SETTINGS, DeepSpeedPlugin, fill_from_launcher, launcher_config
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.distributed.processes import import_deepspeed, prepare_process

@@ -122,7 +122,7 @@ FIELD_RULES: tuple[FieldRule, ...] = (
         "The tokens of an update step are counted over all ranks.",
     ),
     FieldRule(
-        "max_grad_norm", "plan", "run/clipping.py", "The norm to which gradients are clipped, once per update step."
+        "max_grad_norm", "plan", "run/optimization.py", "The norm to which gradients are clipped, once per update step."
     ),
     FieldRule(
         "label_smoothing_factor",

@@ -8,8 +8,7 @@ import warnings
 
 from hf_compat.arguments.fields.defaults import defaults
 from hf_compat.arguments.fields.redeclared import keep_apart
-from hf_compat.arguments.seq2seq import Seq2SeqTrainingArguments
-from hf_compat.arguments.training_arguments import TrainingArguments
+from hf_compat.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from hf_compat.errors import ArgumentsError
 
 __all__ = ["from_transformers"]

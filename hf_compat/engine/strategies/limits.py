@@ -22,7 +22,7 @@ from hf_compat.model_facts import indivisible_heads, is_peft_model, presharded_s
 from hf_compat.optim.optimizer_request import plain_name
 
 if TYPE_CHECKING:
-    from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+    from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig
     from hf_compat.arguments.sequence_parallelism import SequenceParallelism
     from hf_compat.engine.strategies.traits import StrategyRequest
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig
 from hf_compat.distributed.processes import import_deepspeed
 from hf_compat.errors import TrainerSetupError
 

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from hf_compat.arguments.deepspeed.filling import HfTrainerDeepSpeedConfig
+from hf_compat.arguments.deepspeed.config import HfTrainerDeepSpeedConfig
 from hf_compat.arguments.deepspeed.requested import config_in_use
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.arguments.sequence_parallelism import SequenceParallelism

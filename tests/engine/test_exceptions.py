@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_compat.engine.stop_iterations import unwraps_stop_iteration, wraps_stop_iteration
+from hf_compat.engine.internals.exceptions import unwraps_stop_iteration, wraps_stop_iteration
 from tests.support import helpers
 from tests.support.parity import Kit, clean_process, fit_pieces
 

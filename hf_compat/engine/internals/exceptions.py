@@ -1,0 +1,111 @@
+"""Errors that leave Lightning's loops as they were raised: Ctrl-C, and the ``StopIteration`` of a step or hook.
+
+Lightning's loops take a ``StopIteration`` for the end of the data, so that training would end as if it were done. So it
+goes through them as another error. What a loader raises itself is not touched, and ends the epoch.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import lightning.pytorch as pl
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+
+__all__ = [
+    "StopIterationError",
+    "raise_keyboard_interrupt",
+    "raising_keyboard_interrupt",
+    "unwraps_stop_iteration",
+    "wraps_stop_iteration",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def raise_keyboard_interrupt(pl_trainer: pl.Trainer) -> Callable[[], None]:
+    """Have a KeyboardInterrupt leave the call that ``pl_trainer`` begins, or is inside of, as it was raised.
+
+    Contract: Lightning handles one by ignoring further SIGINTs for good and, once ``_teardown`` has returned, which is
+    called in every case, by ending the processes that it has started and raising SystemExit.
+
+    Returns:
+        What undoes it, for a call that ends without an error; after an error it is undone.
+    """
+    own = vars(pl_trainer)
+    if "_teardown" in own:  # an evaluation inside a fit
+        return lambda: None
+    handler, handled_before = signal.getsignal(signal.SIGINT), sys.exception()
+
+    def undo() -> None:
+        own.pop("_teardown", None)
+
+    def end_call() -> None:
+        type(pl_trainer)._teardown(pl_trainer)
+        error = sys.exception()
+        if error is handled_before:
+            return
+        undo()
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, handler)
+            launcher = pl_trainer.strategy.launcher
+            if isinstance(launcher, _SubprocessScriptLauncher):
+                launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+            raise error
+
+    own["_teardown"] = end_call
+    return undo
+
+
+@contextmanager
+def raising_keyboard_interrupt(pl_trainer: pl.Trainer) -> Iterator[None]:
+    """Context in which a KeyboardInterrupt leaves calls of ``pl_trainer`` as it was raised."""
+    undo = raise_keyboard_interrupt(pl_trainer)
+    try:
+        yield
+    finally:
+        undo()
+
+
+class StopIterationError(RuntimeError):
+    """A step or a hook raised StopIteration; Python makes the same error of one that leaves a generator.
+
+    Args:
+        stop: What was raised.
+    """
+
+    def __init__(self, stop: StopIteration) -> None:
+        super().__init__("A training step, an evaluation step or a callback raised StopIteration.")
+        self.stop = stop
+
+
+def wraps_stop_iteration(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return ``function``, which Lightning's loops call, so that a StopIteration leaves it as our error."""
+
+    @wraps(function)
+    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return function(*given, **named)
+        except StopIteration as stop:
+            raise StopIterationError(stop) from stop
+
+    return call
+
+
+def unwraps_stop_iteration(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Return ``function``, which runs Lightning's loops, so that our error leaves it as what was raised."""
+
+    @wraps(function)
+    def call(*given: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return function(*given, **named)
+        except StopIterationError as error:
+            stop = error.stop
+        raise stop  # outside of `except`, so that the context it was raised in is kept
+
+    return call
