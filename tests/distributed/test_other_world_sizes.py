@@ -50,6 +50,7 @@ def check(begun, folder, strategies, processes):
         assert samples(folder / name) == Counter(dict.fromkeys(range(ROWS), 2)), name
 
 
+@pytest.mark.slow
 def test_three_go_on_from_two_under_zero(begun, tmp_path):
     """DeepSpeed's partitions, of a row of parameters under ZeRO-2 and of each under ZeRO-3, are cut anew for three."""
     check(begun, tmp_path, QUICK, 3)

@@ -67,6 +67,7 @@ def statuses(path: Path) -> dict[str, str]:
 
 
 @needs_fake_gpu
+@pytest.mark.slow
 def test_a_case_that_fails(tmp_path, capsys):
     """A case that fails does not keep the next from running; the result has the error, and the exit code is 1."""
     cases = {"first": Case(failing), "second": Case(failing, alone=True)}

@@ -69,6 +69,7 @@ def random_states(which: Which, folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_single_process_of_a_launcher(tmp_path: Path):
     """``torchrun --nproc-per-node 1`` uses one of the GPUs that it sees; the states of all are saved, as upstream."""
     (upstream,) = run_on_gpus(random_states, "upstream", tmp_path, processes=1, devices=2, by_torchrun=True)
