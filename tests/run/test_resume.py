@@ -259,16 +259,6 @@ def test_resuming_again_and_again_with_other_windows(data, steps, tmp_path):
     assert len(set(seen[13:])) == 6
 
 
-def test_resuming_a_stream_that_began_again(tmp_path):
-    """A stream goes on in the pass that it was in, also where its windows are the same."""
-    fields = {"data": Stream, "per_device_train_batch_size": 2, "max_steps": 12}
-    whole = seeing_trainer(tmp_path / "whole", save_steps=9, **fields)
-    whole.train()
-    resumed = seeing_trainer(tmp_path / "rest", save_steps=9, **fields)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
-    assert resumed.seen == whole.seen[9:]
-
-
 class EndsEpoch(TrainerCallback):
     """Ends an epoch after an update step."""
 
@@ -277,6 +267,19 @@ class EndsEpoch(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_epoch_stop = control.should_epoch_stop or state.global_step == self.step
+
+
+@pytest.mark.parametrize("callbacks", [[], [EndsEpoch(4)]], ids=["after its end", "after a callback ended it"])
+def test_resuming_a_stream_that_began_again(callbacks, tmp_path):
+    """A stream goes on in the pass that it was in, also where its windows are the same."""
+    fields = {"data": Stream, "per_device_train_batch_size": 2, "max_steps": 12, "save_steps": 9}
+    whole, resumed = (seeing_trainer(tmp_path / name, **fields) for name in ("whole", "rest"))
+    for trainer in (whole, resumed):
+        for callback in callbacks:
+            trainer.add_callback(callback)
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-9"))
+    assert resumed.seen == whole.seen[9:]
 
 
 @pytest.mark.parametrize("step", [2, 4, 9], ids=["where it ended", "in the next epoch", "at the next epoch's end"])
