@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hf_compat.checkpoint import names, rng, state_dict_files
+from hf_compat.checkpoint import names, rng
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.state import TrainerState
@@ -103,17 +103,6 @@ class CheckpointReader:
         """
         path = self.folder / file_name
         return load_trusted(path) if path.is_file() else None
-
-    def load(self, target: state_dict_files.Stateful, file_name: str) -> bool:
-        """Load the state in a file such as ``scheduler.pt`` into ``target``; return whether the file exists.
-
-        Raises:
-            CheckpointError: If it cannot be read, or is the state of another kind of object.
-        """
-        if not (self.folder / file_name).is_file():
-            return False
-        state_dict_files.load_state_file(target, self.folder, file_name)
-        return True
 
     def restore_rng(self, rank: int, world_size: int) -> bool:
         """Restore the random states of ``rank``; return whether there are any.

@@ -16,6 +16,7 @@ from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.lightning_callbacks import LastCallback
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
+from hf_compat.plan import ResumeOffset
 from hf_compat.run.optimization import CurrentOptimizer, GradientClipping, LRSchedule, Norm
 from hf_compat.run.preemption import Preemption
 from hf_compat.run.progress import Progress
@@ -76,6 +77,10 @@ class RunHooks(LastCallback):
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self._keeps_past = for_run(trainer.args).past_index >= 0
         self._counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
+
+    def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:
+        """Have the fit begin at ``start``, None for the beginning of the data, and count samples from ``offset``."""
+        self.start, self.progress.offset = start, offset
 
     # ---- before the first window ----
 

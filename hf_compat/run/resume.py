@@ -126,11 +126,12 @@ class Resume:
 
     def start_in_data(
         self, plan: RunPlan, loader: Iterable[Any], done: tuple[int, int], warn_once: WarnOnce
-    ) -> tuple[RunPlan, ResumePosition, ResumeOffset]:
+    ) -> tuple[RunPlan, ResumePosition | None, ResumeOffset]:
         """Return the plan of the resumed run, where it starts, and how it counts its samples.
 
-        With the checkpoint's batch size, accumulation and world size, it starts where transformers does. With different
-        ones, it starts at the first sample that was not trained on, with the update steps left in its epochs.
+        Without a checkpoint that is ``plan``, from the beginning. With the checkpoint's batch size, accumulation and
+        world size, it starts where transformers does. With different ones, it starts at the first sample that was not
+        trained on, with the update steps left in its epochs.
 
         Args:
             plan: The plan of this run from the beginning.
@@ -138,7 +139,8 @@ class Resume:
             done: Epochs, and batches of the next epoch, that transformers skips.
             warn_once: Warns where transformers starts in the wrong place.
         """
-        assert self._point is not None, "called if there is a checkpoint"
+        if self._point is None:
+            return plan, None, ResumeOffset()
         args = self._trainer.args
         saved = None if args.ignore_data_skip else self._point.lightning("position", DataPosition.from_dict)
         if saved is None or saved.agrees(plan, self._trainer.state.global_step):

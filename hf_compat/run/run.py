@@ -218,7 +218,7 @@ class TrainingRun:
         ignore_keys_for_eval: list[str] | None,
     ) -> TrainOutput:
         """Run one fit with a per-device batch size of ``batch_size`` and return the result."""
-        plan, loader, start = self._plan_fit(
+        plan, loader, start = self._prepare_fit(
             RunHooks(), batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval
         )
         pieces = self._begin_fit(assemble(self, plan, loader, start), start)
@@ -230,7 +230,7 @@ class TrainingRun:
         """Begin the one fit of ``user_pieces``, whose ``fit`` a person has called."""
         point = None if self.point is None else self.point.path
         batch_size = self.counters.train_batch_size
-        plan, loader, start = self._plan_fit(user_pieces.hooks, batch_size, point, self.trial, self.ignore_keys)
+        plan, loader, start = self._prepare_fit(user_pieces.hooks, batch_size, point, self.trial, self.ignore_keys)
         self._begin_fit(assemble_user_pieces(self, plan, loader, start, user_pieces), start)
 
     @property
@@ -245,7 +245,7 @@ class TrainingRun:
             self.hooks.on_train_start(pieces.pl_trainer, pieces.module)
             self.hooks.on_train_end(pieces.pl_trainer, pieces.module)
 
-    def _plan_fit(
+    def _prepare_fit(
         self,
         hooks: RunHooks,
         batch_size: int | None,
@@ -253,7 +253,7 @@ class TrainingRun:
         trial: Trial | None,
         ignore_keys_for_eval: list[str] | None,
     ) -> tuple[RunPlan, Iterable[Any], ResumePosition | None]:
-        """Return plan and loader of a fit with ``hooks``, and the start of a resumed one."""
+        """Set up a fit with ``hooks``; return its plan, its loader, and where a resumed one starts."""
         self._is_finished = False
         self.pieces = self.output = None
         self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
@@ -272,11 +272,9 @@ class TrainingRun:
         check_start(done, is_resumed=self.point is not None)
         self.hooks = hooks
         hooks.prepare(self)
-        start: ResumePosition | None = None
-        if self.point is not None:
-            resumed = hooks.resume.start_in_data(plan, loader, done, self._warn_once)
-            plan, start, hooks.progress.offset = resumed
-            hooks.start = start
+        plan, start, offset = hooks.resume.start_in_data(plan, loader, done, self._warn_once)
+        hooks.start_at(start, offset)
+        if start is not None:
             self.trainer.state.max_steps, self.trainer.state.num_train_epochs = plan.max_steps, plan.num_train_epochs
         warn_of_untold_epochs(loader, loader if start is None else start.rest, self.trainer.semantics, self._warn_once)
         warn_of_lost_steps(loader, plan, 0 if start is None else start.epoch, self._warn_once)
