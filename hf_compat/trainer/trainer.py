@@ -55,7 +55,7 @@ from hf_compat.trainer import (
     loaders,
     loss,
     mixed_callbacks,
-    model_saving,
+    model_files,
     optimizer_and_schedule,
     searching,
     shared_inputs,
@@ -798,13 +798,13 @@ class Trainer(metaclass=CountsCounterparts):
 
         The default folder is ``args.output_dir``; with ``push_to_hub`` it is then pushed, unless by an internal call.
         """
-        model_saving.save_model(self, output_dir, save=self._save, is_checkpoint=_internal_call)
+        model_files.save_model(self, output_dir, save=self._save, is_checkpoint=_internal_call)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Save model, processing class and arguments to ``output_dir``."""
-        model_saving.save_weights(self, output_dir, state_dict)
+        model_files.save_weights(self, output_dir, state_dict)
 
     def _save_checkpoint(self, model: nn.Module, trial: Trial | None, metrics: dict[str, float] | None = None) -> None:
         """Save ``checkpoint-<update step>``, which appears only when it is complete; then rotate checkpoints.
@@ -816,19 +816,19 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save ``optimizer.pt`` and ``scheduler.pt``."""
-        model_saving.save_optimizer_and_scheduler(self, output_dir)
+        model_files.save_optimizer_and_scheduler(self, output_dir)
 
     def _save_scaler(self, output_dir: str) -> None:
         """Save the gradient scaler's ``scaler.pt`` in an fp16 run."""
-        model_saving.save_scaler(self, output_dir)
+        model_files.save_scaler(self, output_dir)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Save the random states of Python, numpy and torch."""
-        model_saving.save_rng_state(self, output_dir)
+        model_files.save_rng_state(self, output_dir)
 
     def _rotate_checkpoints(self, use_mtime: bool = True, output_dir: str | None = None) -> None:
         """Delete the oldest checkpoints beyond ``save_total_limit``."""
-        model_saving.rotate_checkpoints(self, output_dir)
+        model_files.rotate_checkpoints(self, output_dir)
 
     def _get_output_dir(self, trial: Trial | None = None) -> str:
         """Return the folder of this run's checkpoints; each trial has its own."""
@@ -840,30 +840,30 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _load_best_model(self) -> None:
         """Load the weights of the best checkpoint, if it still exists."""
-        load = functools.partial(model_saving.load_weights, self, trains_on=False)
+        load = functools.partial(model_files.load_weights, self, trains_on=False)
         best_model.load_best_model(self.state, lambda folder: self._issue_warnings_after_load(load(folder)))
 
     # ---- resuming ----
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the weights of a checkpoint into ``model``, the Trainer's by default."""
-        self._issue_warnings_after_load(model_saving.load_weights(self, resume_from_checkpoint, model))
+        self._issue_warnings_after_load(model_files.load_weights(self, resume_from_checkpoint, model))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn about ``missing_keys`` and ``unexpected_keys`` of ``load_state_dict``'s result."""
-        model_saving.warn_of_missing_weights(load_result)
+        model_files.warn_of_missing_weights(load_result)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load the states of optimizer and schedule if ``checkpoint`` has both."""
-        model_saving.load_optimizer_and_scheduler(self, checkpoint)
+        model_files.load_optimizer_and_scheduler(self, checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Load the gradient scaler's state if ``checkpoint`` has one."""
-        model_saving.load_scaler(self, checkpoint)
+        model_files.load_scaler(self, checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restore the random states if ``checkpoint`` has them."""
-        model_saving.load_rng_state(self, checkpoint)
+        model_files.load_rng_state(self, checkpoint)
 
     def _load_callback_state(self) -> None:
         """Replace the exportable callbacks by new ones with their saved states, if the arguments say so."""
