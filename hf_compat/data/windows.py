@@ -159,8 +159,9 @@ class WindowLoader:
             if drawn:
                 end = position + len(drawn)
                 complete = (end - start.batches) % plan.accumulate == 0 or end == plan.batches_per_epoch
+                # No batch is kept here while the window is trained on, nor later: Lightning does not read to the end.
                 windows = [Window(drawn, num_items, epoch, position, complete)]
-                del drawn, num_items  # Lightning does not read to the end, where this would keep the last ones
+                del drawn, num_items
                 yield windows.pop()
                 position = end
                 makes_updates = makes_updates or complete

@@ -146,23 +146,8 @@ class Resume:
         if saved is None or saved.agrees(plan, self._trainer.state.global_step):
             return plan, self._start_at(plan, loader, done, saved), ResumeOffset()
         if saved.has_windows_of(plan) and plan.num_train_epochs < sys.maxsize:
-            if self._trainer.semantics.corrected:
-                batches = saved.samples // plan.samples_per_batch
-                exact = (saved.epoch, batches) if batches < plan.batches_per_epoch else (saved.epoch + 1, 0)
-                return plan, self._start_at(plan, loader, exact, saved), ResumeOffset()
-            warn_once(
-                f"Checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
-                "train loader of a different length. Like transformers, this run computes the position in the data "
-                "from the number of update steps alone, so some samples may be skipped or repeated. Set "
-                "`TrainingArguments(semantics='corrected')` to continue where that run stopped."
-            )
-            return plan, self._start_at(plan, loader, done, None), ResumeOffset()
-        rest: Iterable[Any] | None = loader
-        if saved.samples:
-            stream = self._stream_of(saved, plan, loader)
-            rest = skip_samples(loader, saved.samples) if stream is None else stream
-            if rest is None and saved.has_windows_of(plan):  # an unsized stream, in a later pass
-                rest = skip_batches(loader, saved.samples // plan.samples_per_batch)
+            return plan, self._start_after_other_epochs(plan, loader, done, saved, warn_once), ResumeOffset()
+        rest = self._rest_of_epoch(plan, saved, loader) if saved.samples else loader
         if rest is not None:
             return self._start_with_different_windows(plan, saved, rest, loader)
         logger.warning(
@@ -188,6 +173,38 @@ class Resume:
         if rest is None:
             rest = skip_batches(loader, batches) if batches else loader
         return ResumePosition(epoch, batches // plan.accumulate, batches, rest)
+
+    def _start_after_other_epochs(
+        self,
+        plan: RunPlan,
+        loader: Iterable[Any],
+        done: tuple[int, int],
+        saved: DataPosition,
+        warn_once: WarnOnce,
+    ) -> ResumePosition:
+        """Return the start after epochs that were shorter or longer than this run's: as transformers', with a warning.
+
+        If ``semantics`` is corrected, it is where the checkpoint's run was.
+        """
+        if self._trainer.semantics.corrected:
+            batches = saved.samples // plan.samples_per_batch
+            exact = (saved.epoch, batches) if batches < plan.batches_per_epoch else (saved.epoch + 1, 0)
+            return self._start_at(plan, loader, exact, saved)
+        warn_once(
+            f"Checkpoint {self.folder} was written after an epoch that a callback had ended early, or with a "
+            "train loader of a different length. Like transformers, this run computes the position in the data "
+            "from the number of update steps alone, so some samples may be skipped or repeated. Set "
+            "`TrainingArguments(semantics='corrected')` to continue where that run stopped."
+        )
+        return self._start_at(plan, loader, done, None)
+
+    def _rest_of_epoch(self, plan: RunPlan, saved: DataPosition, loader: Iterable[Any]) -> Iterable[Any] | None:
+        """Return a loader of the samples that are left of an epoch; None if its batches determine their order."""
+        stream = self._stream_of(saved, plan, loader)
+        rest = skip_samples(loader, saved.samples) if stream is None else stream
+        if rest is None and saved.has_windows_of(plan):  # an unsized stream, in a later pass
+            return skip_batches(loader, saved.samples // plan.samples_per_batch)
+        return rest
 
     def _start_with_different_windows(
         self, plan: RunPlan, saved: DataPosition, rest: Iterable[Any], loader: Iterable[Any]
