@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -17,11 +19,56 @@ from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.errors import CheckpointError
 from hf_compat.model_facts import is_peft_model
 
-__all__ = ["by_name", "exists", "load", "load_errors", "read_full", "read_sharded", "weights_for_resuming"]
+__all__ = [
+    "ParameterNames",
+    "by_name",
+    "exists",
+    "load",
+    "load_errors",
+    "parameter_names",
+    "read_full",
+    "read_sharded",
+    "weights_for_resuming",
+]
 
 _WRAPPER = "_fsdp_wrapped_module."
 """Part of the names of parameters under torch's ``FullyShardedDataParallel``, and of no name in a checkpoint."""
 _FILES = (names.OPTIMIZER_NAME, names.FULL_OPTIMIZER_NAME)
+
+
+@dataclass(frozen=True)
+class ParameterNames:
+    """The names behind the indices of an optimizer's state, which a checkpoint's weight files do not keep in order."""
+
+    model: list[str]
+    """The model's parameters, in its order."""
+    groups: list[list[str]]
+    """Those of each group of the optimizer, in its order."""
+
+    @classmethod
+    def from_dict(cls, saved: object) -> Self:
+        """Return the names that are saved in a checkpoint.
+
+        Raises:
+            ValueError: If ``saved`` is no such dict.
+        """
+        match saved:
+            case {"model": list(model), "groups": list(groups)} if all(isinstance(group, list) for group in groups):
+                if all(isinstance(name, str) for name in itertools.chain(model, *groups)):
+                    return cls(model, groups)
+        raise ValueError(f"not the names of parameters: {saved!r:.200}")
+
+
+def parameter_names(optimizer: object, model: nn.Module) -> ParameterNames | None:
+    """Return the names of ``model``'s parameters and of ``optimizer``'s; None if it updates others too."""
+    if not isinstance(optimizer, Optimizer):
+        return None
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    try:
+        groups = [[known[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+    except KeyError:
+        return None
+    return ParameterNames(list(known.values()), groups)
 
 
 def exists(folder: Path) -> bool:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from hf_compat.arguments.cadence import epochs_to_train, saves_checkpoints
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint import finding, publish
+from hf_compat.checkpoint.optimizer_states import parameter_names
 from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.checkpoint.rotation import OwnedCheckpoints
 from hf_compat.checkpoint.writer import CheckpointWriter
@@ -345,6 +347,11 @@ class TrainingRun:
         position = self.hooks.progress.position_to_resume()
         if position is not None:
             content["position"] = position.to_dict()
+        known = (
+            None if self.backend.traits.shards_model else parameter_names(self.trainer.optimizer, self.trainer.model)
+        )
+        if known is not None:
+            content["parameters"] = asdict(known)
         stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)
         if stream is not None:
             content["stream"] = stream

@@ -16,7 +16,7 @@ from hf_compat.arguments.output_folder import checkpoints_kept, folder_or_defaul
 from hf_compat.arguments.releases.semantics import installed_release
 from hf_compat.arguments.releases.versions import SINCE
 from hf_compat.atomic_files import read_json_object
-from hf_compat.checkpoint import names, rng, rotation, state_dict_files, weights
+from hf_compat.checkpoint import names, optimizer_states, rng, rotation, state_dict_files, weights
 from hf_compat.checkpoint.hidden_folders import final_name
 from hf_compat.model_facts import is_pretrained_model
 from hf_compat.trainer.current_run import prepare_strategy
@@ -224,6 +224,13 @@ def load_optimizer_and_scheduler(trainer: Trainer, checkpoint: str | None) -> No
         strategy.load_optimizer(optimizer_of(trainer), checkpoint)
         if not strategy.saves_scheduler:
             state_dict_files.load_state_file(scheduler_of(trainer), checkpoint, names.SCHEDULER_NAME)
+    elif optimizer_states.exists(Path(checkpoint)):
+        logger.warning(
+            "`%s` has no `%s`, without which the optimizer's state is not loaded either, as with transformers: both "
+            "start anew.",
+            checkpoint,
+            names.SCHEDULER_NAME,
+        )
 
 
 def rotate_checkpoints(trainer: Trainer, output_dir: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hf_compat.checkpoint import distributed_files, names, publish
 from hf_compat.checkpoint.completeness import incomplete_reason
 from hf_compat.checkpoint.finding import list_checkpoints
+from hf_compat.checkpoint.optimizer_states import ParameterNames
 from hf_compat.checkpoint.reader import CheckpointReader
 from hf_compat.checkpoint.unpickle import load_trusted
 from hf_compat.checkpoint.weight_files import adapter_file, adapter_folders, weight_files
@@ -89,6 +90,8 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     source = _Source(folder, prefix, architecture, weights, engine)
     if architecture is None:
         notes.append("tied weights: the model's class is unknown, so the file only has the names in the folder.")
+        if options.prefix is None:
+            notes.append(f'names of weights: in the file they begin with `{prefix}`. `--prefix ""` leaves that out.')
     state_dict = {prefix + name: value for name, value in weights.items()}
     state_dict |= (
         CheckpointReader(folder).lightning_state().get("state_dict", {})
@@ -250,24 +253,48 @@ def _optimizer_and_schedule(
     if saved is None:
         return None, schedule
     groups = options.groups or "keep"
-    named = _named(saved, source, options, must=groups != "keep")
+    if groups == "one" and len(saved["param_groups"]) == 1:
+        groups = "keep"
+    known = None if source.architecture is not None else _saved_names(source)
+    if source.architecture is None and known is None and groups == "one":
+        raise CheckpointError(
+            f"`--groups one`: the order of the model's parameters is not known. `{source.folder}` does not say it, as "
+            "checkpoints of hf_compat do, and the model's class is not known. Pass the configuration of a transformers "
+            "model as `--model`, or use `--groups keep`, and pass the run an optimizer with the same groups."
+        )
+    given = options.parameters or (None if known is None else known.groups)
+    named = _named(saved, source, given, must=groups != "keep")
     if named is None:
         return saved, schedule
-    regrouped, former = regroup(named, trained_of(source.trained, named.state), source.decayed, groups)
+    trained = source.trained if known is None else [known.model]
+    regrouped, former = regroup(named, trained_of(trained, named.state), source.decayed, groups)
     carried.parameters = [[source.prefix + name for name in group["params"]] for group in regrouped.groups]
     if schedule is not None:
         schedule = regroup_schedule(schedule, former, len(named.groups))
     return numbered(regrouped), schedule
 
 
-def _named(saved: Mapping[str, Any], source: _Source, options: Options, *, must: bool) -> NamedOptimizer | None:
-    """Return ``saved`` by name; None if the names are not known, unless they ``must`` be."""
-    known = source.weights if source.architecture is None else source.architecture.parameters
+def _saved_names(source: _Source) -> ParameterNames | None:
+    """Return the names of parameters in a Trainer's checkpoint; None if it has none, or weights by other names."""
+    names_in_run = CheckpointReader(source.folder).lightning("parameters", ParameterNames.from_dict)
+    fits = names_in_run is not None and all(name in source.weights for name in names_in_run.model)
+    return names_in_run if fits else None
+
+
+def _named(
+    saved: Mapping[str, Any], source: _Source, given: Sequence[Any] | None, *, must: bool
+) -> NamedOptimizer | None:
+    """Return ``saved`` by name; None if the names are not known, unless they ``must`` be.
+
+    Without the model's class only those in ``given`` are: weight files do not have the model's order.
+    """
+    architecture = source.architecture
+    known, orders = (source.weights, []) if architecture is None else (architecture.parameters, architecture.trained)
     shapes = {name: tuple(source.weights[name].shape) for name in known}
     try:
-        return name_parameters(saved, Candidates(shapes, source.trained, source.decayed, ""), options.parameters)
+        return name_parameters(saved, Candidates(shapes, orders, source.decayed, ""), given)
     except CheckpointError:
-        if must or options.parameters is not None:
+        if must or given is not None:
             raise
         return None
 

@@ -80,9 +80,7 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
         adapters = adapters if folder is None else with_base(adapters, str(folder))
     place = find_place(checkpoint.weights, configuration, options.prefix, options.architecture, adapters)
     own, beside = divided(checkpoint.weights, place.prefix)
-    notes = [*checkpoint.notes]
-    if beside:
-        notes.append(f"weights outside the model (prefix `{place.prefix}`): {_names(beside)}.")
+    notes = [*checkpoint.notes, *_notes_on_names(place, beside, options)]
     if configuration is None:
         notes.append("config.json: the checkpoint has no configuration of the model. Pass it as `--model`.")
     if adapters is not None:
@@ -107,6 +105,17 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
 
 
 # ---- the model ----
+
+
+def _notes_on_names(place: Place, beside: list[str], options: Options) -> Iterator[str]:
+    """Yield what becomes of the names of weights: of those ``beside`` the model, and of the prefix of the others."""
+    if beside:
+        yield f"weights outside the model (prefix `{place.prefix}`): {_names(beside)}."
+    if place.architecture is None and place.prefix and options.prefix is None:
+        yield (
+            f"names of weights: `{place.prefix}`, with which they begin in the checkpoint, is left out. "
+            '`--prefix ""` keeps it.'
+        )
 
 
 def _write_weights(
@@ -235,6 +244,11 @@ def _optimizer_file(
             f"names in the optimizer's state: it has none; its parameters are assumed to be in {named.by_order}."
         )
     groups = options.groups or ("keep" if decayed is None or carried.parameters else "decay")
+    if decayed is None and options.groups is None and not carried.parameters:
+        notes.append(
+            "the optimizer's groups: a Trainer's are known for transformers models alone, so they are as in the "
+            "checkpoint. Override `create_optimizer` to make the same ones, unless it has those of a Trainer."
+        )
     regrouped, former = regroup(named, trained_of(models, named.state), decayed, groups)
     left_out = sorted(set(named.state) - set(regrouped.state))
     if left_out:
@@ -261,7 +275,12 @@ def _schedule_file(
 ) -> None:
     schedules = checkpoint.rest.get("lr_schedulers", ())
     if not schedules:
-        notes.append("the schedule: the checkpoint has none; a Trainer starts it from its first step.")
+        # Without the file a Trainer loads no state of the optimizer either.
+        files[names.SCHEDULER_NAME] = _constant(files[names.OPTIMIZER_NAME], checkpoint.rest["global_step"])
+        notes.append(
+            "the schedule: the checkpoint has none, and the learning rates as they are are written as one. Resume with "
+            '`lr_scheduler_type="constant"` to keep them.'
+        )
         return
     if "last_epoch" not in schedules[0]:
         raise CheckpointError(
@@ -275,6 +294,18 @@ def _schedule_file(
             "makes one after each. Convert the weights with `--weights-only`."
         )
     files[names.SCHEDULER_NAME] = regroup_schedule(schedules[0], former, count)
+
+
+def _constant(optimizer: Mapping[str, Any], update_steps: int) -> dict[str, Any]:
+    """Return the state of a schedule that has left the learning rates of ``optimizer`` as they are."""
+    rates = [group["lr"] for group in optimizer["param_groups"]]
+    return {
+        "base_lrs": rates,
+        "last_epoch": update_steps,
+        "_step_count": update_steps + 1,
+        "_last_lr": list(rates),
+        "lr_lambdas": [None] * len(rates),
+    }
 
 
 def _callbacks(rest: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
