@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from hf_compat.checkpoint.completeness import incomplete_reason, incomplete_reason_of_any
-from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from hf_compat.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
 from hf_compat.errors import CheckpointError
 
 __all__ = ["Checkpoint", "checkpoint_at", "find_checkpoint", "get_last_checkpoint", "list_checkpoints", "relocated"]
@@ -101,17 +101,38 @@ def find_checkpoint(
         path = str(resume_from_checkpoint)
     if path is None:
         return None
-    if not Path(path).is_dir():
-        raise CheckpointError(
-            f"`resume_from_checkpoint={path!r}`: the folder does not exist. "
-            "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
-        )
+    _check_is_checkpoint(Path(path))
     reason = incomplete_reason(path, as_saved=True)
     if reason is not None:  # a file may have been deleted on purpose; damaged files are refused when they are read
         logger.warning(
             "`resume_from_checkpoint=%s`: the checkpoint is incomplete or was modified after saving: %s", path, reason
         )
     return path
+
+
+def _check_is_checkpoint(path: Path) -> None:
+    """Raise unless ``path`` is a folder that may be a checkpoint.
+
+    Raises:
+        CheckpointError: If it does not exist, is a file, or is the folder of a run with checkpoints.
+    """
+    reason = None
+    if path.is_file():
+        reason = "it is a file, not a folder. A checkpoint of Lightning is made one by `hf-compat convert FILE FOLDER`."
+    elif not path.is_dir():
+        reason = "the folder does not exist."
+    elif not _has_files(path) and (inside := list_checkpoints(path)):
+        reason = f"it is the folder of a run, whose newest checkpoint is `{inside[-1].path}`."
+    if reason is not None:
+        raise CheckpointError(
+            f"`resume_from_checkpoint={str(path)!r}`: {reason} "
+            "Can't find a valid checkpoint at this path; pass one, or True for the newest in `output_dir`."
+        )
+
+
+def _has_files(folder: Path) -> bool:
+    """Return whether ``folder`` has a trainer's state or weights, so that it may be a checkpoint."""
+    return any(path.name == TRAINER_STATE_NAME or path.suffix in (".safetensors", ".bin") for path in folder.iterdir())
 
 
 def relocated(best: str, resumed: str | os.PathLike[str]) -> str:

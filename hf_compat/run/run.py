@@ -347,9 +347,8 @@ class TrainingRun:
         position = self.hooks.progress.position_to_resume()
         if position is not None:
             content["position"] = position.to_dict()
-        known = (
-            None if self.backend.traits.shards_model else parameter_names(self.trainer.optimizer, self.trainer.model)
-        )
+        is_whole = not self.backend.traits.shards_model
+        known = parameter_names(self.trainer.optimizer, self.trainer.model) if is_whole else None
         if known is not None:
             content["parameters"] = asdict(known)
         stream = gather_stream_states(None if self.pieces is None else self.pieces.windows.loader)

@@ -78,6 +78,19 @@ def test_last_checkpoint_of_a_loop_of_ones_own_that_was_killed(checkpoint, tmp_p
     assert finding.get_last_checkpoint(tmp_path) == str(checkpoint)
 
 
+def test_a_path_that_is_no_checkpoint(tmp_path):
+    """A file, and the folder of a run, are named as what they are, with what to do."""
+    newest = small_checkpoint(tmp_path / "run" / "checkpoint-4")
+    (tmp_path / "last.ckpt").write_bytes(b"anything")
+    for path, message in (
+        ("last.ckpt", "it is a file, not a folder. .* `hf-compat convert FILE FOLDER`"),
+        ("run", f"it is the folder of a run, whose newest checkpoint is `{newest}`"),
+        ("nowhere", "the folder does not exist"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{path}'`: {message}.* Can't find a valid checkpoint"):
+            finding.find_checkpoint(tmp_path, tmp_path / path, is_main=True)
+
+
 def test_best_checkpoint_of_a_run_that_moved(tmp_path):
     """It is looked for beside the resumed one; where it is still in its old place, or nowhere, the path stays."""
     resumed, best = (small_checkpoint(tmp_path / "new" / f"checkpoint-{step}") for step in (4, 2))
