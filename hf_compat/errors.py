@@ -12,7 +12,7 @@
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
     │   ├── DataCollatorError (TypeError)      a collator that cannot be called
-    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, a table, several splits
+    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, splits, a loader
     │   └── LoaderError (TypeError)            a data loader that is none, or samples or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
     │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
@@ -156,7 +156,7 @@ class DataCollatorError(DataError, TypeError):
 
 
 class DatasetTypeError(DataError, KeyError, TypeError):
-    """An object without samples by number, such as the name of a dataset, a dict of columns, or one of splits."""
+    """An object without samples by number, such as a dataset's name, a dict of columns or splits, or a data loader."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 

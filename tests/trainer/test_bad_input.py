@@ -6,8 +6,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
+from datasets import Dataset, DatasetDict
 from pandas import DataFrame
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.arguments.fsdp.settings import FsdpSettings
@@ -803,6 +805,9 @@ def test_every_error_is_ours():
         assert issubclass(error, HFCompatError)
 
 
+SPLITS = DatasetDict({name: Dataset.from_list(vector_rows(4)) for name in ("train", "validation")})
+
+
 @pytest.mark.parametrize(
     ("dataset", "said", "parent"),
     [
@@ -810,17 +815,60 @@ def test_every_error_is_ours():
         ({"features": [[1.0, 2.0]], "labels": [0]}, "of type dict, with features, labels, instead of", KeyError),
         (DataFrame({"labels": [0]}), "of type DataFrame, which .* `datasets.Dataset.from_pandas", KeyError),
         (5, "of type int. Pass a list of samples", TypeError),
+        ((row for row in vector_rows(4)), "of type generator, .* Make a list of it, or wrap it in an `Iter", TypeError),
+        (map(dict, vector_rows(4)), "of type map, .* Make a list of it, or wrap it in an `IterableDataset`", TypeError),
+        (SPLITS, "of type DatasetDict, with train, .*: pass one split, such as `dataset\\['train'\\]`\\.$", KeyError),
+        ({"mine": ListDataset(vector_rows(4))}, ".*: pass one split, such as `dataset\\['mine'\\]`\\.$", KeyError),
     ],
-    ids=["name", "columns", "table", "number"],
+    ids=["name", "columns", "table", "number", "generator", "map", "splits", "own splits"],
 )
 def test_what_is_no_dataset(dataset, said, parent, tmp_path):
-    """A name, columns, a table and a number are named, when training and predicting, in upstream's classes."""
+    """What is none is named, when training and predicting, by an error of upstream's class that says what to do."""
     args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
     trainer = Trainer(PlainModel(), args, train_dataset=dataset)
     for call, purpose in ((trainer.train, "training"), (lambda: trainer.predict(dataset), "test")):
         with pytest.raises(DatasetTypeError, match=f"The dataset for {purpose} is .*{said}") as caught:
             call()
         assert isinstance(caught.value, parent)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda trainer, _: trainer.train(), "`train_dataset` .* set `per_device_train_batch_size`, .*`get_train_"),
+        (lambda trainer, _: trainer.evaluate(), "`eval_dataset` .* set `per_device_eval_batch_size`, .*`get_eval_"),
+        (Trainer.evaluate, "`eval_dataset` .* set `per_device_eval_batch_size`, .*`get_eval_"),
+        (Trainer.predict, "`test_dataset` .* set `per_device_eval_batch_size`, .*`get_test_"),
+    ],
+    ids=["train", "evaluate", "evaluate it", "predict"],
+)
+@pytest.mark.parametrize("rows", [ListDataset(vector_rows(4)), Stream(vector_rows(4))], ids=["list", "stream"])
+def test_a_loader_as_dataset(rows, call, said, tmp_path):
+    """A ``DataLoader`` where a dataset belongs is named with what to pass instead, by an error of upstream's type."""
+    loader = DataLoader(rows, batch_size=2)
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Trainer(PlainModel(), args, train_dataset=loader, eval_dataset=loader)
+    with pytest.raises(DatasetTypeError, match=f"^{said}dataloader`.$") as caught:
+        call(trainer, loader)
+    assert "is a DataLoader. Pass its dataset (`loader.dataset`)" in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_loader_that_an_override_returns(tmp_path):
+    """A ``DataLoader`` as dataset trains and evaluates with overrides that use it as the loader that it is."""
+
+    class Mine(Trainer):
+        def get_train_dataloader(self):
+            return self.train_dataset
+
+        def get_eval_dataloader(self, eval_dataset=None):
+            return self.eval_dataset
+
+    loader = DataLoader(vector_rows(4), batch_size=2, collate_fn=transformers.default_data_collator)
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Mine(PlainModel(), args, train_dataset=loader, eval_dataset=loader)
+    assert trainer.train().global_step == 1
+    assert "eval_loss" in trainer.evaluate()
 
 
 @pytest.mark.parametrize("sample", [(1.0, 0), "text", 5], ids=["tuple", "string", "number"])
