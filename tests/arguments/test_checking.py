@@ -138,6 +138,15 @@ def test_a_timeout_of_any_number():
     assert TrainingArguments("out", ddp_timeout=numpy.int64(2)).ddp_timeout_delta == timedelta(seconds=2)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("name", ["save_steps", "eval_steps"])
+def test_an_interval_without_multiples(name, wrong):
+    """What is wrong with a number that is none is told beside what ``load_best_model_at_end`` needs."""
+    with pytest.raises(ArgumentsError, match=f"`{name}={wrong}`: --{name} must be an integer") as caught:
+        TrainingArguments("out", **{**BEST, "save_steps": 4, "eval_steps": 2, name: wrong})
+    assert caught.value.problems[-1].endswith("; use a multiple.")
+
+
 def test_all_problems_in_one_error():
     """Everything wrong is told together; one contradiction makes it more than unsupported."""
     with pytest.raises(ArgumentsError) as caught:

@@ -241,6 +241,8 @@ def _other_interval(whole: float, part: float) -> str:
     """Return what to use instead of ``whole``: the multiples of ``part`` around it."""
     if (whole < 1) != (part < 1):
         return "use update steps or fractions for both"
+    if not math.isfinite(whole + part):
+        return "use a multiple"
     below = int(whole // part) * part
     around = [steps for steps in (below, below + part) if steps and (whole >= 1 or steps < 1)]
     return f"use a multiple, such as {' or '.join(str(round(steps, _DIGITS)) for steps in around)}"
