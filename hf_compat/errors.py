@@ -18,7 +18,7 @@
     │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
     │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
     ├── CallbackError (TypeError, ValueError)  what is no callback, or one that the Trainer does not have
-    ├── MetricsError (AttributeError, TypeError)  a function or override that returns no metrics
+    ├── MetricsError (AttributeError, TypeError)  a function or override that is none or returns no metrics
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
     ├── OverrideError (AttributeError, TypeError, ValueError)  an override that returns what cannot be used
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read, or not be saved
@@ -187,7 +187,7 @@ class CallbackError(HFCompatError, TypeError, ValueError):
 
 
 class MetricsError(HFCompatError, AttributeError, TypeError):
-    """A ``compute_metrics``, or an override of ``evaluate`` or its loop, that returns no metrics."""
+    """A ``compute_metrics`` that cannot be called, or that or an override of ``evaluate`` that returns no metrics."""
 
 
 class MetricNameError(HFCompatError, KeyError):
@@ -317,4 +317,6 @@ def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise missing_package(package, extra=extra, purpose=purpose) from error
+        distribution = package.partition(".")[0]
+        missing = package if is_installed(distribution) else distribution
+        raise missing_package(missing, extra=extra, purpose=purpose) from error

@@ -454,6 +454,24 @@ def test_metrics_that_are_none(metrics, kind, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("metrics", "shown"), [("accuracy", "'accuracy'"), ({"f1": max}, "an object of type dict")], ids=["name", "dict"]
+)
+@pytest.mark.parametrize("fields", [{}, {"batch_eval_metrics": True}], ids=["whole", "batchwise"])
+def test_metrics_that_cannot_be_called(metrics, shown, fields, tmp_path):
+    """What is no function is named as the Trainer is made, by an error of upstream's type; an override may read it."""
+    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    with pytest.raises(MetricsError, match=f"^`compute_metrics`: {shown} cannot be called. Pass a function") as caught:
+        Trainer(PlainModel(), args, compute_metrics=metrics)
+    assert isinstance(caught.value, TypeError)
+
+    class ByName(Trainer):
+        def evaluation_loop(self, *given, **named):
+            """Look the metrics up by other rules."""
+
+    assert ByName(PlainModel(), args, compute_metrics=metrics).compute_metrics is metrics
+
+
+@pytest.mark.parametrize(
     ("returned", "kind"), [(None, "None"), (5, "an object of type int"), ((1, 2), "an object of type tuple")]
 )
 def test_an_evaluation_without_metrics(returned, kind, tmp_path):
