@@ -16,7 +16,8 @@
     │   └── LoaderError (TypeError)            a data loader that is none, or samples or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
     │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
-    │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
+    │   ├── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
+    │   └── UntrainableModelError (RuntimeError, TypeError)  a model without a `forward`, or frozen
     ├── CallbackError (TypeError, ValueError)  what is no callback, or one that the Trainer does not have
     ├── MetricsError (AttributeError, TypeError)  a function or override that is none or returns no metrics
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
@@ -85,6 +86,7 @@ __all__ = [
     "UnknownArgumentError",
     "UnresolvedTypesError",
     "UnsupportedArgumentsError",
+    "UntrainableModelError",
     "described",
     "is_installed",
     "require_package",
@@ -180,6 +182,10 @@ class ModelOutputError(ModelError, IndexError, KeyError):
     """A model whose outputs lack what a field of ``TrainingArguments`` names."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
+
+
+class UntrainableModelError(ModelError, RuntimeError, TypeError):
+    """A model of which there is nothing to train: it has no ``forward``, or no parameter that requires gradients."""
 
 
 class CallbackError(HFCompatError, TypeError, ValueError):

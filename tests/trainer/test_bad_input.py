@@ -34,9 +34,10 @@ from hf_compat.errors import (
     OutputFolderError,
     TrainerSetupError,
     UnknownArgumentError,
+    UntrainableModelError,
 )
 from hf_compat.evaluation.results import EvalLoopOutput
-from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
+from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
 
@@ -128,6 +129,70 @@ def test_what_is_no_model(model, message, tmp_path):
         Trainer(model, args)
     with pytest.raises(ModelInitError, match=message.removeprefix("`model`: ")):
         Trainer(args=args, model_init=lambda: model)
+
+
+class Ported(pl.LightningModule):
+    """A LightningModule as in its documentation: of its methods a Trainer calls only ``forward``."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+
+    def training_step(self, batch, batch_idx=0):
+        return self.layer(batch["features"]).mean()
+
+
+class WithForward(Ported):
+    def forward(self, features, labels=None):
+        return {"loss": self.layer(features).mean()}
+
+
+class Mixed(pl.LightningModule, PlainModel):
+    """Inherits its ``forward`` past that of the LightningModule."""
+
+    accepts_loss_kwargs = False
+
+    def __init__(self):
+        super().__init__()
+        PlainModel.__init__(self)
+
+
+@pytest.mark.parametrize("fields", [{}, {"remove_unused_columns": False}], ids=["used columns", "all columns"])
+def test_a_lightning_module(fields, tmp_path):
+    """One without a ``forward`` is named as the Trainer is made, by an error of upstream's types."""
+    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    rows = ListDataset(vector_rows(4))
+    told = r"^`model`: Ported is a LightningModule. Pass an nn.Module whose .* see docs/from_lightning.md\.$"
+    for given in ({"model": Ported()}, {"model_init": Ported}):
+        with pytest.raises(UntrainableModelError, match=told) as caught:
+            Trainer(**given, args=args, train_dataset=rows)
+        assert isinstance(caught.value, ModelError)
+        assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("made", ["of its own", "inherited", "assigned", "by the Trainer"])
+def test_a_lightning_module_that_trains(made, tmp_path):
+    """One that returns a loss, from whichever ``forward``, or of which an override makes one, trains."""
+
+    class Calls(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model.training_step(inputs)
+
+    model = {"of its own": WithForward, "inherited": Mixed}.get(made, Ported)()
+    if made == "assigned":
+        model.forward = lambda features, labels=None: {"loss": model.layer(features).mean()}
+    kind = Calls if made == "by the Trainer" else Trainer
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1, save_strategy="no", remove_unused_columns=False)
+    assert kind(model, args, train_dataset=ListDataset(vector_rows(4))).train().global_step == 1
+
+
+def test_a_frozen_model(tmp_path):
+    """A model without trainable parameters is named where torch's error came, of which the phrase and type are kept."""
+    trainer = trainer_of(tmp_path, model=PlainModel().requires_grad_(False))
+    told = "^`model`: no parameter of PlainModel requires gradients.* element 0 of tensors does not require grad"
+    with pytest.raises(UntrainableModelError, match=told) as caught:
+        trainer.train()
+    assert isinstance(caught.value, RuntimeError)
 
 
 @pytest.mark.parametrize(
