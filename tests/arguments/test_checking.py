@@ -43,6 +43,7 @@ WRONG = {
     ),
     "optimizer in capitals": ({"optim": "AdaFactor"}, ": did you mean 'adafactor'\\? 'AdaFactor' is not a valid"),
     "schedule": ({"lr_scheduler_type": "cosin"}, ": did you mean 'cosine'\\? 'cosin' is not a valid SchedulerType;"),
+    "optimizer of no name": ({"optim": ""}, "`optim=''`: '' is not a valid OptimizerNames; choose one of"),
     "schedule like no other": ({"lr_scheduler_type": "zigzag"}, ": 'zigzag' is not a valid SchedulerType; choose"),
     "log level misspelt": (
         {"log_level": "warn"},

@@ -11,6 +11,8 @@ from hf_compat.errors import ArgumentsError, UnknownArgumentError
 
 _MIN_SIMILARITY = 0.6
 """Similarity, 0 to 1, from which a wrong value is taken for a misspelt one."""
+_SHORTEST_BEGINNING = 3
+"""Characters of a wrong value from which it is compared with the beginnings of others."""
 
 __all__ = ["InitSignature", "nearest_names", "nearest_value", "refuse_unknown"]
 
@@ -37,8 +39,9 @@ def nearest_value(wrong: object, allowed: Iterable[str | None]) -> str:
 
 
 def _similarity(wrong: str, name: str) -> float:
-    """Return how alike the two are, from 0 to 1, or the beginning of ``name`` if that is more."""
-    return max(difflib.SequenceMatcher(None, wrong, part).ratio() for part in (name, name[: len(wrong)]))
+    """Return how alike the two are, from 0 to 1, or the beginning of ``name`` if that is more and not too short."""
+    parts = (name, name[: len(wrong)]) if len(wrong) >= _SHORTEST_BEGINNING else (name,)
+    return max(difflib.SequenceMatcher(None, wrong, part).ratio() for part in parts)
 
 
 def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:
