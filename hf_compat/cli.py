@@ -18,22 +18,50 @@ __all__ = ["main"]
 
 _LONGEST_LINE = 1000
 """Characters of a line that are shown of an error."""
+_UNREAD = 141
+"""Exit status if nobody reads the output any more: a shell's for SIGPIPE, which Python ignores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with ``arguments``, by default ``sys.argv[1:]``, and return its exit status.
 
     Without any it prints a page of what the command can do. The status is 0, or 1 if ``--verify`` found damage,
-    ``explain`` a value that is not supported or ``verify`` a difference. Wrong usage exits with 2, as in argparse.
+    ``explain`` a value that is not supported or a misspelt field, or ``verify`` a difference. Wrong usage exits with 2,
+    as in argparse, and output that nobody reads any more, as behind ``| head``, with 141.
     """
-    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        try:
+            result = _result_of(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            print(end="", flush=True)  # at the exit it would be too late to catch that nobody reads it
+    except BrokenPipeError:
+        _discard_output()
+        return _UNREAD
+    # The errors of a program that is run are its own, not the command's.
+    return int(result() or 0) if callable(result) else result
+
+
+def _discard_output() -> None:
+    """Discard what the standard streams hold and nobody reads: the interpreter writes it as it exits."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _result_of(words: Sequence[str]) -> int | Callable[[], int | None]:
+    """Return the exit status of the command ``words``, or the program that it is to run."""
     if not words:
         print(_OVERVIEW)
         return 0
     parser = _parser()
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        told = f"unrecognized arguments: {' '.join(unknown)}"
+        getattr(options, "usage_error", parser.error)(f"{told}{getattr(options, 'remedy', '')}")
     try:
-        result = options.run(options)
+        result: int | Callable[[], int | None] = options.run(options)
     except HFCompatError as error:
         told = str(error)
     except OSError as error:
@@ -41,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         told = f"{error.strerror}: `{error.filename}`"
     else:
-        # The errors of a program that is run are its own, not the command's.
-        return int(result() or 0) if callable(result) else int(result)
+        return result
     parser.exit(2, f"{parser.prog}: {_printable(masked_text(told, secrets_in(words, os.environ)))}\n")
 
 
@@ -88,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--json", action="store_true", help="print JSON")
     shape.add_argument("--markdown", action="store_true", help="print a Markdown table")
     explain.add_argument("arguments", nargs=argparse.REMAINDER, metavar="SCRIPT.py ... | FILE", help=_EXPLAIN_ARGUMENTS)
-    explain.set_defaults(run=_explain, usage_error=explain.error)
+    explain.set_defaults(run=_explain, usage_error=explain.error, remedy=_EXPLAIN_ORDER)
     _add_run(commands)
     _add_port(commands)
     return parser
@@ -229,10 +256,11 @@ _ENV = (
 
 _EXPLAIN = (
     "Explain the effect of each given training argument in Lightning or in hf_compat; exit with 1 if a value is "
-    "invalid or not supported. The script is not run: options that are not fields of TrainingArguments are treated as "
-    "the script's own."
+    "invalid or not supported, or an option nearly has the name of a field. The script is not run: other options that "
+    "are not fields of TrainingArguments are treated as the script's own."
 )
 _EXPLAIN_ARGUMENTS = "a script and its arguments, or a .json, .yaml or .yml file of fields"
+_EXPLAIN_ORDER = "; pass the script first, then its options"
 
 _PLOT = (
     "Draw loss, evaluation metrics, learning rate and gradient norm from the logs in trainer_state.json, of one run, "
@@ -264,13 +292,15 @@ _RUN = (
 
 
 def _checkpoints(options: argparse.Namespace) -> int:
-    from hf_compat.tools.checkpoints import as_json, as_table, describe_checkpoints
+    from hf_compat.tools.checkpoints import as_json, as_table, describe_checkpoints, verdict
 
     found = describe_checkpoints(options.folder, verify=options.verify)
     if options.json:
         print(as_json(found))
     else:
         print(as_table(found) if found else f"No checkpoints in `{options.folder}`.")
+        if options.verify and (told := verdict(found)):
+            print(told)
     return int(options.verify and any(item.problems for item in found))
 
 
@@ -304,7 +334,7 @@ def _env(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from hf_compat.tools.explain import as_json, as_markdown, as_table, explain_all, explain_command_line
+    from hf_compat.tools.explain import as_json, as_markdown, as_table, explain_all, explain_command_line, is_misspelt
 
     if options.all == bool(options.arguments):
         options.usage_error("pass a script with its arguments, a file of fields, or --all")
@@ -316,7 +346,7 @@ def _explain(options: argparse.Namespace) -> int:
             "No training arguments were given. `hf-compat port` explains those in the script's own code.",
             file=sys.stderr,
         )
-    return int(any(item.problems for item in explained))
+    return int(any(item.problems or is_misspelt(item) for item in explained))
 
 
 def _plot(options: argparse.Namespace) -> int:

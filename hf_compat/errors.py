@@ -12,13 +12,14 @@
     ├── UnresolvedTypesError (RuntimeError)    annotations of a dataclass that cannot be resolved
     ├── DataError (ValueError)                 an unusable dataset or data loader
     │   ├── DataCollatorError (TypeError)      a collator that cannot be called
-    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, a table, several splits
+    │   ├── DatasetTypeError (KeyError, TypeError)  what is no dataset: a name, columns, splits, a loader
     │   └── LoaderError (TypeError)            a data loader that is none, or samples or batches without names
     ├── ModelError (ValueError)                a model that cannot be trained
     │   ├── LossError (AttributeError, TypeError)  a loss, or outputs to gather, that are no tensors
-    │   └── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
+    │   ├── ModelOutputError (IndexError, KeyError)  a model whose outputs lack what a field names
+    │   └── UntrainableModelError (RuntimeError, TypeError)  a model without a `forward`, or frozen
     ├── CallbackError (TypeError, ValueError)  what is no callback, or one that the Trainer does not have
-    ├── MetricsError (AttributeError, TypeError)  a function or override that returns no metrics
+    ├── MetricsError (AttributeError, TypeError)  a function or override that is none or returns no metrics
     ├── MetricNameError (KeyError)             an evaluation without the metric that a field names
     ├── OverrideError (AttributeError, TypeError, ValueError)  an override that returns what cannot be used
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read, or not be saved
@@ -85,6 +86,7 @@ __all__ = [
     "UnknownArgumentError",
     "UnresolvedTypesError",
     "UnsupportedArgumentsError",
+    "UntrainableModelError",
     "described",
     "is_installed",
     "require_package",
@@ -156,7 +158,7 @@ class DataCollatorError(DataError, TypeError):
 
 
 class DatasetTypeError(DataError, KeyError, TypeError):
-    """An object without samples by number, such as the name of a dataset, a dict of columns, or one of splits."""
+    """An object without samples by number, such as a dataset's name, a dict of columns or splits, or a data loader."""
 
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
@@ -182,12 +184,16 @@ class ModelOutputError(ModelError, IndexError, KeyError):
     __str__ = Exception.__str__  # a KeyError's would be in quotes
 
 
+class UntrainableModelError(ModelError, RuntimeError, TypeError):
+    """A model of which there is nothing to train: it has no ``forward``, or no parameter that requires gradients."""
+
+
 class CallbackError(HFCompatError, TypeError, ValueError):
     """An object that is no callback, or a callback to remove that is not one of the Trainer's."""
 
 
 class MetricsError(HFCompatError, AttributeError, TypeError):
-    """A ``compute_metrics``, or an override of ``evaluate`` or its loop, that returns no metrics."""
+    """A ``compute_metrics`` that cannot be called, or that or an override of ``evaluate`` that returns no metrics."""
 
 
 class MetricNameError(HFCompatError, KeyError):
@@ -317,4 +323,6 @@ def require_package(package: str, *, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise missing_package(package, extra=extra, purpose=purpose) from error
+        distribution = package.partition(".")[0]
+        missing = package if is_installed(distribution) else distribution
+        raise missing_package(missing, extra=extra, purpose=purpose) from error

@@ -26,6 +26,7 @@ __all__ = [
     "is_presharded",
     "is_pretrained_model",
     "is_renamed_causal_lm",
+    "lacks_forward",
     "number_of_arguments",
     "presharded_size",
     "shifts_labels",
@@ -33,6 +34,8 @@ __all__ = [
     "unwrap_peft",
 ]
 
+_LIGHTNING = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
+"""Modules of the class LightningModule."""
 _FSDP = "FSDP"
 """With what the name of a class begins that FSDP 2 makes of a model's."""
 
@@ -211,6 +214,14 @@ def is_bare_model(model: nn.Module) -> bool:
     bare = {item for name in names.values() for item in ((name,) if isinstance(name, str) else name)}
     takes_labels = any("label" in name or name == "return_loss" for name in inspect.signature(model.forward).parameters)
     return type(model).__name__ in bare and not takes_labels
+
+
+def lacks_forward(model: nn.Module) -> bool:
+    """Return whether ``model`` is a LightningModule that, like its base classes, computes nothing when it is called."""
+    if "forward" in vars(model) or not is_instance_of(model, *(f"{place}.LightningModule" for place in _LIGHTNING)):
+        return False
+    owners = [cls for cls in type(model).__mro__ if "forward" in vars(cls)]
+    return all(cls.__module__ in (*_LIGHTNING, nn.Module.__module__) for cls in owners)
 
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False, whole: bool = False) -> int:

@@ -21,7 +21,7 @@ from hf_compat.checkpoint.weight_files import damage, is_weight_file
 from hf_compat.errors import CheckpointError
 from hf_compat.tools.json_numbers import number
 
-__all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints"]
+__all__ = ["CheckpointSummary", "as_json", "as_table", "describe_checkpoints", "verdict"]
 
 _NO_CHECKSUMS = "It has no checksums: only sizes, headers and what torch's files say of themselves were checked."
 _TORCH_SUFFIXES = frozenset({".bin", ".pt", ".pth"})
@@ -180,6 +180,18 @@ def as_table(checkpoints: Sequence[CheckpointSummary]) -> str:
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def verdict(checkpoints: Sequence[CheckpointSummary]) -> str:
+    """Return a line that says how many files are as saved, of verified checkpoints; empty if that is not known of all.
+
+    It counts those with checksums and the file with these.
+    """
+    if not checkpoints or any(item.problems or item.note for item in checkpoints):
+        return ""
+    markers = [read_marker(item.path) for item in checkpoints]
+    files = sum(1 + len(marker.checksums) for marker in markers if marker is not None)
+    return f"verified: {files} {'file' if files == 1 else 'files'} as saved"
 
 
 def _rows(item: CheckpointSummary) -> Iterator[tuple[str, ...]]:

@@ -30,6 +30,7 @@ __all__ = [
     "explain_command_line",
     "explain_fields",
     "fields_read",
+    "is_misspelt",
     "readers_of",
 ]
 
@@ -43,7 +44,9 @@ _PLACES: dict[str, Callable[[str], str]] = {
     "unsupported": lambda target: "not supported",
 }
 _MIN_SIMILARITY = 0.75
-"""Similarity, 0 to 1, from which an unknown name is taken for a misspelt field."""
+"""Similarity, 0 to 1, from which an unknown name may be a misspelt field; some are options of a script's own."""
+_MISSPELT = 0.9
+"""Similarity, 0 to 1, from which it is taken for one."""
 _HEADINGS = ("field", "value", "where", "effect")
 _MAX_VALUE_WIDTH = 40
 
@@ -209,11 +212,20 @@ def _explain(name: str, value: object) -> Explanation:
     shown = masked_value(name, _plain(value))
     rule = _RULES.get(name)
     if rule is None:
-        near = difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=_MIN_SIMILARITY)
+        near = _nearest(name, _MIN_SIMILARITY)
         hint = f" Did you mean `{near[0]}`?" if near else ""
         return Explanation(name, shown, "unknown", "the script", f"Not a field of TrainingArguments.{hint}")
     modules = tuple(f"hf_compat/{file}" for file in readers_of(name))
     return Explanation(name, shown, rule.handling, _place(rule), rule.effect, read_in=modules)
+
+
+def _nearest(name: str, similarity: float) -> list[str]:
+    return difflib.get_close_matches(name.replace("-", "_"), _SETTABLE, n=1, cutoff=similarity)
+
+
+def is_misspelt(item: Explanation) -> bool:
+    """Return whether the name is no field's, but so near to one that it is hardly an option of the script's own."""
+    return item.handling == "unknown" and bool(_nearest(item.field, _MISSPELT))
 
 
 def _place(rule: FieldRule) -> str:

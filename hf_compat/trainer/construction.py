@@ -25,11 +25,12 @@ from hf_compat.engine.moving import is_spread
 from hf_compat.engine.precision import forward_precision
 from hf_compat.engine.strategies.data_parallel import replicated
 from hf_compat.engine.strategies.tensor_parallel_splitting import check_plan
-from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError
+from hf_compat.errors import ModelError, ModelInitError, TrainerSetupError, UntrainableModelError
 from hf_compat.model_facts import (
     accepts_loss_kwargs,
     is_bare_model,
     is_presharded,
+    lacks_forward,
     number_of_arguments,
     shifts_labels,
     unwrap_peft,
@@ -124,6 +125,11 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
         raise ModelError(
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
+        )
+    if lacks_forward(model) and _uses_model_loss(trainer) and is_ours(trainer._wrap_model):
+        raise UntrainableModelError(
+            f"`model`: {type(model).__name__} is a LightningModule. Pass an nn.Module whose `forward` returns the "
+            "loss; see docs/from_lightning.md."
         )
     backend, layout = trainer.lightning_backend, trainer.lightning_backend.process_layout
     check_loaded_model(model, is_alone=layout.launch.world_size == 1 and layout.start is None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from hf_compat.arguments.data_loading import loader_keywords, order_seed
 from hf_compat.arguments.fields.redeclared import for_run
@@ -30,6 +30,14 @@ __all__ = ["build_loader", "choose_eval_sampler", "choose_train_sampler", "eval_
 
 _MADE_FOR = "_made_for"
 """Attribute of a loader that is kept: the data set it was asked for, with all columns."""
+_OWN_LOADER = {
+    "Training": ("train_dataset", "per_device_train_batch_size", "get_train_dataloader"),
+    "Evaluation": ("eval_dataset", "per_device_eval_batch_size", "get_eval_dataloader"),
+    "test": ("test_dataset", "per_device_eval_batch_size", "get_test_dataloader"),
+}
+"""What a loader is for → the argument with its dataset, the field with its batch size, and the method that makes it."""
+_SPLITS = {"Training": "train", "Evaluation": "validation", "test": "test"}
+"""What a loader is for → the usual name of its split."""
 
 
 def eval_loader(trainer: Trainer, eval_dataset: Any, load: Callable[..., DataLoader[Any]]) -> DataLoader[Any]:
@@ -163,23 +171,42 @@ def _check_has_samples(dataset: object, description: str) -> None:
     """Raise if ``dataset`` is certainly none; a mapping from numbers, or to mappings, may have samples.
 
     Raises:
-        DatasetTypeError: If it is a string, a dict of columns or of splits, a table of pandas, or has no items.
+        DatasetTypeError: If it is a string, a dict of columns or of splits, a table of pandas, a data loader or another
+            iterator, or has no items.
     """
     source = f"The dataset for {description.lower()} is"
+    has_items = hasattr(dataset, "__getitem__")
     if isinstance(dataset, str):
         raise DatasetTypeError(
             f"{source} the string {dataset!r}. Load it, with `datasets.load_dataset`, and pass that."
         )
     if isinstance(dataset, Mapping):
         if 0 not in dataset and not any(isinstance(value, Mapping) for value in dataset.values()):
-            raise DatasetTypeError(
-                f"{source} {described(dataset)}, with {', '.join(map(str, dataset)) or 'nothing'}, instead of samples. "
-                "Make one of columns with `datasets.Dataset.from_dict`, or pass one of several splits."
-            )
+            names = ", ".join(map(str, dataset)) or "nothing"
+            remedy = _remedy_for_dict(dataset, description)
+            raise DatasetTypeError(f"{source} {described(dataset)}, with {names}, instead of samples{remedy}.")
+    elif isinstance(dataset, DataLoader) and not has_items:
+        name, size, method = _OWN_LOADER.get(description, _OWN_LOADER["Training"])
+        raise DatasetTypeError(
+            f"`{name}` is a DataLoader. Pass its dataset (`loader.dataset`) and set `{size}`, or override `{method}`."
+        )
+    elif isinstance(dataset, Iterator) and not (has_items or isinstance(dataset, IterableDataset)):
+        raise DatasetTypeError(
+            f"{source} {described(dataset)}, whose samples come one after the other and only once. Make a list of it, "
+            "or wrap it in an `IterableDataset`."
+        )
     elif hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         raise DatasetTypeError(
             f"{source} {described(dataset)}, which has columns by their names instead of samples by numbers. Make a "
             "dataset of it with `datasets.Dataset.from_pandas(..., preserve_index=False)`."
         )
-    elif not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
+    elif not (has_items or hasattr(dataset, "__iter__")):
         raise DatasetTypeError(f"{source} {described(dataset)}. Pass a list of samples, or a dataset.")
+
+
+def _remedy_for_dict(dataset: Mapping[Any, Any], description: str) -> str:
+    """Return the end of a sentence: what to pass instead of a dict of columns or of splits."""
+    if not any(isinstance(value, Dataset) or columns.is_arrow_dataset(value) for value in dataset.values()):
+        return ". Make one of columns with `datasets.Dataset.from_dict`, or pass one of several splits"
+    usual = _SPLITS.get(description, "train")
+    return f": pass one split, such as `dataset[{usual if usual in dataset else next(iter(dataset))!r}]`"

@@ -16,12 +16,19 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.run_precision import uses_cpu_amp
 from hf_compat.data.transfer import move_to_device
 from hf_compat.distributed import collectives
-from hf_compat.errors import DataError, LoaderError, LossError, ModelError, ModelOutputError, described
+from hf_compat.errors import (
+    DataError,
+    LoaderError,
+    LossError,
+    ModelError,
+    ModelOutputError,
+    described,
+)
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, map_nested
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
-from hf_compat.optim.losses import check_loss, divide_scalar
+from hf_compat.optim.losses import check_loss, divide_scalar, explain_frozen
 from hf_compat.overriding import call_as_defined, check_returned, is_ours
 
 if TYPE_CHECKING:
@@ -150,7 +157,11 @@ def forward_and_backward(
         loss = divide_scalar(loss, trainer.current_gradient_accumulation_steps)
     divisor = args.gradient_accumulation_steps if trainer.semantics.divides_gradients_twice else 1
     kwargs = {"learning_rate": trainer._get_learning_rate()} if args.optim in UPDATED_IN_BACKWARD else {}
-    trainer.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
+    try:
+        trainer.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
+    except RuntimeError as error:
+        explain_frozen(trainer.model, error)
+        raise
     # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
     return loss.detach().clone() if is_scaled else loss.detach()
 

@@ -15,7 +15,7 @@ from hf_compat.engine.lightning_callbacks import callback_problems
 from hf_compat.engine.moving import devices_of
 from hf_compat.engine.precision import precision_problems
 from hf_compat.engine.strategies.traits import StrategyRequest
-from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, ModelError, TrainerSetupError
+from hf_compat.errors import ArgumentsError, DataCollatorError, DataError, MetricsError, ModelError, TrainerSetupError
 from hf_compat.evaluation.stream import is_metric
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import is_peft_model
@@ -38,19 +38,23 @@ def validate(trainer: Trainer) -> None:
         ArgumentsError: If training arguments are not.
         DataError: If the training dataset is empty.
         DataCollatorError: If the collator cannot be called.
+        MetricsError: If ``compute_metrics`` cannot.
     """
     setup, empty, collator = _setup_problems(trainer), _empty_data(trainer), _collator_problems(trainer)
+    metrics = _metrics_problems(trainer)
     problems = [
         *_data_problems(trainer),
         *accelerator_config_problems(trainer.args, trainer.accelerator.data_parallel_size),
         *_optimization_problems(trainer),
     ]
     if setup:
-        raise TrainerSetupError("\n  ".join([*setup, *problems, *collator, *empty]))
+        raise TrainerSetupError("\n  ".join([*setup, *problems, *collator, *metrics, *empty]))
     if problems:
-        raise ArgumentsError([*problems, *collator, *empty])
+        raise ArgumentsError([*problems, *collator, *metrics, *empty])
     if collator:
-        raise DataCollatorError("\n  ".join([*collator, *empty]))
+        raise DataCollatorError("\n  ".join([*collator, *metrics, *empty]))
+    if metrics:
+        raise MetricsError("\n  ".join([*metrics, *empty]))
     if empty:
         raise DataError(*empty)
 
@@ -117,6 +121,19 @@ def _collator_problems(trainer: Trainer) -> list[str]:
     ]
 
 
+def _metrics_problems(trainer: Trainer) -> list[str]:
+    """Return why ``compute_metrics`` cannot be used, unless an override may make something else of it."""
+    metrics = trainer.compute_metrics
+    evaluates = (trainer.evaluate, trainer.predict, trainer.evaluation_loop, trainer.prediction_loop)
+    if metrics is None or callable(metrics) or not all(map(is_ours, evaluates)):
+        return []
+    shown = repr(metrics) if isinstance(metrics, str) else f"an object of type {type(metrics).__name__}"
+    return [
+        f"`compute_metrics`: {shown} cannot be called. Pass a function of an `EvalPrediction` that returns a dict of "
+        "metrics, or a torchmetrics metric."
+    ]
+
+
 def _data_problems(trainer: Trainer) -> list[str]:
     train, metrics = trainer.train_dataset, trainer.compute_metrics
     return data_problems(
@@ -126,7 +143,7 @@ def _data_problems(trainer: Trainer) -> list[str]:
         lacks_length=train is not None and not has_length(train),
         is_stream=isinstance(train, torch.utils.data.IterableDataset),
         has_metric=is_metric(metrics),
-        takes_result=metrics is None or is_metric(metrics) or _takes_result(metrics),
+        takes_result=not callable(metrics) or is_metric(metrics) or _takes_result(metrics),
     )
 
 

@@ -11,6 +11,8 @@ from hf_compat.arguments.checking.trackers import reports_by_default
 from hf_compat.errors import ArgumentsError, UnknownArgumentError, UnsupportedArgumentsError
 from tests.support.helpers import RELEASE_4, RELEASE_5
 
+BEST = {"load_best_model_at_end": True, "eval_strategy": "steps"}
+
 WRONG = {
     "train batch": ({"per_device_train_batch_size": 0}, "`per_device_train_batch_size=0`.*1 or more"),
     "batch of a float": ({"per_device_eval_batch_size": 2.5}, "`per_device_eval_batch_size=2.5`.*integer"),
@@ -35,6 +37,30 @@ WRONG = {
     "log level": ({"log_level": "loud"}, "`log_level='loud'`"),
     "strategy": ({"eval_strategy": "step"}, "`eval_strategy='step'`.*IntervalStrategy"),
     "optimizer": ({"optim": "adam"}, "`optim='adam'`.*'adamw_torch'"),
+    "optimizer misspelt": (
+        {"optim": "adamww"},
+        "`optim='adamww'`: did you mean 'adamw_torch'\\? 'adamww' is not a valid OptimizerNames; choose one of",
+    ),
+    "optimizer in capitals": ({"optim": "AdaFactor"}, ": did you mean 'adafactor'\\? 'AdaFactor' is not a valid"),
+    "schedule": ({"lr_scheduler_type": "cosin"}, ": did you mean 'cosine'\\? 'cosin' is not a valid SchedulerType;"),
+    "optimizer of no name": ({"optim": ""}, "`optim=''`: '' is not a valid OptimizerNames; choose one of"),
+    "schedule like no other": ({"lr_scheduler_type": "zigzag"}, ": 'zigzag' is not a valid SchedulerType; choose"),
+    "log level misspelt": (
+        {"log_level": "warn"},
+        "`log_level='warn'`: did you mean 'warning'\\? Choose one of",
+    ),
+    "two strategies": (
+        {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "steps"},
+        r"match, .*\. `eval_strategy` is 'epoch' and `save_strategy` is 'steps': set both to the same\.$",
+    ),
+    "two intervals": (
+        {**BEST, "save_steps": 500, "eval_steps": 200},
+        "`save_steps=500`: .*round multiple .*, `eval_steps=200`; use a multiple, such as 400 or 600\\.$",
+    ),
+    "a shorter interval": ({**BEST, "save_steps": 100, "eval_steps": 200}, "; use a multiple, such as 200\\.$"),
+    "two shares": ({**BEST, "save_steps": 0.5, "eval_steps": 0.2}, "; use a multiple, such as 0.4 or 0.6\\.$"),
+    "share of the rest": ({**BEST, "save_steps": 0.3, "eval_steps": 0.6}, "; use a multiple, such as 0.6\\.$"),
+    "steps and share": ({**BEST, "save_steps": 5, "eval_steps": 0.3}, "; use update steps or fractions for both"),
     "json": ({"lr_scheduler_kwargs": "{x}"}, "`lr_scheduler_kwargs='{x}'`: is not valid JSON"),
     "accelerator key": ({"accelerator_config": {"split": True}}, "`accelerator_config=.*split_batches"),
     "accelerator file": ({"accelerator_config": "none.json"}, "`accelerator_config='none.json'`"),
@@ -113,6 +139,15 @@ def test_a_timeout_of_any_number():
     assert TrainingArguments("out", ddp_timeout=numpy.int64(2)).ddp_timeout_delta == timedelta(seconds=2)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("name", ["save_steps", "eval_steps"])
+def test_an_interval_without_multiples(name, wrong):
+    """What is wrong with a number that is none is told beside what ``load_best_model_at_end`` needs."""
+    with pytest.raises(ArgumentsError, match=f"`{name}={wrong}`: --{name} must be an integer") as caught:
+        TrainingArguments("out", **{**BEST, "save_steps": 4, "eval_steps": 2, name: wrong})
+    assert caught.value.problems[-1].endswith("; use a multiple.")
+
+
 def test_all_problems_in_one_error():
     """Everything wrong is told together; one contradiction makes it more than unsupported."""
     with pytest.raises(ArgumentsError) as caught:
@@ -171,6 +206,17 @@ def test_unknown_trackers_are_refused():
     """A name that transformers does not know either is answered with those that there are, and with the way out."""
     with pytest.raises(UnsupportedArgumentsError, match=r"`report_to='sacred'`.*tensorboard.*lightning=\{'logger'"):
         TrainingArguments("out", report_to="sacred")
+
+
+@pytest.mark.parametrize("given", ["wandbb", ["tensorboard", "WandB"]], ids=str)
+def test_a_misspelt_tracker(given):
+    """It is answered with the nearest one, then with all of them."""
+    wrong = given if isinstance(given, str) else given[1]
+    with pytest.raises(
+        UnsupportedArgumentsError,
+        match=f"`report_to='{wrong}'`: did you mean 'wandb'\\? '{wrong}' is not supported, only azure_ml, ",
+    ):
+        TrainingArguments("out", report_to=given)
 
 
 @pytest.mark.parametrize("semantics", [RELEASE_4, RELEASE_5])

@@ -194,6 +194,12 @@ WRONG = {
     "an unknown word": (
         {"fsdp": "full_shard wrap"}, ["`fsdp='wrap'`: Unknown `fsdp` option, not a valid FSDPOption: full_shard"]
     ),
+    "a word nearly right": ({"fsdp": "full_shrad"}, ["`fsdp='full_shrad'`: .*auto_wrap; did you mean 'full_shard'?"]),
+    "a word like no other": ({"fsdp": "on"}, ["`fsdp='on'`: .*; use one of them, or remove it"]),
+    "the name of FSDP 2": (
+        {"fsdp": "fully_shard"},
+        ["`fsdp='fully_shard'`: .*; for FSDP 2 set `fsdp=True` and `fsdp_config={'version': 2}`."],
+    ),
     "two words": (
         {"fsdp": "full_shard shard_grad_op"},
         ["`fsdp='full_shard shard_grad_op'`: `full_shard` is not compatible with `shard_grad_op`"],

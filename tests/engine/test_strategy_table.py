@@ -188,6 +188,13 @@ def test_instances_that_cannot_be(tmp_path, strategy, told):
         trainer(tmp_path, strategy)
 
 
+def test_a_misspelt_name(tmp_path):
+    """It is answered with the nearest one, then with all of them."""
+    told = "^Did you mean 'ddp'\\? `lightning={'strategy': 'dpp'}` is not supported. Pass one of 'auto', 'ddp', "
+    with pytest.raises(TrainerSetupError, match=told):
+        trainer(tmp_path, "dpp")
+
+
 def test_single_device_for_several_processes(tmp_path):
     """One device and several processes exclude each other."""
     for strategy in ("single_device", SingleDeviceStrategy()):

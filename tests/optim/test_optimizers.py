@@ -190,6 +190,17 @@ def test_missing_packages(name):
             optimizer_class_and_kwargs(settings, torch.nn.Linear(2, 2))
 
 
+@pytest.mark.usefixtures("no_packages")
+def test_a_missing_package_is_named_as_it_is_installed(monkeypatch):
+    """The name is that of the package, not of a module in it; that of the module if only this is missing."""
+    monkeypatch.setitem(sys.modules, "bitsandbytes", fake_module("bitsandbytes", []))
+    with pytest.raises(MissingPackageError, match=r"needs the package `bitsandbytes\.optim`"):
+        optimizer_class_and_kwargs(Settings("adamw_8bit"))
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingPackageError, match=r"`optim='adamw_8bit'` needs the package `bitsandbytes`\. Run: pip "):
+        optimizer_class_and_kwargs(Settings("adamw_8bit"))
+
+
 @pytest.mark.parametrize("name", OF_MODULES)
 def test_model_is_needed(name):
     """What is built from the model's modules asks for the model."""

@@ -209,7 +209,17 @@ def test_names_of_files_are_not_obeyed(tmp_path, capsys):
 def test_one_checkpoint(run, capsys):
     """The folder of a checkpoint itself is listed alone."""
     lines, status = listed(capsys, run / "checkpoint-4", "--verify")
-    assert (len(lines), lines[1].split()[0], status) == (2, "4", 0)
+    assert (len(lines), lines[1].split()[0], status) == (3, "4", 0)
+
+
+def test_verified_files_are_counted(run, capsys):
+    """If every file is as it was saved, the last line says of how many; not if a checkpoint cannot be verified."""
+    saved = sum(path.is_file() for path in run.rglob("checkpoint-*/**/*"))
+    lines, status = listed(capsys, run, "--verify")
+    assert (len(lines), lines[-1], status) == (5, f"verified: {saved} files as saved", 0)
+    assert len(listed(capsys, run)[0]) == 4
+    flip(run / "checkpoint-4" / "optimizer.pt")
+    assert not any(line.startswith("verified") for line in listed(capsys, run, "--verify")[0])
 
 
 def test_json(run, capsys):

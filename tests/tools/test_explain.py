@@ -72,7 +72,7 @@ def test_a_command_line(script, capsys):
     """Fields are told with their place; older names, misspelt ones and the script's own are told as such."""
     line = "--output-dir out --evaluation_strategy epoch --no_dataloader_pin_memory --bf16 --use_cpu --lr 1"
     line += " --task_name mrpc --learning_rat 3 --flag --max_length=128"
-    rows = explained([script, *line.split()], capsys)
+    rows = explained([script, *line.split()], capsys, status=1)
     assert {name: (row["value"], row["handling"], row["where"]) for name, row in rows.items()} == {
         "output_dir": ("out", "trainer", "lightning.Trainer(default_root_dir=...)"),
         "evaluation_strategy": ("epoch", "alias", "eval_strategy=..."),
@@ -87,6 +87,16 @@ def test_a_command_line(script, capsys):
     }
     assert "Did you mean `learning_rate`?" in rows["learning_rat"]["effect"]
     assert "Did you mean" not in rows["flag"]["effect"]
+
+
+@pytest.mark.parametrize(
+    ("option", "status"), [("evaluation_stategy", 1), ("learning-rat", 1), ("label_column_name", 0), ("lora_rank", 0)]
+)
+def test_misspelt_fields_exit_with_1(option, status, script, capsys):
+    """Only what nearly has a field's name is taken for one; options of the script's own have a hint at most."""
+    row = explained([script, f"--{option}", "x"], capsys, status=status)[option]
+    assert row["problems"] == []
+    assert row["effect"].startswith("Not a field of TrainingArguments. Did you mean `")
 
 
 def test_a_command_line_without_arguments(script, capsys):
@@ -171,6 +181,7 @@ def test_tokens_are_hidden(capsys):
     [
         ([], "pass a script"),
         (["--all", "args.json"], "pass a script"),
+        (["--output_dir", "x"], "unrecognized arguments: --output_dir; pass the script first, then its options"),
         (["none.py"], "`none.py` does not exist"),
         (["none.json"], "cannot be read"),
         (["args.toml"], "pass a file ending in"),

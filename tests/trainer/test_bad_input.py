@@ -6,8 +6,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import transformers
+from datasets import Dataset, DatasetDict
 from pandas import DataFrame
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.arguments.fsdp.settings import FsdpSettings
@@ -32,9 +34,10 @@ from hf_compat.errors import (
     OutputFolderError,
     TrainerSetupError,
     UnknownArgumentError,
+    UntrainableModelError,
 )
 from hf_compat.evaluation.results import EvalLoopOutput
-from tests.support.helpers import ListDataset, PlainModel, Stream, vector_rows
+from tests.support.helpers import WIDTH, ListDataset, PlainModel, Stream, vector_rows
 
 QUIET = {"use_cpu": True, "disable_tqdm": True, "report_to": "none"}
 
@@ -126,6 +129,70 @@ def test_what_is_no_model(model, message, tmp_path):
         Trainer(model, args)
     with pytest.raises(ModelInitError, match=message.removeprefix("`model`: ")):
         Trainer(args=args, model_init=lambda: model)
+
+
+class Ported(pl.LightningModule):
+    """A LightningModule as in its documentation: of its methods a Trainer calls only ``forward``."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 1)
+
+    def training_step(self, batch, batch_idx=0):
+        return self.layer(batch["features"]).mean()
+
+
+class WithForward(Ported):
+    def forward(self, features, labels=None):
+        return {"loss": self.layer(features).mean()}
+
+
+class Mixed(pl.LightningModule, PlainModel):
+    """Inherits its ``forward`` past that of the LightningModule."""
+
+    accepts_loss_kwargs = False
+
+    def __init__(self):
+        super().__init__()
+        PlainModel.__init__(self)
+
+
+@pytest.mark.parametrize("fields", [{}, {"remove_unused_columns": False}], ids=["used columns", "all columns"])
+def test_a_lightning_module(fields, tmp_path):
+    """One without a ``forward`` is named as the Trainer is made, by an error of upstream's types."""
+    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    rows = ListDataset(vector_rows(4))
+    told = r"^`model`: Ported is a LightningModule. Pass an nn.Module whose .* see docs/from_lightning.md\.$"
+    for given in ({"model": Ported()}, {"model_init": Ported}):
+        with pytest.raises(UntrainableModelError, match=told) as caught:
+            Trainer(**given, args=args, train_dataset=rows)
+        assert isinstance(caught.value, ModelError)
+        assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("made", ["of its own", "inherited", "assigned", "by the Trainer"])
+def test_a_lightning_module_that_trains(made, tmp_path):
+    """One that returns a loss, from whichever ``forward``, or of which an override makes one, trains."""
+
+    class Calls(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return model.training_step(inputs)
+
+    model = {"of its own": WithForward, "inherited": Mixed}.get(made, Ported)()
+    if made == "assigned":
+        model.forward = lambda features, labels=None: {"loss": model.layer(features).mean()}
+    kind = Calls if made == "by the Trainer" else Trainer
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1, save_strategy="no", remove_unused_columns=False)
+    assert kind(model, args, train_dataset=ListDataset(vector_rows(4))).train().global_step == 1
+
+
+def test_a_frozen_model(tmp_path):
+    """A model without trainable parameters is named where torch's error came, of which the phrase and type are kept."""
+    trainer = trainer_of(tmp_path, model=PlainModel().requires_grad_(False))
+    told = "^`model`: no parameter of PlainModel requires gradients.* element 0 of tensors does not require grad"
+    with pytest.raises(UntrainableModelError, match=told) as caught:
+        trainer.train()
+    assert isinstance(caught.value, RuntimeError)
 
 
 @pytest.mark.parametrize(
@@ -449,6 +516,24 @@ def test_metrics_that_are_none(metrics, kind, tmp_path):
     with pytest.raises(MetricsError, match=f"`compute_metrics` returned {kind}") as caught:
         trainer.evaluate()
     assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "shown"), [("accuracy", "'accuracy'"), ({"f1": max}, "an object of type dict")], ids=["name", "dict"]
+)
+@pytest.mark.parametrize("fields", [{}, {"batch_eval_metrics": True}], ids=["whole", "batchwise"])
+def test_metrics_that_cannot_be_called(metrics, shown, fields, tmp_path):
+    """What is no function is named as the Trainer is made, by an error of upstream's type; an override may read it."""
+    args = TrainingArguments(str(tmp_path), **QUIET, **fields)
+    with pytest.raises(MetricsError, match=f"^`compute_metrics`: {shown} cannot be called. Pass a function") as caught:
+        Trainer(PlainModel(), args, compute_metrics=metrics)
+    assert isinstance(caught.value, TypeError)
+
+    class ByName(Trainer):
+        def evaluation_loop(self, *given, **named):
+            """Look the metrics up by other rules."""
+
+    assert ByName(PlainModel(), args, compute_metrics=metrics).compute_metrics is metrics
 
 
 @pytest.mark.parametrize(
@@ -803,6 +888,9 @@ def test_every_error_is_ours():
         assert issubclass(error, HFCompatError)
 
 
+SPLITS = DatasetDict({name: Dataset.from_list(vector_rows(4)) for name in ("train", "validation")})
+
+
 @pytest.mark.parametrize(
     ("dataset", "said", "parent"),
     [
@@ -810,17 +898,60 @@ def test_every_error_is_ours():
         ({"features": [[1.0, 2.0]], "labels": [0]}, "of type dict, with features, labels, instead of", KeyError),
         (DataFrame({"labels": [0]}), "of type DataFrame, which .* `datasets.Dataset.from_pandas", KeyError),
         (5, "of type int. Pass a list of samples", TypeError),
+        ((row for row in vector_rows(4)), "of type generator, .* Make a list of it, or wrap it in an `Iter", TypeError),
+        (map(dict, vector_rows(4)), "of type map, .* Make a list of it, or wrap it in an `IterableDataset`", TypeError),
+        (SPLITS, "of type DatasetDict, with train, .*: pass one split, such as `dataset\\['train'\\]`\\.$", KeyError),
+        ({"mine": ListDataset(vector_rows(4))}, ".*: pass one split, such as `dataset\\['mine'\\]`\\.$", KeyError),
     ],
-    ids=["name", "columns", "table", "number"],
+    ids=["name", "columns", "table", "number", "generator", "map", "splits", "own splits"],
 )
 def test_what_is_no_dataset(dataset, said, parent, tmp_path):
-    """A name, columns, a table and a number are named, when training and predicting, in upstream's classes."""
+    """What is none is named, when training and predicting, by an error of upstream's class that says what to do."""
     args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
     trainer = Trainer(PlainModel(), args, train_dataset=dataset)
     for call, purpose in ((trainer.train, "training"), (lambda: trainer.predict(dataset), "test")):
         with pytest.raises(DatasetTypeError, match=f"The dataset for {purpose} is .*{said}") as caught:
             call()
         assert isinstance(caught.value, parent)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda trainer, _: trainer.train(), "`train_dataset` .* set `per_device_train_batch_size`, .*`get_train_"),
+        (lambda trainer, _: trainer.evaluate(), "`eval_dataset` .* set `per_device_eval_batch_size`, .*`get_eval_"),
+        (Trainer.evaluate, "`eval_dataset` .* set `per_device_eval_batch_size`, .*`get_eval_"),
+        (Trainer.predict, "`test_dataset` .* set `per_device_eval_batch_size`, .*`get_test_"),
+    ],
+    ids=["train", "evaluate", "evaluate it", "predict"],
+)
+@pytest.mark.parametrize("rows", [ListDataset(vector_rows(4)), Stream(vector_rows(4))], ids=["list", "stream"])
+def test_a_loader_as_dataset(rows, call, said, tmp_path):
+    """A ``DataLoader`` where a dataset belongs is named with what to pass instead, by an error of upstream's type."""
+    loader = DataLoader(rows, batch_size=2)
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Trainer(PlainModel(), args, train_dataset=loader, eval_dataset=loader)
+    with pytest.raises(DatasetTypeError, match=f"^{said}dataloader`.$") as caught:
+        call(trainer, loader)
+    assert "is a DataLoader. Pass its dataset (`loader.dataset`)" in str(caught.value)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_loader_that_an_override_returns(tmp_path):
+    """A ``DataLoader`` as dataset trains and evaluates with overrides that use it as the loader that it is."""
+
+    class Mine(Trainer):
+        def get_train_dataloader(self):
+            return self.train_dataset
+
+        def get_eval_dataloader(self, eval_dataset=None):
+            return self.eval_dataset
+
+    loader = DataLoader(vector_rows(4), batch_size=2, collate_fn=transformers.default_data_collator)
+    args = TrainingArguments(str(tmp_path), **QUIET, max_steps=1)
+    trainer = Mine(PlainModel(), args, train_dataset=loader, eval_dataset=loader)
+    assert trainer.train().global_step == 1
+    assert "eval_loss" in trainer.evaluate()
 
 
 @pytest.mark.parametrize("sample", [(1.0, 0), "text", 5], ids=["tuple", "string", "number"])

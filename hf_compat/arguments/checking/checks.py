@@ -21,6 +21,7 @@ from hf_compat.arguments.fields.defaults import (
     defaults,
 )
 from hf_compat.arguments.fields.rules import unsupported_problems
+from hf_compat.arguments.fields.unknown import nearest_value
 from hf_compat.arguments.fsdp.settings import fsdp_problems
 from hf_compat.arguments.parallelism import parallelism_problems
 from hf_compat.arguments.process_facts import uses_configured_state
@@ -111,7 +112,8 @@ WORDS = {
 
 _LONGEST = timedelta.max.total_seconds() // 1
 _LARGEST_SEED = 2**32 - 1
-_RATIO_DIGITS = 1_000_000  # ratios are compared as upstream does, past the rounding of floats
+_DIGITS = 6
+_RATIO_DIGITS = 10**_DIGITS  # ratios are compared as upstream does, past the rounding of floats
 _ACCUMULATION_KEYS = {"num_steps", "sync_each_batch", "sync_with_dataloader", "adjust_scheduler"}
 
 
@@ -173,7 +175,9 @@ def _choices(args: TrainingArguments, semantics: Semantics) -> Problems:
     for name, allowed in (CHOICES | older).items():
         value = getattr(args, name)
         if value not in allowed:
-            yield Problem(name, value, f"choose one of {', '.join(map(repr, allowed))}.")
+            question = nearest_value(value, allowed)
+            choose = "Choose" if question else "choose"
+            yield Problem(name, value, f"{question}{choose} one of {', '.join(map(repr, allowed))}.")
     if "tpu_metrics_debug" in args.debug:
         yield Problem("debug", "tpu_metrics_debug", "TPUs are not supported; remove it.", unsupported=True)
 
@@ -219,18 +223,29 @@ def _best_model(args: TrainingArguments, semantics: Semantics) -> Problems:
     if not args.load_best_model_at_end or args.save_strategy == "best":
         return
     if args.eval_strategy != args.save_strategy:
-        strategies = f"`eval_strategy={_plain(args.eval_strategy)!r}`, `save_strategy={_plain(args.save_strategy)!r}`"
+        evaluates, saves = _plain(args.eval_strategy), _plain(args.save_strategy)
         phrase = "--load_best_model_at_end requires the save and eval strategy to match"
-        text = f"{phrase}, as every checkpoint needs an evaluation: set {strategies} to one value."
+        text = (
+            f"{phrase}, as every checkpoint needs an evaluation. `eval_strategy` is {evaluates!r} and `save_strategy` "
+            f"is {saves!r}: set both to the same."
+        )
         yield Problem("load_best_model_at_end", True, text)
     elif args.eval_strategy == "steps" and args.eval_steps and not _is_multiple(args.save_steps, args.eval_steps):
         whole = "multiple" if args.save_steps < 1 or args.eval_steps < 1 else "round multiple"
         phrase = f"--load_best_model_at_end requires the saving steps to be a {whole} of the evaluation steps"
         text = f"{phrase}, `eval_steps={args.eval_steps}`"
-        mixed = (args.save_steps < 1) != (args.eval_steps < 1)
-        yield Problem(
-            "save_steps", args.save_steps, f"{text}; use update steps or fractions for both." if mixed else f"{text}."
-        )
+        yield Problem("save_steps", args.save_steps, f"{text}; {_other_interval(args.save_steps, args.eval_steps)}.")
+
+
+def _other_interval(whole: float, part: float) -> str:
+    """Return what to use instead of ``whole``: the multiples of ``part`` around it."""
+    if (whole < 1) != (part < 1):
+        return "use update steps or fractions for both"
+    if not math.isfinite(whole + part):
+        return "use a multiple"
+    below = int(whole // part) * part
+    around = [steps for steps in (below, below + part) if steps and (whole >= 1 or steps < 1)]
+    return f"use a multiple, such as {' or '.join(str(round(steps, _DIGITS)) for steps in around)}"
 
 
 def _plain(strategy: object) -> str:

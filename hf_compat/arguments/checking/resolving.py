@@ -32,6 +32,7 @@ from hf_compat.arguments.fields.aliases import (
     apply_tokens_alias,
     apply_warmup_ratio,
 )
+from hf_compat.arguments.fields.unknown import nearest_value
 from hf_compat.arguments.fsdp.resolved_fields import resolve_fsdp
 from hf_compat.arguments.releases.semantics import Semantics, resolve_semantics, semantics_problem
 from hf_compat.arguments.releases.versions import SINCE
@@ -126,7 +127,8 @@ def _enums(args: TrainingArguments, semantics: Semantics) -> Problems:
         try:
             setattr(args, name, kind(value))
         except ValueError as error:
-            yield Problem(name, value, str(error))
+            usual = [member.value for member in kind if member is not OptimizerNames.ADAMW_HF]  # which is deprecated
+            yield Problem(name, value, f"{nearest_value(value, usual)}{error}")
     options = args.debug.split() if isinstance(args.debug, str) else (args.debug or [])
     try:
         args.debug = [DebugOption(option) for option in options]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_compat.arguments.checking.problems import Problem
+from hf_compat.arguments.fields.unknown import nearest_value
 from hf_compat.arguments.releases.semantics import OLDEST_RELEASE, Semantics, installed_release, resolve_semantics
 from hf_compat.environment import is_switched_on
 from hf_compat.errors import is_installed
@@ -86,7 +87,11 @@ def tracker_names(
         f"is not supported, only {', '.join(TRACKERS)} are supported. For another tracker pass a Lightning logger: "
         "Trainer(lightning={'logger': ...})."
     )
-    return names, [Problem("report_to", name, text, unsupported=True) for name in unknown]
+    near = [(name, nearest_value(name, TRACKERS)) for name in unknown]
+    texts = [f"{question}{name!r} {text}" if question else text for name, question in near]
+    return names, [
+        Problem("report_to", name, told, unsupported=True) for name, told in zip(unknown, texts, strict=True)
+    ]
 
 
 def with_job_tracker(names: list[str], semantics: Semantics) -> list[str]:

@@ -1,4 +1,4 @@
-"""Unknown keyword arguments: the error suggests the nearest field, or the class that has the field."""
+"""Unknown names: errors suggest the nearest field, the class that has the field, or the nearest value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 
 from hf_compat.errors import ArgumentsError, UnknownArgumentError
 
-__all__ = ["InitSignature", "nearest_names", "refuse_unknown"]
+_MIN_SIMILARITY = 0.6
+"""Similarity, 0 to 1, from which a wrong value is taken for a misspelt one."""
+_SHORTEST_BEGINNING = 3
+"""Characters of a wrong value from which it is compared with the beginnings of others."""
+
+__all__ = ["InitSignature", "nearest_names", "nearest_value", "refuse_unknown"]
 
 
 def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
@@ -18,6 +23,25 @@ def nearest_names(unknown: Iterable[str], known: Iterable[str]) -> str:
     near = {name: difflib.get_close_matches(name, names, n=1, cutoff=0.75) for name in unknown}
     hints = [f"`{found[0]}` for `{name}`" for name, found in near.items() if found]
     return f" Did you mean {', '.join(hints)}?" if hints else ""
+
+
+def nearest_value(wrong: object, allowed: Iterable[str | None]) -> str:
+    """Return a question that suggests the value among ``allowed`` close to ``wrong``, and a space; empty without one.
+
+    Close is also what only begins alike, as ``"adam"`` and ``"adamw_torch"``; of several the first is taken.
+    """
+    if not isinstance(wrong, str):
+        return ""
+    shown = wrong.lower()
+    near = {name: _similarity(shown, name) for name in allowed if name is not None}
+    best = max(near, key=lambda name: near[name], default=None)
+    return "" if best is None or near[best] < _MIN_SIMILARITY else f"did you mean {best!r}? "
+
+
+def _similarity(wrong: str, name: str) -> float:
+    """Return how alike the two are, from 0 to 1, or the beginning of ``name`` if that is more and not too short."""
+    parts = (name, name[: len(wrong)]) if len(wrong) >= _SHORTEST_BEGINNING else (name,)
+    return max(difflib.SequenceMatcher(None, wrong, part).ratio() for part in parts)
 
 
 def _sentence(kind: type[Any], name: str, known: Iterable[str]) -> str:

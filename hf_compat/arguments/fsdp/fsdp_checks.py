@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.enums import FSDPOption
+from hf_compat.arguments.fields.unknown import nearest_value
 from hf_compat.arguments.fsdp.keys import KEYS, OTHER_NAMES, SHARDING_STRATEGIES
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _PLUGINS_OWN = (
     "state_dict_config",
 )
 """Further names of accelerate's plugin, which transformers ignores and the Trainer has no setting for."""
+_VERSION_2 = ("fully_shard", "fsdp2")
+"""What torch and people call FSDP 2, which is no option but a version."""
 _WITH_LAUNCHER = ("activation_checkpointing", "limit_all_gathers")
 """Keys that have an effect under ``accelerate launch --use_fsdp`` without the field ``fsdp``."""
 _UNSUPPORTED_VARIABLES = ("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", "FSDP_IGNORED_MODULES")
@@ -81,15 +84,21 @@ def option_problems(options: list[str], is_switch: bool) -> Problems:
     known = [member.value for member in FSDPOption]
     for option in options:
         if option not in known:
-            yield Problem(
-                "fsdp", option, f"Unknown `fsdp` option, not a valid FSDPOption: {', '.join(known)}; remove it."
-            )
+            text = f"Unknown `fsdp` option, not a valid FSDPOption: {', '.join(known)}"
+            yield Problem("fsdp", option, f"{text}; {_other_option(option, known)}")
     strategies = [option for option in options if option in SHARDING_STRATEGIES]
     if len(set(strategies)) > 1:
         text = f"`{strategies[0]}` is not compatible with `{strategies[-1]}`: each is a sharding strategy; keep one."
         yield Problem("fsdp", " ".join(strategies), text)
     if options == ["offload"] and not is_switch:
         yield Problem("fsdp", "offload", "can't work on its own; use 'full_shard offload'.")
+
+
+def _other_option(option: str, known: list[str]) -> str:
+    """Return what to set instead of an unknown ``option``."""
+    if option.lower() in _VERSION_2:
+        return "for FSDP 2 set `fsdp=True` and `fsdp_config={'version': 2}`."
+    return nearest_value(option, known).strip() or "use one of them, or remove it."
 
 
 def contradictions(

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import (
 )
 
 from hf_compat.arguments.deepspeed.requested import autotp_size, uses_deepspeed
+from hf_compat.arguments.fields.unknown import nearest_value
 from hf_compat.arguments.fsdp.fsdp_checks import device_limits
 from hf_compat.arguments.fsdp.settings import FsdpSettings, read_fsdp
 from hf_compat.arguments.parallelism import ParallelSizes, read_parallelism, world_size_problem
@@ -195,9 +196,10 @@ def _ddp(strategy: str | Strategy, args: TrainingArguments) -> StrategyChoice:
             raise TrainerSetupError(f"{format_strategy(strategy)}: {'; '.join(problems)}.")
         choice = StrategyChoice(start_method(strategy), settings, hooks)
     else:
+        names = [name for name, one in NAMES.items() if one.works]
         raise TrainerSetupError(
-            f"{format_strategy(strategy)} is not supported. Pass one of "
-            f"{', '.join(repr(name) for name, one in NAMES.items() if one.works)}, or "
+            f"{nearest_value(strategy, names).capitalize()}{format_strategy(strategy)} is not supported. Pass one of "
+            f"{', '.join(map(repr, names))}, or "
             f"{', '.join(f'`{name}`' for name, one in CLASSES.items() if one.works)} of `lightning.pytorch.strategies`."
         )
     field, keyword = args.ddp_find_unused_parameters, choice.settings.get("find_unused_parameters")
