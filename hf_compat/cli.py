@@ -19,7 +19,7 @@ __all__ = ["main"]
 _LONGEST_LINE = 1000
 """Characters of a line that are shown of an error."""
 _UNREAD = 141
-"""Exit status if nobody reads the output any more: a shell's for SIGPIPE, which Python ignores."""
+"""Exit status if the reader of the output has closed it: a shell's for SIGPIPE, which Python ignores."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,13 +27,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Without any it prints a page of what the command can do. The status is 0, or 1 if ``--verify`` found damage,
     ``explain`` a value that is not supported or a misspelt field, or ``verify`` a difference. Wrong usage exits with 2,
-    as in argparse, and output that nobody reads any more, as behind ``| head``, with 141.
+    as in argparse, and output whose reader has closed it, as behind ``| head``, with 141.
     """
     try:
         try:
             result = _result_of(sys.argv[1:] if arguments is None else arguments)
         finally:
-            print(end="", flush=True)  # at the exit it would be too late to catch that nobody reads it
+            print(end="", flush=True)  # at the exit it would be too late to catch that it is closed
     except BrokenPipeError:
         _discard_output()
         return _UNREAD
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Discard what the standard streams hold and nobody reads: the interpreter writes it as it exits."""
+    """Discard what the standard streams hold for a closed reader: the interpreter writes it as it exits."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

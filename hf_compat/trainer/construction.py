@@ -126,7 +126,7 @@ def first_model(trainer: Trainer, model: nn.Module | None) -> nn.Module:
             f"`model`: {type(model).__name__} computes hidden states only and cannot be used as is for training. "
             "Use a model with a head for the task, such as an `AutoModelFor...`."
         )
-    if lacks_forward(model) and _uses_model_loss(trainer) and is_ours(trainer._wrap_model):
+    if lacks_forward(model) and _uses_model_loss(trainer) and is_ours(type(trainer)._wrap_model):
         raise UntrainableModelError(
             f"`model`: {type(model).__name__} is a LightningModule. Pass an nn.Module whose `forward` returns the "
             "loss; see docs/from_lightning.md."

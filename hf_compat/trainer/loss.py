@@ -16,14 +16,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.run_precision import uses_cpu_amp
 from hf_compat.data.transfer import move_to_device
 from hf_compat.distributed import collectives
-from hf_compat.errors import (
-    DataError,
-    LoaderError,
-    LossError,
-    ModelError,
-    ModelOutputError,
-    described,
-)
+from hf_compat.errors import DataError, LoaderError, LossError, ModelError, ModelOutputError, described
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, map_nested
