@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -275,11 +275,16 @@ def _schedule_file(
 ) -> None:
     schedules = checkpoint.rest.get("lr_schedulers", ())
     if not schedules:
-        # Without the file a Trainer loads no state of the optimizer either.
-        files[names.SCHEDULER_NAME] = _constant(files[names.OPTIMIZER_NAME], checkpoint.rest["global_step"])
+        rates = [group.get("lr") for group in files[names.OPTIMIZER_NAME]["param_groups"]]
+        if None in rates:  # of an optimizer that finds its own
+            notes.append(
+                "the schedule: the checkpoint has none, without which a Trainer loads no optimizer state either."
+            )
+            return
+        files[names.SCHEDULER_NAME] = _constant(rates, checkpoint.rest["global_step"])
         notes.append(
-            "the schedule: the checkpoint has none, and the learning rates as they are are written as one. Resume with "
-            '`lr_scheduler_type="constant"` to keep them.'
+            "the schedule: the checkpoint has none; one that leaves the learning rates as they are is written. Resume "
+            'with `lr_scheduler_type="constant"` to keep them.'
         )
         return
     if "last_epoch" not in schedules[0]:
@@ -296,11 +301,10 @@ def _schedule_file(
     files[names.SCHEDULER_NAME] = regroup_schedule(schedules[0], former, count)
 
 
-def _constant(optimizer: Mapping[str, Any], update_steps: int) -> dict[str, Any]:
-    """Return the state of a schedule that has left the learning rates of ``optimizer`` as they are."""
-    rates = [group["lr"] for group in optimizer["param_groups"]]
+def _constant(rates: Sequence[Any], update_steps: int) -> dict[str, Any]:
+    """Return the state of a schedule that has left the learning rates of all groups, ``rates``, as they are."""
     return {
-        "base_lrs": rates,
+        "base_lrs": list(rates),
         "last_epoch": update_steps,
         "_step_count": update_steps + 1,
         "_last_lr": list(rates),
