@@ -235,12 +235,12 @@ def test_what_cannot_be_is_refused(tmp_path, keywords, message):
         (
             {"val_check_interval": 1.0},
             {"load_best_model_at_end": True, "save_strategy": "no"},
-            r"^  `load_best_model_at_end=True`: .*`eval_strategy='epoch'`.* Set by .*'val_check_interval': 1.0\}`\.",
+            r"^  `load_best_model_at_end=True`: .*`eval_strategy` is 'epoch'.* Set by .*'val_check_interval': 1.0\}`\.",
         ),
         (
             {"enable_checkpointing": False},
             {"load_best_model_at_end": True, "eval_strategy": "steps"},
-            r"^  `load_best_model_at_end=True`: .*`save_strategy='no'`.* Set by .*'enable_checkpointing': False\}`\.",
+            r"^  `load_best_model_at_end=True`: .*`save_strategy` is 'no'.* Set by .*'enable_checkpointing': False\}`\.",
         ),
     ],
     ids=["precision", "interval", "checkpointing"],
