@@ -82,7 +82,9 @@ def convert_to_folder(checkpoint: LightningCheckpoint, target: Path, options: Op
     own, beside = divided(checkpoint.weights, place.prefix)
     notes = [*checkpoint.notes, *_notes_on_names(place, beside, options)]
     if configuration is None:
-        notes.append("config.json: the checkpoint has no configuration of the model. If it has one, pass it as `--model`.")
+        notes.append(
+            "config.json: the checkpoint has no configuration of the model. Pass it as `--model`, if there is one."
+        )
     if adapters is not None:
         base = next(iter(adapters.values())).get("base_model_name_or_path")
         notes.append(
