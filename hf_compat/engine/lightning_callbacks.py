@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     Callback,
     Checkpoint,
     DeviceStatsMonitor,
@@ -37,6 +38,7 @@ __all__ = [
     "FirstCallback",
     "LastCallback",
     "callback_problems",
+    "decay_added_parameters",
     "defines_hook",
     "draws_with_rich",
     "thaws_by_phases",
@@ -223,6 +225,20 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
 def without_logger(callbacks: Sequence[Callback]) -> list[str]:
     """Return the names of the callbacks that cannot work without a Lightning logger."""
     return [_name(one) for one in callbacks if isinstance(one, DeviceStatsMonitor | LearningRateMonitor)]
+
+
+def decay_added_parameters(pl_trainer: pl.Trainer, weight_decay: float) -> None:
+    """Give the run's weight decay to groups of parameters that a ``BaseFinetuning`` adds, if other groups have it.
+
+    A Trainer sets it for each group, so that the optimizer's own default would be torch's.
+    """
+    if not any(isinstance(callback, BaseFinetuning) for callback in pl_trainer.callbacks):  # type: ignore[attr-defined]
+        return
+    for optimizer in pl_trainer.optimizers:
+        decays = [group["weight_decay"] for group in optimizer.param_groups if "weight_decay" in group]
+        defaults = getattr(optimizer, "defaults", {})  # an engine's has none
+        if "weight_decay" in defaults and max(decays, default=None) == weight_decay:
+            defaults["weight_decay"] = weight_decay
 
 
 def draws_with_rich(callbacks: Sequence[Callback]) -> bool:

@@ -13,7 +13,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
-from hf_compat.engine.lightning_callbacks import LastCallback
+from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.plan import ResumeOffset
@@ -106,6 +106,7 @@ class RunHooks(LastCallback):
             self.trainer.model.train()  # not a model in the wrapper of an earlier run
         self.resume.load_optimizer(pl_trainer)
         self.optimizer.give_to(pl_trainer.strategy)  # type: ignore[arg-type]
+        decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
         if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
             with self.run.backend.sanity_check():
                 self.evaluation.measure(self.evaluation.ignore_keys)

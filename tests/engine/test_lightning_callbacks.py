@@ -113,6 +113,16 @@ def assert_resumes(tmp_path, make: Callable[[], Callback], whole: Trainer, **set
     assert all(torch.equal(value, ends[name]) for name, value in whole.model.state_dict().items())
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+def test_an_added_backbone_has_the_weight_decay_of_the_run(decay, optim, tmp_path):
+    """As the parameters of an optimizer in plain Lightning have its own; it is not torch's default for the class."""
+    callback = BackboneFinetuning(1, lambda epoch: 1.0, should_align=False)
+    trainer = trainer_of(tmp_path, callback, weight_decay=decay, optim=optim)
+    trainer.train()
+    assert [group["weight_decay"] for group in trainer.optimizer.param_groups] == [decay, 0.0, decay]
+
+
 def backbone_finetuning(tmp_path):
     """The backbone keeps its weights for an epoch, is trained then at its own rate, and the run can be resumed."""
     seen = []

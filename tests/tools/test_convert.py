@@ -197,7 +197,7 @@ def upstream_run(folder: Path, model: nn.Module, resume: Path) -> Any:
         weight_decay=0.1,
         warmup_steps=1,
         max_grad_norm=0.0,
-        save_strategy="no",
+        save_strategy="epoch",
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,

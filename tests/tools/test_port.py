@@ -96,6 +96,19 @@ CASES = {
         "from transformers.trainer_utils import *\nset_seed(0)\nother()\n",
         "from transformers.trainer_utils import *\nfrom hf_compat import set_seed\nset_seed(0)\nother()\n",
     ),
+    "a star after a name": (
+        "from transformers import Trainer, set_seed as seed\nfrom transformers import *\nTrainer, TrainingArguments\n",
+        "from hf_compat import Trainer, set_seed as seed\nfrom transformers import *\n"
+        "from hf_compat import Trainer, TrainingArguments\nTrainer, TrainingArguments\n",
+    ),
+    "a star after a ported name": (
+        "from hf_compat import Trainer\nfrom transformers import *\nTrainer\n",
+        "from hf_compat import Trainer\nfrom transformers import *\nfrom hf_compat import Trainer\nTrainer\n",
+    ),
+    "a star before a name": (
+        "from transformers import *\nfrom transformers import Trainer\nTrainer\n",
+        "from transformers import *\nfrom hf_compat import Trainer\nTrainer\n",
+    ),
     "the default callbacks": (
         "import transformers.trainer\ntransformers.trainer.DEFAULT_PROGRESS_CALLBACK = Mine\n",
         "import hf_compat\nhf_compat.DEFAULT_PROGRESS_CALLBACK = Mine\n",

@@ -89,7 +89,10 @@ def convert_to_file(folder: Path, target: Path, options: Options) -> list[str]:
     notes: list[str] = []
     source = _Source(folder, prefix, architecture, weights, engine)
     if architecture is None:
-        notes.append("tied weights: the model's class is unknown, so the file only has the names in the folder.")
+        notes.append(
+            "tied weights: the model's class is unknown, so the file only has the names in the folder. With tied "
+            "weights set `strict_loading = False` on the LightningModule."
+        )
         if options.prefix is None:
             notes.append(f'names of weights: in the file they begin with `{prefix}`. `--prefix ""` leaves that out.')
     state_dict = {prefix + name: value for name, value in weights.items()}

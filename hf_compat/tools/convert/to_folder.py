@@ -16,7 +16,7 @@ from hf_compat.checkpoint.tensor_files import DEFAULT_LIMIT, Entry, write_model
 from hf_compat.checkpoint.unpickle import is_trusted
 from hf_compat.checkpoint.weights import save_weights, without_aliases
 from hf_compat.errors import CheckpointError
-from hf_compat.state import TrainerState
+from hf_compat.state import TrainerControl, TrainerState
 from hf_compat.tools.convert.adapters import find_adapters, refuse_importing, with_base
 from hf_compat.tools.convert.architectures import (
     Architecture,
@@ -347,6 +347,7 @@ def _trainer_state(
         eval_steps=eval_steps,
         save_steps=save_steps,
         train_batch_size=options.batch_size,
+        stateful_callbacks=[TrainerControl()],  # transformers' Trainer expects it as it saves
     )
 
 

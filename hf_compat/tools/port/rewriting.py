@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import libcst as cst
 from libcst.metadata import ParentNodeProvider, PositionProvider, QualifiedNameProvider, ScopeProvider
-from libcst.metadata.scope_provider import Access, ImportAssignment
+from libcst.metadata.scope_provider import Access, GlobalScope, ImportAssignment
 
 from hf_compat.installing.replaced_names import is_watched
 from hf_compat.tools.port.imports import split
@@ -75,22 +75,36 @@ class _Finder(cst.CSTVisitor):
         """What a script gives another value, such as ``transformers.Trainer``."""
         self._roots: set[cst.CSTNode | None] = set()
         """The first names of the attributes that move, such as the ``transformers`` of ``transformers.Trainer``."""
-        self._stars: list[cst.ImportFrom] = []
+        self._stars: list[tuple[cst.ImportFrom, int]] = []
+        """Star imports, with their lines."""
         self._unbound: dict[str, None] = {}
+        self._bound: dict[str, int] = {}
+        """The names that move and that the module imports → the line of the last import; a star after it binds them."""
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
         module = absolute_module(node)
+        start = self.get_metadata(PositionProvider, node).start
+        if module == "hf_compat":
+            self._bind(node, start.line)
         if module is None or not is_watched(module):
             return
         if isinstance(node.names, cst.ImportStar):
-            self._stars.append(node)
+            self._stars.append((node, start.line))
             return
         names = {str(alias.name.value) for alias in node.names}
         moved = frozenset(name for name in names if is_moved(module, name))
         self.changes.moved |= moved
         self.changes.stays |= names - moved
         if moved:
-            self.changes.splits[node] = moved, self.get_metadata(PositionProvider, node).start.column
+            self.changes.splits[node] = moved, start.column
+            self._bind(node, start.line)
+
+    def _bind(self, node: cst.ImportFrom, line: int) -> None:
+        """Note the names that move and that an import binds in the module."""
+        is_global = isinstance(self.get_metadata(ScopeProvider, node, None), GlobalScope)
+        if is_global and not isinstance(node.names, cst.ImportStar):
+            plain = [str(alias.name.value) for alias in node.names if alias.asname is None]
+            self._bound |= {name: line for name in plain if name in moved_names()}
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
         if isinstance(node.target, cst.Attribute) and node.target.attr.value not in DEFAULTS:
@@ -124,8 +138,9 @@ class _Finder(cst.CSTVisitor):
 
     def resolve_packages(self, wrapper: cst.MetadataWrapper) -> None:
         """Find the imports that need ``import hf_compat`` beside them, and what star imports give."""
-        for star in self._stars[-1:]:
-            self.changes.behind_star[star] = [*self._unbound]
+        for star, star_line in self._stars[-1:]:
+            again = [name for name, bound_at in self._bound.items() if bound_at < star_line]
+            self.changes.behind_star[star] = [*again, *self._unbound]
             self.changes.moved |= {*self._unbound}
         parents = wrapper.resolve(ParentNodeProvider)
         bound: set[cst.CSTNode] = set()
