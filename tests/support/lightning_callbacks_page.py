@@ -14,9 +14,11 @@ refused before training, with the reason and what to use instead. The same holds
 
 One update step is one Lightning batch: hooks, `global_step` and `every_n_train_steps` count update steps. Evaluations
 inside the fit reach callbacks as validations, and their metrics as `eval_*` in `callback_metrics`. An evaluation at the
-end of an epoch comes after `on_train_epoch_end` of callbacks, where plain Lightning's comes before: it measures what they
-have changed there, such as averaged or pruned weights. The states of callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`; weights that
-they put into its `state_dict` become the checkpoint's weights.
+end of an epoch comes after `on_train_epoch_end` of callbacks, where plain Lightning's comes before: it measures what
+they have changed there, such as averaged or pruned weights.
+
+The states of callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`;
+weights that they put into its `state_dict` become the checkpoint's weights.
 
 This page is generated from `hf_compat/engine/lightning_callbacks.py`.
 """
