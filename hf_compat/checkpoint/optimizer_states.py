@@ -60,10 +60,10 @@ class ParameterNames:
 
 
 def parameter_names(optimizer: object, model: nn.Module) -> ParameterNames | None:
-    """Return the names of ``model``'s parameters and of ``optimizer``'s; None if it updates others too."""
-    if not isinstance(optimizer, Optimizer):
+    """Return the names of ``model``'s parameters and ``optimizer``'s; None if it has no groups, or updates others."""
+    if not hasattr(optimizer, "param_groups"):
         return None
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    known = {id(parameter): name.replace(_WRAPPER, "") for name, parameter in model.named_parameters()}
     try:
         groups = [[known[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     except KeyError:
@@ -94,14 +94,13 @@ def weights_for_resuming(model: nn.Module, state: dict[str, Any]) -> dict[str, A
 
 def _parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:
     """Return the names of the parameters in the order of their indices in ``optimizer``."""
-    known = {id(parameter): name.replace(_WRAPPER, "") for name, parameter in model.named_parameters()}
-    try:
-        return [known[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-    except KeyError:
+    known = parameter_names(optimizer, model)
+    if known is None:
         raise CheckpointError(
             f"`optimizer`: the {type(optimizer).__name__} updates parameters that are not {type(model).__name__}'s, so "
             "its state cannot be saved by parameter name. Create it in `create_optimizer`, from the model of the run."
-        ) from None
+        )
+    return list(itertools.chain(*known.groups))
 
 
 @contextmanager

@@ -240,7 +240,8 @@ def test_what_cannot_be_is_refused(tmp_path, keywords, message):
         (
             {"enable_checkpointing": False},
             {"load_best_model_at_end": True, "eval_strategy": "steps"},
-            r"^  `load_best_model_at_end=True`: .*`save_strategy` is 'no'.* by .*'enable_checkpointing': False\}`\.",
+            r"^  `load_best_model_at_end=True`: .*`save_strategy` is 'no'.* "
+            r"Set by .*'enable_checkpointing': False\}`\.",
         ),
     ],
     ids=["precision", "interval", "checkpointing"],

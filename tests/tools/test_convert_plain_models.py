@@ -147,6 +147,19 @@ def test_a_trainer_goes_on_without_a_schedule(tmp_path):
     assert_equal(by_name(resumed.optimizer, resumed.model), by_name(whole.optimizers[0], module.model))
 
 
+def test_an_optimizer_that_finds_its_own_learning_rates(tmp_path):
+    """Of these there is no schedule to write; what a Trainer does not load without one is said."""
+
+    class Finds(Module):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return transformers.Adafactor(self.parameters())
+
+    lightning_run(tmp_path / "run", Finds())
+    made = convert(tmp_path / "run" / "3.ckpt", tmp_path / "checkpoint-3", Options(batch_size=4))
+    assert told(made, "without one a Trainer does not load the optimizer's state")
+    assert not (tmp_path / "checkpoint-3" / names.SCHEDULER_NAME).exists()
+
+
 def test_a_state_that_is_not_loaded_is_named(tmp_path, caplog):
     """Like transformers, a Trainer loads no optimizer's state without the schedule's; it says so."""
     trainer_run(tmp_path / "ours")

@@ -258,7 +258,7 @@ def _optimizer_and_schedule(
     groups = options.groups or "keep"
     if groups == "one" and len(saved["param_groups"]) == 1:
         groups = "keep"
-    known = None if source.architecture is not None else _saved_names(source)
+    known = _saved_names(source) if source.architecture is None else None
     if source.architecture is None and known is None and groups == "one":
         raise CheckpointError(
             f"`--groups one`: the order of the model's parameters is not known. `{source.folder}` does not say it, as "

@@ -249,7 +249,7 @@ def _optimizer_file(
     if decayed is None and options.groups is None and not carried.parameters:
         notes.append(
             "the optimizer's groups: a Trainer's are known for transformers models alone, so they are as in the "
-            "checkpoint. Override `create_optimizer` to make the same ones, unless it has those of a Trainer."
+            "checkpoint. Override `create_optimizer` to make the same ones, unless they are a Trainer's."
         )
     regrouped, former = regroup(named, trained_of(models, named.state), decayed, groups)
     left_out = sorted(set(named.state) - set(regrouped.state))
@@ -280,7 +280,7 @@ def _schedule_file(
         rates = [group.get("lr") for group in files[names.OPTIMIZER_NAME]["param_groups"]]
         if None in rates:  # of an optimizer that finds its own
             notes.append(
-                "the schedule: the checkpoint has none, without which a Trainer loads no optimizer state either."
+                "the schedule: the checkpoint has none, and without one a Trainer does not load the optimizer's state."
             )
             return
         files[names.SCHEDULER_NAME] = _constant(rates, checkpoint.rest["global_step"])
