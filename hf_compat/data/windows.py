@@ -13,7 +13,7 @@ from hf_compat.metrics import has_length
 from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
-    from hf_compat.run.run import TrainingRun
+    from hf_compat.run.loop import UpdateLoop
 
 __all__ = ["ResumePosition", "Window", "WindowLoader"]
 
@@ -84,7 +84,7 @@ class WindowLoader:
         self,
         loader: Iterable[Any],
         plan: RunPlan,
-        source: TrainingRun,
+        source: UpdateLoop,
         next_epoch: Callable[[], int],
         start: ResumePosition | None = None,
         *,

@@ -30,7 +30,6 @@ from hf_compat.engine.internals.evaluating import run_evaluation
 from hf_compat.engine.internals.exceptions import raising_keyboard_interrupt, unwraps_stop_iteration
 from hf_compat.engine.internals.loops import (
     disable_signal_handlers,
-    disable_sigterm_broadcast,
     is_fitting,
     keep_memory_cache,
     may_stop,
@@ -253,10 +252,9 @@ class LightningBackend:
         return _AT_EPOCH_END if self.callbacks and for_run(args).eval_strategy == "no" else _AT_EVALUATIONS
 
     def adopt(self, pl_trainer: pl.Trainer) -> None:
-        """Make ``pl_trainer`` the current Lightning trainer, without signal handlers, broadcasts and resuming."""
+        """Make ``pl_trainer`` the current Lightning trainer, without signal handlers and resuming."""
         resume_from_no_file(pl_trainer)
         disable_signal_handlers(pl_trainer)
-        disable_sigterm_broadcast(pl_trainer)
         keep_memory_cache(pl_trainer)
         use_fast_loops(pl_trainer, noop_transfer=HFModule.transfer_batch_to_device)
         self.pl_trainer = pl_trainer

@@ -18,7 +18,6 @@ from hf_compat.errors import TrainerSetupError
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.evaluation.session import EvaluationSession
-    from hf_compat.run.hooks import RunHooks
     from hf_compat.run.run import TrainingRun
 
 __all__ = ["HFModule", "RunReference"]
@@ -38,9 +37,8 @@ _MISSING = (
 class HFModule(pl.LightningModule):
     """Wraps a model for Lightning: one training step is one window, that is, one update step.
 
-    ``training_step`` runs forward and backward pass of each batch of the window through its run, then the optimizer
-    step. The run's hooks do everything else; see ``run/hooks.py``. Validation and test steps
-    call the current evaluation session.
+    The order of an update step is in ``run/loop.py``, what is before and after in ``run/hooks.py``. Validation and
+    test steps call the current evaluation session.
 
     A subclass may override :meth:`compute_loss` and :meth:`configure_optimizers`. The arguments besides the model are
     for a module that a person builds; see ``docs/taking_apart.md``.
@@ -53,7 +51,6 @@ class HFModule(pl.LightningModule):
         preprocess_logits_for_metrics: As of the Trainer.
 
     Attributes:
-        made_update: Whether the last window ended with an update step.
         session: The current evaluation, None outside one.
     """
 
@@ -73,20 +70,12 @@ class HFModule(pl.LightningModule):
         self.compute_loss_func = compute_loss_func
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.made_update = False
         self.session: EvaluationSession | None = None
         self._run = RunReference(_MISSING)
-        self._hooks: weakref.ref[RunHooks] | None = None
 
-    def connect(self, run: TrainingRun, hooks: RunHooks | None = None) -> Self:
-        """Let the module train and evaluate for ``run``; return it.
-
-        Args:
-            run: The run.
-            hooks: The hooks of a fit; None for a module that only evaluates.
-        """
+    def connect(self, run: TrainingRun) -> Self:
+        """Let the module train and evaluate for ``run``; return it."""
         self._run.set(run)
-        self._hooks = None if hooks is None else weakref.ref(hooks)
         return self
 
     @property
@@ -164,32 +153,10 @@ class HFModule(pl.LightningModule):
             model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch
         )
 
-    @wraps_stop_iteration
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
-        run, trainer = self.run, self.trainer
-        hooks = None if self._hooks is None else self._hooks()
-        assert hooks is not None, "a fit has hooks, which its trainer keeps alive"
-        last = len(window.batches) - 1
-        object.__setattr__(self, "made_update", False)
-        losses: list[Tensor] = []
-        for index, batch in enumerate(window.batches):
-            if index:
-                hooks.on_next_batch(batch)
-            ends_update = index == last and window.is_complete
-            with run.accumulating(ends_update=ends_update, syncs=index == last):
-                loss = run.training_step(batch, window.num_items)
-            losses.append(loss)
-            hooks.on_batch_trained(trainer, loss, batch)
-            if ends_update:
-                self.optimizers().step()  # type: ignore[union-attr]
-                object.__setattr__(self, "made_update", True)
-                hooks.on_optimizer_step_end(trainer, window)
-            else:
-                hooks.on_substep_end()
-            if run.should_stop():
-                break
-        return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
+        loop: Any = self.trainer.fit_loop.epoch_loop
+        return loop.train(window)  # type: ignore[no-any-return]
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Pass ``batch`` to the current evaluation session."""

@@ -13,6 +13,7 @@ from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
 from hf_compat.overriding import is_ours
 from hf_compat.plan import RunPlan
+from hf_compat.run.loop import UpdateLoop
 from hf_compat.run.train_loaders import is_carried_on
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Resu
     pl_trainer = backend.build(
         trainer.args, unwrap_model(trainer.model), limits=limits_of(trainer, plan), hooks=run.hooks, loggers=loggers
     )
-    module = HFModule(trainer.model, trainer.args).connect(run, run.hooks)
+    module = HFModule(trainer.model, trainer.args).connect(run)
     return FitObjects(plan, pl_trainer, module, windows_of(run, plan, loader, start, pl_trainer), run.hooks)
 
 
@@ -76,7 +77,7 @@ def assemble_user_pieces(
     """
     pl_trainer, module, hooks = user_pieces
     module.model = run.trainer.model
-    module.connect(run, hooks)
+    module.connect(run)
     windows = windows_of(run, plan, loader, start, pl_trainer)
     train_on(pl_trainer, windows, **limits_of(run.trainer, plan))
     return FitObjects(plan, pl_trainer, module, windows, hooks)
@@ -94,12 +95,12 @@ def limits_of(trainer: Trainer, plan: RunPlan) -> dict[str, int]:
 def windows_of(
     run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
 ) -> WindowLoader:
-    """Return the windows of a fit of ``pl_trainer``; see :func:`assemble`."""
-    semantics = run.trainer.semantics
-    return WindowLoader(
+    """Return the windows of a fit of ``pl_trainer``, in whose loop they are trained on; see :func:`assemble`."""
+    semantics, loop = run.trainer.semantics, UpdateLoop(pl_trainer, run)
+    loop.windows = WindowLoader(
         loader,
         plan,
-        run,
+        loop,
         lambda: pl_trainer.current_epoch,
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
@@ -107,3 +108,4 @@ def windows_of(
         skips_before_telling_epoch=semantics.skips_before_telling_epoch,
         asks_to_the_end=not is_ours(run.trainer.get_batch_samples) or is_carried_on(loader),
     )
+    return loop.windows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from hf_compat.arguments.enums import DebugOption
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.handler import close_progress_bars, fire
-from hf_compat.data.windows import ResumePosition, Window
+from hf_compat.data.windows import ResumePosition
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
 from hf_compat.overflow import DebugUnderflowOverflow
@@ -75,8 +75,8 @@ class RunHooks(LastCallback):
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
         self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
+        self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = for_run(trainer.args).past_index >= 0
-        self._counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
 
     def start_at(self, start: ResumePosition | None, offset: ResumeOffset) -> None:
         """Have the fit begin at ``start``, None for the beginning of the data, and count samples from ``offset``."""
@@ -133,39 +133,7 @@ class RunHooks(LastCallback):
             self.progress.counters.past = None
         fire(self.trainer, "on_epoch_begin")
 
-    # ---- a window ----
-
-    @wraps_stop_iteration
-    def on_train_batch_start(
-        self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, window: Window, batch_idx: int
-    ) -> None:
-        """Begin a window, which is Lightning's batch."""
-        if self._counts_tokens_ahead:
-            self.trainer._track_num_input_tokens(window.batches[0])
-        self.trainer.current_gradient_accumulation_steps = len(window.batches)
-        fire(self.trainer, "on_step_begin")
-        if self.timing is not None:
-            self.timing.begin_window()
-
-    def on_next_batch(self, batch: dict[str, Any]) -> None:
-        """Begin a batch of a window other than its first."""
-        if self._counts_tokens_ahead:
-            self.trainer._track_num_input_tokens(batch)
-
-    def on_batch_trained(self, pl_trainer: pl.Trainer, loss: Tensor, batch: dict[str, Any]) -> None:
-        """Count a batch after its forward and backward pass.
-
-        Args:
-            pl_trainer: The Lightning trainer.
-            loss: The batch's share of the window's loss, ``()``, detached.
-            batch: The batch.
-        """
-        self.optimizer.give_if_replaced(pl_trainer.strategy)  # type: ignore[arg-type]
-        self.progress.count_batch(loss, batch)
-
-    def on_substep_end(self) -> None:
-        """End a batch that does not end an update step."""
-        fire(self.trainer, "on_substep_end")
+    # ---- an update step, whose order is in `run/loop.py` ----
 
     def on_before_optimizer_step(
         self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -173,32 +141,6 @@ class RunHooks(LastCallback):
         """Clip the gradients, which a gradient scaler has unscaled."""
         self.clipping.clip()
         fire(self.trainer, "on_pre_optimizer_step")
-
-    def on_optimizer_step_end(self, pl_trainer: pl.Trainer, window: Window) -> None:
-        """Step the schedule and count the update step, after ``optimizer.step()``."""
-        fire(self.trainer, "on_optimizer_step")
-        self.schedule.step()
-        self.trainer.model_wrapped.zero_grad()
-        self.progress.count_update(window, pl_trainer.global_step)
-
-    @wraps_stop_iteration
-    def on_train_batch_end(
-        self,
-        pl_trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: object,
-        window: Window,
-        batch_idx: int,
-    ) -> None:
-        """End a window: log, evaluate and save after its update step."""
-        if pl_module.made_update:
-            fire(self.trainer, "on_step_end")
-            if self.timing is not None:
-                self.timing.request_after_update(window)
-            self._log_evaluate_save(pl_trainer)
-            if self.preemption is not None and not pl_trainer.is_last_batch:  # then the epoch ends first
-                self.preemption.exit_if_signalled(pl_trainer)
-        self._agree_on_stopping(pl_trainer)
 
     # ---- the end ----
 
@@ -208,10 +150,10 @@ class RunHooks(LastCallback):
         fire(self.trainer, "on_epoch_end")
         if self.timing is not None:
             self.timing.request_after_epoch(pl_trainer.current_epoch)
-        self._log_evaluate_save(pl_trainer)
+        self.call_log_evaluate_save(pl_trainer)
         if self.preemption is not None:
             self.preemption.exit_if_signalled(pl_trainer)
-        self._agree_on_stopping(pl_trainer)
+        self.agree_on_stopping(pl_trainer)
 
     @wraps_stop_iteration
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -241,7 +183,7 @@ class RunHooks(LastCallback):
 
     # ---- after an update step or an epoch ----
 
-    def _log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
+    def call_log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
         self.saving.begin_step()
         call_as_defined(
@@ -278,7 +220,7 @@ class RunHooks(LastCallback):
         if self.trainer.control.should_save:
             self.saving.save(model, trial, metrics)
 
-    def _agree_on_stopping(self, pl_trainer: pl.Trainer) -> None:
+    def agree_on_stopping(self, pl_trainer: pl.Trainer) -> None:
         """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""
         if pl_trainer.should_stop:  # set by a Lightning callback, such as EarlyStopping
             self.trainer.control.should_training_stop = True

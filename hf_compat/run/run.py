@@ -44,7 +44,7 @@ from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper, wrap_to_train
 from hf_compat.run.progress import RunCounters
 from hf_compat.run.resume import check_start, without_extra_step
-from hf_compat.run.run_warnings import warn_of_changed_accumulation, warn_of_untold_epochs
+from hf_compat.run.run_warnings import warn_of_untold_epochs
 from hf_compat.run.tokens import count_train_tokens
 from hf_compat.run.train_loaders import share_sequences, warn_of_lost_steps
 
@@ -406,34 +406,7 @@ class TrainingRun:
         """Use the optimizer and the schedule that the strategy has created."""
         self.trainer.optimizer, self.trainer.lr_scheduler = optimizer, scheduler
 
-    def draw_window(self, batches: Iterator[Any], count: int) -> tuple[list[Any], Any]:
-        """Return the batches of the next window, and its number of items."""
-        warn_of_changed_accumulation(self.trainer, self._warn_once)
-        preemption = self.hooks.preemption
-        try:
-            if preemption is not None and preemption.reads_together:
-                batches = preemption.read_together(batches, count)
-            return self.trainer.get_batch_samples(batches, count, self.trainer.args.device)
-        except Exception:  # of any class, where a batch is lost with the worker that sent it
-            self.exit_if_preempted()
-            raise
-
     def exit_if_preempted(self) -> None:
         """Save and exit, after an error in reading data, if the process has received a signal to exit."""
         if self.hooks.preemption is not None and self.pieces is not None:
             self.hooks.preemption.exit_without_workers(self.pieces.pl_trainer)
-
-    def restore_rng(self) -> None:
-        """Restore the random states of the resumed checkpoint."""
-        self.hooks.resume.restore_rng()
-
-    def warn_of_empty_epoch(self) -> None:
-        """Warn that the train loader yielded no batch in an epoch, and stop the training."""
-        state = self.trainer.state
-        logger.warning(
-            "There is not a single sample in your epoch_iterator, stopping training at step %s! `train_dataset` "
-            "yielded no batches in epoch %s, but `max_steps=%s` is not reached.",
-            *(state.global_step, state.epoch, state.max_steps),
-        )
-        self.trainer.control.should_training_stop = True
-        self.backend.stop_without_minimum()

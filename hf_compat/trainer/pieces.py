@@ -111,7 +111,7 @@ class RunGroup(RunHooks):
         self._made_of = module, data
         if data is not None:
             data.connect(run)
-        module.connect(run, self)
+        module.connect(run)
         methods = method_overrides(pl_trainer, module, trainer)
         self._begun.enter_context(standing_in(trainer, run, methods))
         self._begun.enter_context(run.begun(self._resume_from))
@@ -124,7 +124,7 @@ class RunGroup(RunHooks):
         if self.hf_trainer is None or any(one is not other for one, other in zip(pieces, self._made_of, strict=True)):
             self.hf_trainer, self._made_of = self._make(pl_trainer, evaluated), pieces
         settings: dict[str, Any] = {"ignore_keys": self._ignore_keys, "done": self._take_evaluated}
-        self._begun.enter_context(evaluating(pl_trainer, module, self.hf_trainer, self, evaluated, **settings))
+        self._begun.enter_context(evaluating(pl_trainer, module, self.hf_trainer, evaluated, **settings))
 
     def _take_evaluated(self, output: dict[str, float] | PredictionOutput) -> None:
         self._evaluated = output

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hf_compat.engine.backend import LightningBackend
     from hf_compat.engine.module import HFModule
     from hf_compat.evaluation.results import PredictionOutput
-    from hf_compat.run.hooks import RunHooks
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["evaluating", "user_evaluation_data"]
@@ -54,7 +53,6 @@ def evaluating(
     pl_trainer: pl.Trainer,
     module: HFModule,
     trainer: Trainer,
-    hooks: RunHooks,
     evaluated: Evaluated,
     *,
     ignore_keys: list[str] | None,
@@ -66,7 +64,6 @@ def evaluating(
         pl_trainer: The Lightning trainer, in the ``setup`` of the call.
         module: Its module.
         trainer: The Trainer.
-        hooks: The hooks of the call.
         evaluated: What it reads.
         ignore_keys: Model outputs excluded from the predictions.
         done: Called with what ``Trainer.evaluate`` or ``Trainer.predict`` returns.
@@ -80,7 +77,7 @@ def evaluating(
     if backend.pl_trainer is not pl_trainer:
         backend.strategy.close()
         backend.adopt(pl_trainer)
-    backend.module = module.connect(run, hooks)
+    backend.module = module.connect(run)
     if data is not None:
         data.connect(run)
 

@@ -217,14 +217,6 @@ def test_processes_are_started_by_the_launcher_of_scripts():
     assert "SIGKILL" in inspect.getsource(subprocess_script._ChildProcessObserver)
 
 
-def test_the_epoch_loop_asks_for_signals_in_one_method():
-    """Each batch of a run on several processes asks process 0 whether to stop, in the method that is switched off."""
-    assert "self._broadcast_sigterm_tensor()" in inspect.getsource(_TrainingEpochLoop.advance)
-    trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
-    loops.disable_sigterm_broadcast(trainer)
-    assert trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor() is None
-
-
 def test_the_memory_cache_is_kept(monkeypatch):
     """A trainer without a path to resume from empties no cache as it starts, and still waits for the other ranks."""
     called = []

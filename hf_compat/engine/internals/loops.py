@@ -22,7 +22,6 @@ from hf_compat.engine.internals.stepping import step_alike
 
 __all__ = [
     "disable_signal_handlers",
-    "disable_sigterm_broadcast",
     "fast_forward",
     "ignoring_misleading_warnings",
     "is_fitting",
@@ -180,15 +179,6 @@ def disable_signal_handlers(pl_trainer: pl.Trainer) -> None:
     Contract: only ``_signal_connector.register_signal_handlers`` installs handlers.
     """
     pl_trainer._signal_connector = _NoSignalHandlers(pl_trainer)
-
-
-def disable_sigterm_broadcast(pl_trainer: pl.Trainer) -> None:
-    """Prevent ``pl_trainer`` from broadcasting from rank 0 before every window whether SIGTERM was received.
-
-    The broadcast synchronises with the device, and launchers send SIGTERM to every process. Contract: the epoch loop
-    calls ``_broadcast_sigterm_tensor``.
-    """
-    pl_trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
 
 
 def keep_memory_cache(pl_trainer: pl.Trainer) -> None:

@@ -1,28 +1,29 @@
-"""Loops that call only hooks that are overridden, and do only what a step of ours needs.
+"""Lightning's side of the loops: hooks that are overridden, progress, profiler, and what was logged.
 
 Lightning's own loops call each hook of each callback, module and strategy in a profiler's context, test at every batch
 whether to evaluate and to step a schedule, and collect metrics that were not logged. For a tiny model that costs as
 much as the update step, and more than the step of an evaluation. What a hook sees is the same: order, arguments,
-``_current_fx_name``, progress counters. Where something is set up that these loops do not know, such as a profiler,
-Lightning's own code runs.
+``_current_fx_name``, progress counters.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.core.optimizer import do_nothing_closure
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
+from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook, _call_strategy_hook
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.connectors.logger_connector.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
@@ -30,31 +31,30 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.utils.data import DataLoader
 
-__all__ = ["Hooks", "call_hook", "is_transfer_noop", "overrides", "step_alike", "use_fast_loops"]
+from hf_compat.engine.internals.exceptions import StopIterationError
+
+__all__ = ["Hooks", "TrainingLoop", "call_hook", "is_transfer_noop", "overrides", "step_alike", "use_fast_loops"]
 
 _TRANSFER = "transfer_batch_to_device"
 _AROUND_A_TRANSFER = ("on_before_batch_transfer", "on_after_batch_transfer")
 
 
 def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any]) -> None:
-    """Let ``pl_trainer`` train and evaluate without calling hooks that are not overridden.
+    """Let ``pl_trainer`` evaluate without calling hooks that are not overridden.
 
-    Contract: ``fit_loop.epoch_loop``, its ``val_loop``, ``validate_loop`` and ``test_loop`` have their state in
-    attributes; ``on_run_start`` begins an epoch. Then ``advance`` and ``on_advance_end`` are all that is done for a
-    batch that is trained on, and ``_evaluation_step`` for one that is evaluated, besides fetching it.
+    Contract: ``fit_loop.epoch_loop.val_loop``, ``validate_loop`` and ``test_loop`` have their state in attributes;
+    ``on_run_start`` begins a pass. Then ``_evaluation_step`` is all that is done for a batch, besides fetching it.
 
     Args:
         pl_trainer: The Lightning trainer, before a fit or in its first ``setup``.
         noop_transfer: A ``transfer_batch_to_device`` that returns the batch as it is: with another one Lightning's own
             code runs.
     """
-    epoch_loop = pl_trainer.fit_loop.epoch_loop
-    lean: dict[type, type] = {_TrainingEpochLoop: _LeanEpochLoop, _EvaluationLoop: _LeanEvaluationLoop}
-    loop: Any
-    for loop in (epoch_loop, epoch_loop.val_loop, pl_trainer.validate_loop, pl_trainer.test_loop):
-        if type(loop) in lean:
-            loop.__class__ = lean[type(loop)]
-            loop.noop_transfer = noop_transfer
+    for loop in (pl_trainer.fit_loop.epoch_loop.val_loop, pl_trainer.validate_loop, pl_trainer.test_loop):
+        if type(loop) is _EvaluationLoop:
+            lean: Any = loop
+            lean.__class__ = _LeanEvaluationLoop
+            lean.noop_transfer = noop_transfer
 
 
 def step_alike(loop: Any, other: object) -> None:
@@ -65,7 +65,7 @@ def step_alike(loop: Any, other: object) -> None:
 
 
 def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
-    """Call the hook ``name`` of callbacks and module, as Lightning does; in a lean loop only if overridden.
+    """Call the hook ``name`` of callbacks and module, as Lightning does; in a run's loop only if overridden.
 
     Contract: ``module._trainer`` is what the property ``trainer`` returns, which first looks for other things.
 
@@ -76,77 +76,152 @@ def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
     """
     trainer: Any = module._trainer
     loop = trainer.fit_loop.epoch_loop
-    hooks = loop.hooks if isinstance(loop, _LeanEpochLoop) else None
-    if hooks is None:
+    if isinstance(loop, TrainingLoop):
+        loop.hooks.call(name, *given)
+    else:
         _call_callback_hooks(trainer, name, *given)
         _call_lightning_module_hook(trainer, name, *given)
-    else:
-        hooks.call(name, *given)
 
 
-class _LeanEpochLoop(_TrainingEpochLoop):
-    noop_transfer: Callable[..., Any]
-    hooks: Hooks | None = None
-    """None where Lightning's own code runs."""
-    _takes_index = True
+class TrainingLoop(_TrainingEpochLoop):
+    """What Lightning does around each batch that it trains on: hooks, profiler, progress, and what was logged.
+
+    A subclass says which :meth:`batches` an epoch has, and trains on one in :meth:`advance`. Contract: the fit loop
+    calls ``run`` for each epoch; it and callbacks read ``batch_progress``, ``_batches_that_stepped``, the steps of
+    ``manual_optimization``, ``max_steps`` and ``val_loop``. What Lightning's own loop does besides is not used here: it
+    steps no schedule under manual optimization, restarts only from its own checkpoints, and validates, in
+    ``on_advance_end``, only if it was given a loader for that.
+
+    Args:
+        pl_trainer: The Lightning trainer, before it trains. The loop takes over limits and validation loop of its own.
+        module_class: The class whose ``training_step`` and ``transfer_batch_to_device`` are known here: where the
+            module has others, Lightning's own code calls them.
+    """
+
+    def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule]) -> None:
+        before = pl_trainer.fit_loop.epoch_loop
+        super().__init__(pl_trainer, before.min_steps, before.max_steps)
+        self.val_loop = before.val_loop
+        pl_trainer.fit_loop.epoch_loop = self
+        self._module_class = module_class
+        self._batches: Iterator[Any] = iter(())
+        self._length: float = 0
+
+    def batches(self) -> Iterator[Any]:
+        """Return the batches of the epoch that begins; none is read before it is asked for, and none is None."""
+        raise NotImplementedError
+
+    # ---- an epoch ----
+
+    def run(self, data_fetcher: _DataFetcher) -> None:
+        """Train for an epoch.
+
+        Raises:
+            StopIterationError: If what trains on a batch raises StopIteration, which ends Lightning's fit loop.
+        """
+        self.reset()
+        self.on_run_start(data_fetcher)
+        while not self.done:
+            with self.profile("[_TrainingEpochLoop].train_dataloader_next"):
+                batch = next(self._batches, None)
+            if batch is None:
+                return
+            try:
+                self.advance(batch)
+            except StopIteration as stop:
+                raise StopIterationError(stop) from stop
+            del batch  # its memory is free while the next one is read
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        """Begin an epoch: look up what each of its batches needs."""
         super().on_run_start(data_fetcher)
-        self.hooks = Hooks(self.trainer) if self._is_known(data_fetcher) else None
-        if self.hooks is not None:
-            data_fetcher._start_profiler = data_fetcher._stop_profiler = _nothing
-            self._takes_index = "batch_idx" in self._build_kwargs(OrderedDict(), None, 0)
+        trainer, module = self.trainer, self.trainer.lightning_module
+        self.hooks = Hooks(trainer)
+        self.profile = trainer.profiler.profile if self.hooks.profiles else _no_profile
+        self.val_loop.restarting = False
+        self._validates = trainer.enable_validation
+        self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, self._module_class.transfer_batch_to_device)
+        self._steps_itself = type(module).training_step is not self._module_class.training_step
+        self._batches, self._length = self.batches(), data_fetcher.length or math.inf
 
-    def _is_known(self, data_fetcher: _DataFetcher) -> bool:
-        """Return whether there is nothing in this epoch that :meth:`advance` does not do."""
-        trainer, module, strategy = self.trainer, self.trainer.lightning_module, type(self.trainer.strategy)
-        return (
-            type(trainer.profiler) is PassThroughProfiler
-            and type(data_fetcher) is _PrefetchDataFetcher
-            and not module.automatic_optimization
-            and not trainer.enable_validation
-            and not overrides(module, "on_train_batch_start", pl.LightningModule)  # which may end the epoch
-            and strategy.on_train_batch_start is Strategy.on_train_batch_start
-            and is_transfer_noop(trainer, self.noop_transfer)
-        )
+    @property
+    def done(self) -> bool:
+        """Whether the epoch has ended, as Lightning's, which looks each number up through the trainer."""
+        progress, fit_loop = self.batch_progress, self.trainer.fit_loop
+        if progress.is_last_batch or progress.current.ready == fit_loop.max_batches or self.trainer.should_stop:
+            return super().done
+        return self.optimizer_steps >= self.max_steps != -1
 
-    def advance(self, data_fetcher: _DataFetcher) -> None:
-        """Train on one batch: what Lightning does, without what is not used."""
-        hooks = self.hooks
-        if hooks is None or self.restarting:
-            super().advance(data_fetcher)
-            return
+    def teardown(self) -> None:
+        """Drop the batches that are left."""
+        super().teardown()
+        self._batches = iter(())
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of the optimizer so far, which is Lightning's ``global_step``."""
+        return self.manual_optimization.optim_step_progress.total.completed
+
+    # ---- a batch ----
+
+    def begin_batch(self, batch: Any) -> tuple[Any, int]:
+        """Count a batch as ready; return it as precision plugin and module convert it, and its index in the epoch."""
         trainer, progress, connector = self.trainer, self.batch_progress, self.trainer._logger_connector
-        if self.val_loop.restarting:
-            self.val_loop.restarting = False
-        if trainer.world_size > 1 and torch.distributed.is_initialized():
-            self._broadcast_sigterm_tensor()
-        batch, _, _ = next(data_fetcher)
-        batch_idx = self.batch_idx + 1
-        progress.is_last_batch = data_fetcher.done
+        index = progress.current.ready
+        progress.is_last_batch = index + 1 >= self._length
         batch = trainer.precision_plugin.convert_input(batch)
+        if self._transfers:
+            batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = _call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
         progress.increment_ready()
         _begin_batch(connector, self._results, batch)
-        hooks.call("on_train_batch_start", batch, batch_idx)
-        progress.increment_started()
-        kwargs = OrderedDict(batch=batch, batch_idx=batch_idx) if self._takes_index else OrderedDict(batch=batch)
-        output = self.manual_optimization.run(kwargs)
-        progress.increment_processed()
-        hooks.call("on_train_batch_end", output, batch, batch_idx)
-        has_values = _end_batch(connector, self._results)
-        progress.increment_completed()
-        if has_values:
-            connector.update_train_step_metrics()
+        return batch, index
 
-    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        """Count the batch; there is no validation to run and no schedule to step."""
-        if self.hooks is None or self.restarting:
-            super().on_advance_end(data_fetcher)
+    def call_training_step(self, batch: Any, index: int) -> Any:
+        """Call the module's ``training_step`` through the strategy; return the outputs that callbacks get."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        self.batch_progress.increment_started()
+        with self.profile("run_training_batch"):
+            if self._steps_itself:
+                outputs: Any = self.manual_optimization.run(self._build_kwargs(OrderedDict(), batch, index))
+            elif self.hooks.profiles:
+                _call_strategy_hook(trainer, "on_train_batch_start", batch, index)
+                outputs = _call_strategy_hook(trainer, "training_step", batch, index)
+            else:
+                module._current_fx_name = "training_step"
+                outputs = trainer.strategy.training_step(batch, index)
+                module._current_fx_name = None
+        self.batch_progress.increment_processed()
+        return outputs
+
+    def step_optimizer(self) -> None:
+        """Step the optimizer by strategy and precision plugin, counted as one of Lightning's.
+
+        The plugin calls the hook ``on_before_optimizer_step`` once the gradients are unscaled.
+        """
+        strategy, steps = self.trainer.strategy, self.manual_optimization.optim_step_progress
+        steps.increment_ready()
+        self.trainer.profiler.start("optimizer_step")
+        strategy.optimizer_step(strategy.optimizers[0], do_nothing_closure)
+        self.trainer.profiler.stop("optimizer_step")
+        steps.increment_completed()
+
+    def skip_epoch(self) -> None:
+        """End the epoch before the batch, as Lightning does where the hook of a module returned -1."""
+        self.batch_progress.increment_by(0, is_last_batch=True)
+        self.batch_progress.increment_processed()
+
+    def end_batch(self) -> None:
+        """Count a batch as completed, and collect what was logged with ``self.log``."""
+        has_values = _end_batch(self.trainer._logger_connector, self._results)
+        self.batch_progress.increment_completed()
+        if has_values:
+            self.trainer._logger_connector.update_train_step_metrics()
+        if self._validates:  # a module with a loader of its own
+            self.on_advance_end(self.trainer.fit_loop._data_fetcher)
             return
         self._batches_that_stepped += 1
         self._save_loggers_on_train_batch_end()
-        if self.trainer.received_sigterm and not self._is_training_done:
-            raise SIGTERMException
 
 
 class _LeanEvaluationLoop(_EvaluationLoop):
@@ -234,7 +309,7 @@ def _end_batch(connector: _LoggerConnector, results: _ResultCollection) -> bool:
 
     Contract: what was logged before the last reset stays in ``results``, with ``has_reset``, and is in no metrics.
     """
-    has_values = any(not metric.has_reset for metric in results.values())
+    has_values = bool(results) and any(not metric.has_reset for metric in results.values())
     if has_values:
         connector.on_batch_end()
     else:
@@ -246,35 +321,64 @@ def _nothing() -> None:
     pass
 
 
+_NOTHING = nullcontext()
+
+
+def _no_profile(name: str) -> nullcontext[None]:
+    return _NOTHING
+
+
 class Hooks:
-    """The overrides of hooks in callbacks and module.
+    """The hooks of callbacks and module: those that are overridden or, under a profiler, all, as Lightning calls them.
 
     Args:
-        trainer: The Lightning trainer, in a fit or an evaluation.
+        pl_trainer: The Lightning trainer, in a fit or an evaluation.
+
+    Attributes:
+        profiles: Whether each hook is called in a context of the trainer's profiler.
     """
 
-    def __init__(self, pl_trainer: pl.Trainer) -> None:
+    def __init__(self, pl_trainer: Any) -> None:
+        self.profiles = type(pl_trainer.profiler) is not PassThroughProfiler
         self._trainer = pl_trainer
         self._module = pl_trainer.lightning_module
-        self._callbacks: list[pl.Callback] = []
+        self._callbacks: list[pl.Callback] = list(pl_trainer.callbacks)
         self._found: dict[str, tuple[list[pl.Callback], Callable[..., Any] | None]] = {}
 
     def call(self, name: str, *given: Any) -> None:
         """Call the hook ``name`` of each callback, then of the module, whose ``_current_fx_name`` it is meanwhile."""
-        trainer, module = self._trainer, self._module
-        if trainer.callbacks != self._callbacks:  # type: ignore[attr-defined]  # some were added, or taken away
-            self._callbacks = list(trainer.callbacks)  # type: ignore[attr-defined]
-            self._found.clear()
         callbacks, own = self._found.get(name) or self._find(name)
-        if not callbacks and own is None:
+        if not callbacks and own is None and not self.profiles and self._trainer.callbacks == self._callbacks:
             return
-        before = module._current_fx_name
+        before = self._module._current_fx_name
+        self.begin(name, *given)
+        self.end(name, *given)
+        self._module._current_fx_name = before
+
+    def begin(self, name: str, *given: Any) -> None:
+        """Call the hook ``name`` of each callback; it is the module's ``_current_fx_name`` until :meth:`end`."""
+        trainer, module = self._trainer, self._module
+        if self.profiles:
+            _call_callback_hooks(trainer, name, *given)
+            module._current_fx_name = name
+            return
         module._current_fx_name = name
-        for callback in callbacks:
+        if trainer.callbacks != self._callbacks:  # some were added, or taken away
+            self._callbacks = list(trainer.callbacks)
+            self._found.clear()
+        for callback in (self._found.get(name) or self._find(name))[0]:
             getattr(callback, name)(trainer, module, *given)
-        if own is not None:
-            own(*given)
-        module._current_fx_name = before
+
+    def end(self, name: str, *given: Any) -> Any:
+        """Call the hook ``name`` of the module, after those of the callbacks; return what it returns."""
+        module = self._module
+        if self.profiles:
+            result = _call_lightning_module_hook(self._trainer, name, *given)
+        else:
+            own = (self._found.get(name) or self._find(name))[1]
+            result = None if own is None else own(*given)
+        module._current_fx_name = None
+        return result
 
     def _find(self, name: str) -> tuple[list[pl.Callback], Callable[..., Any] | None]:
         callbacks = [one for one in self._callbacks if overrides(one, name, pl.Callback)]
