@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 from hf_compat.errors import HFCompatWarning, OverrideError, TrainerSetupError, described
@@ -82,12 +83,23 @@ def explain_missing(trainer: object, name: str) -> Any:
     return object.__getattribute__(trainer, name)  # raises again, naming what was missing
 
 
+_OURS: set[FunctionType] = set()
+"""Functions of this package that were asked for, as they are at every batch. No closures: they may hold a Trainer."""
+
+
 def is_ours(function: object) -> bool:
     """Return whether ``function`` is defined in this package, not in a subclass or callback of someone else.
 
     A wrapper of someone else's that ``functools.wraps`` has given the names of ours is not.
     """
-    return str(getattr(function, "__module__", "")).startswith("hf_compat.") and not hasattr(function, "__wrapped__")
+    function = getattr(function, "__func__", function)
+    if type(function) is FunctionType and function in _OURS:
+        return True
+    is_from_here = str(getattr(function, "__module__", "")).startswith("hf_compat.")
+    found = is_from_here and not hasattr(function, "__wrapped__")
+    if found and isinstance(function, FunctionType) and function.__closure__ is None:
+        _OURS.add(function)
+    return found
 
 
 def check_returned(fits: bool, value: object, method: str, wanted: str) -> None:
@@ -194,7 +206,7 @@ def call_as_defined(method: Callable[..., Any], *given: Any, **named: Any) -> An
         **named: Upstream's keyword arguments.
     """
     function = getattr(method, "__func__", method)
-    if is_ours(function):
+    if (type(function) is FunctionType and function in _OURS) or is_ours(function):
         return method(*[value for _, value in given], **named)
     names, values = zip(*given, strict=True) if given else ((), ())
     call = _call_of(function, function is not method, names, tuple(named))

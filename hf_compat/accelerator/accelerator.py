@@ -246,8 +246,8 @@ class Accelerator(ProcessState):
     @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        own = any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
-        return own or self._backend.step_was_skipped
+        own = self._optimizers and any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
+        return bool(own) or self._backend.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -273,20 +273,22 @@ class Accelerator(ProcessState):
 
         With a ``learning_rate``, an optimizer that updates parameters in the backward pass runs it with that rate.
         """
-        kwargs.pop("scale_wrt_gas", None)
-        learning_rate = kwargs.pop("learning_rate", None)
+        learning_rate: float | None = None
+        if kwargs:
+            kwargs.pop("scale_wrt_gas", None)
+            learning_rate = kwargs.pop("learning_rate", None)
         module = self._module
         fused = None if learning_rate is None or self.scaler is not None else _fused_backward(module)
-        if fused is not None:
+        if fused is not None and learning_rate is not None:
             fused(loss, learning_rate)
         elif module is None:
             torch.autograd.backward(loss if self.scaler is None else self.scaler.scale(loss), **kwargs)
         else:
-            self.strategy.backward(loss, None, **kwargs)
+            self._backend.strategy.backward(loss, None, **kwargs)
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the total norm of the gradients of ``parameters`` to ``max_norm``; return it before clipping, ``()``."""
-        return self.strategy.clip_grad_norm(parameters, max_norm, norm_type)
+        return self._backend.strategy.clip_grad_norm(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
         """Clip each gradient of ``parameters`` to between ``-clip_value`` and ``clip_value``."""

@@ -359,7 +359,8 @@ class TrainingArguments(metaclass=CountsCounterparts):
     @property
     def n_gpu(self) -> int:
         """GPUs of this process: 0 on the CPU, 1 if a launcher has started it, else all that are visible."""
-        _ = self.device  # which counts them
+        if self._n_gpu == -1:
+            _ = self.device  # which counts them
         return self._n_gpu
 
     @property

@@ -179,7 +179,10 @@ class CallbackHandler(TrainerCallback):
             if method is None:  # its base class is of a release without this event
                 continue
             # Looked up on every call: an instance or a class may be patched.
-            function = getattr(method, "__func__", method)
+            try:
+                function = method.__func__
+            except AttributeError:
+                function = method
             known = methods.get(type(callback))
             if known is None or known.function is not function:
                 known = methods[type(callback)] = _inspect_method(function)

@@ -136,14 +136,18 @@ class RemoveColumnsCollator:
 
     def __call__(self, features: list[Any]) -> Any:
         """Return the batch of ``features`` without their unused keys."""
-        return self.data_collator([self._remove_columns(feature) for feature in features])
+        kept, columns = [], self.signature_columns
+        for feature in features:
+            if not isinstance(feature, dict):
+                kept.append(feature)
+                continue
+            kept.append({key: feature[key] for key in feature if key in columns})
+            if not self.message_logged and len(kept[-1]) < len(feature):
+                self._log_removed(feature)
+        return self.data_collator(kept)
 
-    def _remove_columns(self, feature: _SampleT) -> _SampleT:
-        if not isinstance(feature, dict):
-            return feature
-        kept = {key: value for key, value in feature.items() if key in self.signature_columns}
-        if len(kept) < len(feature) and self.logger and self.model_name and not self.message_logged:
-            dropped = [str(key) for key in feature if key not in kept]
+    def _log_removed(self, feature: dict[Any, Any]) -> None:
+        if self.logger and self.model_name:
+            dropped = [str(key) for key in feature if key not in self.signature_columns]
             _log_removed(dropped, self.description, self.logger, self.model_name)
             self.message_logged = True
-        return kept  # type: ignore[return-value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any
 
@@ -53,12 +54,15 @@ class SeedableRandomSampler(RandomSampler):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the indices of epoch ``epoch``, then advance to the next epoch."""
+        """Return the indices of epoch ``epoch``; the epoch after it is the next one's once they are read."""
         if self.generator is None:
             self.generator = Generator(device=torch.get_default_device())
         self.generator.manual_seed(self.initial_seed + self.epoch)
-        yield from super().__iter__()
+        return itertools.chain(super().__iter__(), self._advance())
+
+    def _advance(self) -> Iterator[int]:
         self.set_epoch(self.epoch + 1)
+        yield from ()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``."""

@@ -94,6 +94,7 @@ class LightningBackend:
         pl_trainer: The Lightning trainer of the current or last run; None before the first.
         module: Its module.
         loaders: The current loaders.
+        strategy: The strategy of the current or last run; before the first, that of a single device.
         trains: Whether a fit is running; backward passes then go through its module.
         cast_model: The model whose forward pass is under autocast if the precision wants that; None before the first.
         model_is_prepared: Whether a run or an evaluation has prepared the model itself. False in a run that goes on
@@ -132,10 +133,11 @@ class LightningBackend:
         self.model_is_prepared = False
         self._placed_model: nn.Module | None = None
         self.cast_model: nn.Module | None = None
-        self._default_strategy: ModelStrategy = OneDeviceStrategy(device)
+        self.strategy: ModelStrategy = OneDeviceStrategy(device)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "pl_trainer": None, "module": None, "trains": False, "loaders": Loaders()}
+        unset = {"pl_trainer": None, "module": None, "trains": False, "loaders": Loaders()}
+        return {**vars(self), **unset, "strategy": OneDeviceStrategy(self.strategy.root_device)}
 
     # ---- facts ----
 
@@ -152,11 +154,6 @@ class LightningBackend:
     def input_dtype(self, args: TrainingArguments) -> torch.dtype | None:
         """Return the dtype that floating-point inputs are cast to; None for no cast."""
         return self.traits.input_dtype(args) or self._input_dtype
-
-    @property
-    def strategy(self) -> ModelStrategy:
-        """The strategy of the current or last run; before the first, that of a single device."""
-        return self._default_strategy if self.pl_trainer is None else self.pl_trainer.strategy  # type: ignore[return-value]
 
     @property
     def scaler(self) -> GradScaler | None:
@@ -183,6 +180,7 @@ class LightningBackend:
     def drop_last_run(self) -> None:
         """Drop the Lightning trainer, module and strategy of the last run."""
         self.pl_trainer = self.module = None
+        self.strategy = OneDeviceStrategy(self.strategy.root_device)
 
     def release(self) -> None:
         """Drop the model and the last run, to free their memory."""
@@ -257,7 +255,7 @@ class LightningBackend:
         disable_signal_handlers(pl_trainer)
         keep_memory_cache(pl_trainer)
         use_fast_loops(pl_trainer, noop_transfer=HFModule.transfer_batch_to_device)
-        self.pl_trainer = pl_trainer
+        self.pl_trainer, self.strategy = pl_trainer, pl_trainer.strategy  # type: ignore[assignment]
 
     def prepare_evaluation(
         self, args: TrainingArguments, model: nn.Module, loggers: Sequence[Logger]

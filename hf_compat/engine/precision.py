@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -57,12 +57,21 @@ _OWN_SCALER = ("mlu", "musa", "npu", "sdaa")
 _USER = 4  # who builds a Trainer: above it are ``precision_plugin``, the backend and the Trainer
 
 
+_NOTHING = nullcontext()
+
+
 class FullPrecision(Precision):
     """Full precision; calls ``optimizer.step`` without a closure.
 
     Lightning calls its gradient hooks in a closure, which some optimizers do not accept. Here the hooks run before the
     step.
     """
+
+    def train_step_context(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Return a context that does nothing."""
+        return _NOTHING
+
+    val_step_context = test_step_context = predict_step_context = train_step_context  # type: ignore[assignment]
 
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Optimizer, model: pl.LightningModule, closure: Callable[[], Any], **kwargs: Any
@@ -112,10 +121,12 @@ class ForwardMixedPrecision(MixedPrecision):
     step_was_skipped = False
     """Whether the gradient scaler skipped the last optimizer step; see :func:`scaled_step`."""
 
-    @contextmanager
-    def forward_context(self) -> Iterator[None]:
-        """Do nothing: the model's forward enters autocast itself."""
-        yield
+    def forward_context(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        """Return a context that does nothing: the model's forward enters autocast itself."""
+        return _NOTHING
+
+    train_step_context = val_step_context = forward_context  # type: ignore[assignment]
+    test_step_context = predict_step_context = forward_context  # type: ignore[assignment]
 
     def autocast_context_manager(self) -> torch.autocast:
         """Return the autocast of one forward pass, with the weight cache enabled as in transformers."""

@@ -15,7 +15,7 @@ from hf_compat.data.windows import ResumePosition
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
 from hf_compat.overflow import DebugUnderflowOverflow
-from hf_compat.overriding import call_as_defined, check_is_module
+from hf_compat.overriding import call_as_defined, check_is_module, is_ours
 from hf_compat.plan import ResumeOffset
 from hf_compat.run.optimization import CurrentOptimizer, GradientClipping, LRSchedule, Norm
 from hf_compat.run.preemption import Preemption
@@ -186,6 +186,11 @@ class RunHooks(LastCallback):
     def call_log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
         self.saving.begin_step()
+        control = self.trainer.control
+        if not (control.should_log or control.should_evaluate or control.should_save) and is_ours(
+            self.trainer._maybe_log_save_evaluate
+        ):
+            return  # before the losses are added up for it
         call_as_defined(
             self.trainer._maybe_log_save_evaluate,
             ("tr_loss", self.progress.counters.tr_loss),

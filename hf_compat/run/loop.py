@@ -13,6 +13,7 @@ from hf_compat.callbacks.handler import fire
 from hf_compat.data.windows import Window, WindowLoader
 from hf_compat.engine.internals.stepping import TrainingLoop
 from hf_compat.engine.module import HFModule
+from hf_compat.model_facts import zero_gradients
 from hf_compat.run.run_warnings import warn_of_changed_accumulation
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class UpdateLoop(TrainingLoop):
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""
         run, hooks = self._run, self._run.hooks
-        trainer, losses = run.trainer, []
+        trainer, strategy, losses = run.trainer, self.trainer.strategy, []
         for number, batch in enumerate(window.batches, start=1):
             is_last = number == len(window.batches)
             ends_update = is_last and window.is_complete
@@ -88,13 +89,13 @@ class UpdateLoop(TrainingLoop):
             with run.accumulating(ends_update=ends_update, syncs=is_last):
                 loss = run.training_step(batch, window.num_items)
             losses.append(loss)
-            hooks.optimizer.give_if_replaced(self.trainer.strategy)
+            hooks.optimizer.give_if_replaced(strategy)
             hooks.progress.count_batch(loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
                 fire(trainer, "on_optimizer_step")
                 hooks.schedule.step()
-                trainer.model_wrapped.zero_grad()
+                zero_gradients(trainer.model_wrapped)
                 hooks.progress.count_update(window, self.optimizer_steps)
             else:
                 fire(trainer, "on_substep_end")

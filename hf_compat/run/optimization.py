@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -205,27 +205,21 @@ class LRSchedule:
         """Step the schedule, and keep the learning rate of the step before."""
         self.learning_rate = self._trainer._get_learning_rate()
         if not self._trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(self._trainer.lr_scheduler):
-            scheduler: Any = self._trainer.lr_scheduler
-            with _without_added_groups(scheduler):
-                scheduler.step()
+            _step_without_added_groups(self._trainer.lr_scheduler)
 
 
-def _without_added_groups(scheduler: Any) -> AbstractContextManager[None]:
-    """Return a context in which ``scheduler`` sees the groups of parameters that it was created for.
+def _step_without_added_groups(scheduler: Any) -> None:
+    """Step ``scheduler``, which sees the groups of parameters that it was created for.
 
-    A callback may add others to the optimizer; they keep the learning rate that it gives them.
+    A callback may have added others to the optimizer; they keep the learning rate that it gives them.
     """
     optimizer, rates = getattr(scheduler, "optimizer", None), getattr(scheduler, "base_lrs", None)
     if rates is None or optimizer is None or len(optimizer.param_groups) <= len(rates):
-        return nullcontext()
-    return _first_groups(optimizer, len(rates))
-
-
-@contextmanager
-def _first_groups(optimizer: Any, count: int) -> Iterator[None]:
+        scheduler.step()
+        return
     every = optimizer.param_groups
-    optimizer.param_groups = every[:count]
+    optimizer.param_groups = every[: len(rates)]
     try:
-        yield
+        scheduler.step()
     finally:
         optimizer.param_groups = every

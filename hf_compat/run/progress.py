@@ -167,7 +167,8 @@ class Progress:
         counters = self.counters
         since_log = 1 + self._trainer.state.global_step - counters.last_logged_step
         counters.losses.add(loss, since_log if self._trainer.args.logging_nan_inf_filter else None)
-        counters.flos += _checked_flos(self._trainer.floating_point_ops(batch))
+        flos = self._trainer.floating_point_ops(batch)
+        counters.flos += flos if type(flos) is int else _checked_flos(flos)
         if self._trainer.semantics.counts_tokens_after_batch:
             self._trainer._track_num_input_tokens(batch)
 

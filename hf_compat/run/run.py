@@ -58,6 +58,8 @@ __all__ = ["TrainingRun"]
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = nullcontext()
+
 
 class TrainingRun:
     """The state of one ``train()``, as module, strategy and loader of windows see it.
@@ -366,7 +368,7 @@ class TrainingRun:
         """Return the context for one batch, by the Trainer's accelerator: a subclass may have put its own in place."""
         accelerator = self.trainer.accelerator
         accelerator.sync_gradients = ends_update
-        return nullcontext() if syncs else accelerator.no_sync(self.trainer.model_wrapped)
+        return _NOTHING if syncs else accelerator.no_sync(self.trainer.model_wrapped)
 
     def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
         """Call the Trainer's ``training_step`` with one batch; return its loss, ``()``."""
@@ -376,7 +378,8 @@ class TrainingRun:
             ("inputs", batch),
             ("num_items_in_batch", num_items),
         )
-        check_loss(loss, f"`{type(self.trainer).__name__}.training_step`")
+        if not isinstance(loss, Tensor):
+            check_loss(loss, f"`{type(self.trainer).__name__}.training_step`")
         return loss
 
     def original(self, name: str) -> Callable[..., Any]:

@@ -65,6 +65,10 @@ class TrainingLogs:
         return logs
 
 
+_ADDED_AT_ONCE = 64
+"""Losses that are added up as soon as there are so many, read or not: each may keep what it is a view of."""
+
+
 class LossSum:
     """Losses of batches, added up when they are read: together these small operations take half the time.
 
@@ -108,6 +112,8 @@ class LossSum:
                 f"{self._value.device}. Return the loss on the device of the inputs."
             )
         self._added.append((loss, steps))
+        if len(self._added) == _ADDED_AT_ONCE:
+            self._add_up()
 
     def _add_up(self) -> None:
         summed = self._value

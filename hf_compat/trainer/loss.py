@@ -43,6 +43,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_NOTHING = contextlib.nullcontext()
+
 _NOT_SHIFTED = (
     "`label_smoothing_factor={}` with FSDP 2: transformers does not recognize a causal language model by the class "
     "that FSDP 2 gives it, and compares each prediction with the label of its own token, not of the next one; so does "
@@ -138,7 +140,8 @@ def forward_and_backward(
         loss: Tensor = call_as_defined(
             trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
         )
-    check_loss(loss, f"`{type(trainer).__name__}.compute_loss`")
+    if not isinstance(loss, Tensor):
+        check_loss(loss, f"`{type(trainer).__name__}.compute_loss`")
     del inputs
     every = args.torch_empty_cache_steps
     if every is not None and trainer.state.global_step % every == 0:
@@ -179,13 +182,15 @@ def compute_loss(
     group = trainer.lightning_backend.strategy.sequence_group
     if group is not None and trainer.model.training:
         return _loss_of_shared_sequences(model, inputs, group, return_outputs=return_outputs)
-    check_is_named(inputs)
+    if not isinstance(inputs, dict):
+        check_is_named(inputs)
     own_loss = trainer.label_smoother is not None or trainer.compute_loss_func is not None
     labels = inputs.pop("labels") if own_loss and "labels" in inputs else None
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     outputs = model(**inputs)
-    store_past(trainer, outputs)
+    if trainer.args.past_index != -1:
+        store_past(trainer, outputs)
     if trainer.compute_loss_func is not None:
         if labels is None:
             text = "`compute_loss_func` is defined but `labels=None`: batches have no `labels`, it is called with None."
@@ -261,10 +266,15 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
 
 def autocast_around_loss(trainer: Trainer, cache_enabled: bool | None) -> contextlib.AbstractContextManager[Any]:
     """Return the autocast around the loss, which some releases of transformers have on the CPU: always bfloat16."""
-    releases_differ = not trainer.semantics.leaves_loss_out_of_cpu_autocast
-    if releases_differ and uses_cpu_amp(for_run(trainer.args)) and not trainer.lightning_backend.traits.own_precision:
+    if _has_cpu_autocast(trainer):
         return torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=bool(cache_enabled))
     return contextlib.nullcontext()
+
+
+def _has_cpu_autocast(trainer: Trainer) -> bool:
+    if trainer.semantics.leaves_loss_out_of_cpu_autocast:
+        return False
+    return uses_cpu_amp(for_run(trainer.args)) and not trainer.lightning_backend.traits.own_precision
 
 
 def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
@@ -273,7 +283,10 @@ def computing_loss(trainer: Trainer) -> contextlib.AbstractContextManager[Any]:
     Raises:
         OverrideError: If that returns no context.
     """
-    context = trainer.compute_loss_context_manager()
+    method = trainer.compute_loss_context_manager
+    if is_ours(method) and is_ours(trainer.autocast_smart_context_manager) and not _has_cpu_autocast(trainer):
+        return _NOTHING  # without making a stack of no contexts for each batch
+    context = method()
     _check_is_context(context, "compute_loss_context_manager")
     return context
 
@@ -307,7 +320,9 @@ def prepare_input(
         return type(data)({name: prepare(value) for name, value in data.items()})  # type: ignore[call-arg]
     return type(data)(  # type: ignore[call-arg]
         {
-            name: _moved(value, device, dtype) if isinstance(value, Tensor) else prepare(value)
+            name: value
+            if type(value) is Tensor and dtype is None and value.device == device
+            else (_moved(value, device, dtype) if isinstance(value, Tensor) else prepare(value))
             for name, value in data.items()
         }
     )
@@ -336,7 +351,8 @@ def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:
         DataError: If they are empty.
         OverrideError: If they are none.
     """
-    check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
+    if type(inputs) is not dict:
+        check_returned(hasattr(inputs, "__len__"), inputs, "_prepare_input", "what it was given, on `args.device`")
     if len(inputs) == 0:
         columns = trainer.run_counters.signature_columns or ["(any)"]
         raise DataError(

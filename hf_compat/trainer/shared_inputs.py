@@ -37,9 +37,10 @@ def prepared(trainer: Trainer, model: nn.Module, inputs: dict[str, Any]) -> Shar
         OverrideError: If that is no pair of a function and a batch.
     """
     returned: Any = trainer._prepare_context_parallel_inputs(model, inputs)
-    fits = isinstance(returned, tuple | list) and len(returned) == 2 and callable(returned[0])
-    wanted = "a function that returns a context manager, and the batch: `return contextlib.nullcontext, inputs`"
-    check_returned(fits, returned, "_prepare_context_parallel_inputs", wanted)
+    if type(returned) is not tuple or len(returned) != 2 or returned[0] is not contextlib.nullcontext:
+        fits = isinstance(returned, tuple | list) and len(returned) == 2 and callable(returned[0])
+        wanted = "a function that returns a context manager, and the batch: `return contextlib.nullcontext, inputs`"
+        check_returned(fits, returned, "_prepare_context_parallel_inputs", wanted)
     context, inputs = returned
     return context, inputs
 

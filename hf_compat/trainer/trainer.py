@@ -36,7 +36,7 @@ from hf_compat.errors import DataError, ModelError
 from hf_compat.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
 from hf_compat.evaluation.session import EvaluationSession
 from hf_compat.memory import TrainerMemoryTracker
-from hf_compat.model_facts import count_parameters
+from hf_compat.model_facts import count_parameters, parameters_of
 from hf_compat.optim import groups, liger, neftune
 from hf_compat.optim.optimizers import optimizer_class_and_kwargs
 from hf_compat.overriding import WarnOnce, call_as_defined, explain_missing, refuse_overrides_never_called
@@ -525,7 +525,7 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """Clip the total gradient norm to ``max_grad_norm``; return it before clipping."""
-        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor | float:
         """Return ``grad_norm``; compute it if it is None."""
@@ -625,6 +625,8 @@ class Trainer(metaclass=CountsCounterparts):
             num_items_in_batch: Scored items in the window.
         """
         context, inputs = shared_inputs.prepared(self, model, inputs)
+        if context is contextlib.nullcontext:
+            return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
         with context():
             return loss.forward_and_backward(self, model, inputs, num_items_in_batch)
 
@@ -676,7 +678,7 @@ class Trainer(metaclass=CountsCounterparts):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Return the floating-point operations of a step with the batch ``inputs``; 0 without an estimate."""
         recounts = self.lightning_backend.traits.recounts_parameters
-        return progress.floating_point_ops(self, counts_of(self), inputs, recounts=recounts)
+        return progress.floating_point_ops(self, self.run_counters, inputs, recounts=recounts)
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""

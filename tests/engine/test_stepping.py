@@ -1,4 +1,4 @@
-"""The loops that leave out hooks which nobody overrides, compared with Lightning's own."""
+"""A run's loop, and the loops that evaluate, compared with Lightning's own."""
 
 import lightning.pytorch as pl
 import pytest
@@ -8,10 +8,11 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 from torch.utils.data import DataLoader
 
 import hf_compat
+from hf_compat.data.windows import Window
 from hf_compat.engine import backend
-from hf_compat.engine.internals.stepping import _LeanEpochLoop, _LeanEvaluationLoop, use_fast_loops
+from hf_compat.engine.internals.stepping import _LeanEvaluationLoop, use_fast_loops
 from hf_compat.lightning import HFDataModule, HFModule
-from tests.support.helpers import ListDataset, PadCollator, bert_classifier, labelled_rows
+from tests.support.helpers import ListDataset, PadCollator, PlainModel, bert_classifier, labelled_rows, vector_rows
 
 HOOKS = (
     "on_train_epoch_start",
@@ -28,7 +29,9 @@ EVALUATION_HOOKS = tuple(f"on_{stage}_batch_{when}" for stage in ("validation", 
 
 
 def told(value):
-    """Return what a hook got, so that two runs can be compared."""
+    """Return what a hook got, so that two runs can be compared: a window of one batch as that batch."""
+    if isinstance(value, Window) and len(value.batches) == 1:
+        return told(value.batches[0])
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -81,9 +84,6 @@ SEEN = []
 for hook_name in HOOKS:
     if hook_name != "on_train_batch_end":
         setattr(Seeing, hook_name, noting_callback(hook_name))
-SeeingModule = type(
-    "SeeingModule", (HFModule,), {name: noting_module(name) for name in HOOKS if name != "on_train_batch_start"}
-)
 
 
 def arguments(folder, **more):
@@ -99,7 +99,7 @@ def arguments(folder, **more):
     )
 
 
-def fit(folder, *callbacks, module=SeeingModule, lightning=None, **more):
+def fit(folder, *callbacks, module, lightning=None, **more):
     """Train the pieces, and return their Lightning trainer with its module."""
     args = arguments(folder, **more)
     keywords = {"logger": False, "accelerator": "cpu", "max_epochs": -1, "enable_progress_bar": False}
@@ -112,26 +112,81 @@ def fit(folder, *callbacks, module=SeeingModule, lightning=None, **more):
     return trainer, made
 
 
-def is_lean(trainer):
-    """Return whether the loop left out what nobody overrides."""
-    return isinstance(trainer.fit_loop.epoch_loop, _LeanEpochLoop) and trainer.fit_loop.epoch_loop.hooks is not None
+class Plain(pl.LightningModule):
+    """A module of Lightning alone, which does with a batch what a run of ours does with a window of one."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = PlainModel(dropout=0.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.model(**batch)["loss"]
+        self.manual_backward(loss)
+        self.optimizers().step()
+        self.model.zero_grad()
+        return {"loss": loss.detach()}
 
 
-def test_hooks_are_called_as_by_lightning(tmp_path, monkeypatch):
-    """Order, arguments, the hook's name, progress, logged metrics and weights are those of Lightning's own loop."""
+def noting(kind):
+    """Return a class like ``kind`` whose hooks note what they get; gradients are zeroed without a hook in both."""
+    return type(kind.__name__, (kind,), {name: noting_module(name) for name in HOOKS if name != "on_before_zero_grad"})
+
+
+@pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
+def test_hooks_are_called_as_by_lightning(tmp_path):
+    """Order, arguments, the hook's name, progress, logged metrics and weights are those of plain Lightning."""
+    rows = [{name: torch.tensor(value) for name, value in vector_rows(1)[0].items()}] * 4  # in whatever order
+    keywords = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    more = {"max_grad_norm": 0.0, "lr_scheduler_type": "constant", "optim": "sgd", "learning_rate": 0.1}
+    args = arguments(tmp_path, gradient_accumulation_steps=1, **more)
     seen, weights = [], []
-    for lean in (True, False):
-        if not lean:
-            monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
+    for is_plain in (False, True):
         SEEN.clear()
-        trainer, module = fit(tmp_path / str(lean), Seeing(SEEN))
-        assert is_lean(trainer) == lean
+        hf_compat.set_seed(0)
+        if is_plain:
+            module = noting(Plain)()
+            trainer = pl.Trainer(max_epochs=2, callbacks=[Seeing(SEEN)], enable_checkpointing=False, **keywords)
+            trainer.fit(module, DataLoader(rows, batch_size=2))
+        else:
+            module = noting(HFModule)(PlainModel(dropout=0.0), args)
+            callbacks = [*hf_compat.lightning.callbacks(args), Seeing(SEEN)]
+            pl.Trainer(max_epochs=-1, callbacks=callbacks, **keywords).fit(module, datamodule=HFDataModule(args, rows))
         seen.append([*SEEN])
-        weights.append([parameter.detach().clone() for parameter in module.parameters()])
+        weights.append(module.model.state_dict())
     assert seen[0] == seen[1]
     assert {(kind, name) for kind, name, *_ in seen[0]} >= {("callback", name) for name in HOOKS[:5]}
     assert any("own_step" in str(entry) for entry in seen[0])
-    assert all(map(torch.equal, *weights))
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+
+
+def test_a_profiler_sees_what_it_sees_of_lightning(tmp_path):
+    """Under a profiler each hook of each callback and of the module is an action, as are batches, steps and updates."""
+    trainer, _ = fit(tmp_path, Seeing(SEEN), module=HFModule, lightning={"profiler": "simple"})
+    actions = {name: len(times) for name, times in trainer.profiler.recorded_durations.items()}
+    assert {name: count for name, count in actions.items() if not name.startswith("[")} == {
+        "run_training_epoch": 2,
+        "run_training_batch": 4,
+        "optimizer_step": 4,
+    }
+    for owner in ("[Callback]Seeing", "[LightningModule]HFModule"):
+        assert {name: actions[f"{owner}.{name}"] for name in HOOKS if name != "on_before_zero_grad"} == {
+            "on_train_epoch_start": 2,
+            "on_train_batch_start": 4,
+            "on_before_backward": 8,
+            "on_after_backward": 8,
+            "on_before_optimizer_step": 4,
+            "on_train_batch_end": 4,
+            "on_train_epoch_end": 2,
+        }
+    assert actions["[_TrainingEpochLoop].train_dataloader_next"] == 4
+    assert actions["[Strategy]OneDeviceStrategy.training_step"] == 4
+    assert actions["[LightningModule]HFModule.transfer_batch_to_device"] == 4
 
 
 def test_a_callback_that_comes_and_goes(tmp_path):
@@ -150,8 +205,7 @@ def test_a_callback_that_comes_and_goes(tmp_path):
             seen.append(trainer.global_step)
 
     late = Late()
-    trainer, _ = fit(tmp_path, Adding(), module=HFModule)
-    assert is_lean(trainer)
+    fit(tmp_path, Adding(), module=HFModule)
     assert seen == [2, 3]
 
 
@@ -173,17 +227,35 @@ class Transferring(HFModule):
 
 
 @pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer`:UserWarning")
-def test_where_lightnings_own_loop_runs(tmp_path):
-    """Under a profiler, and with hooks that this loop does not know, everything works as in Lightning."""
-    trainer, _ = fit(tmp_path / "profiled", module=HFModule, lightning={"profiler": "simple"})
-    assert not is_lean(trainer)
-    assert any("on_train_batch_start" in action for action in trainer.profiler.recorded_durations)
+def test_hooks_of_a_module_that_change_what_happens(tmp_path):
+    """A module's own hook ends an epoch, and another one gets each window before it is trained on, as in Lightning."""
     trainer, _ = fit(tmp_path / "ending", module=Ending)
-    assert not is_lean(trainer)
     assert trainer.global_step == 2
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 2
     trainer, module = fit(tmp_path / "transferring", module=Transferring)
-    assert not is_lean(trainer)
     assert module.windows == 4
+    assert trainer.global_step == 4
+
+
+class StepsItself(HFModule):
+    """Adds to the step of a window, and returns a loss with a graph."""
+
+    def training_step(self, window, batch_idx):
+        outputs = super().training_step(window, batch_idx)
+        return {**outputs, "loss": outputs["loss"] * torch.ones(1, requires_grad=True).sum(), "index": batch_idx}
+
+
+def test_a_training_step_of_its_own(tmp_path):
+    """Callbacks get what it returns, the loss without its graph."""
+    seen = []
+
+    class Ends(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            seen.append((outputs["index"], outputs["loss"].requires_grad))
+
+    trainer, _ = fit(tmp_path, Ends(), module=StepsItself)
+    assert trainer.global_step == 4
+    assert seen == [(0, False), (1, False)] * 2
 
 
 @pytest.mark.parametrize("more", [{}, {"bf16": True}], ids=["fp32", "bf16"])
@@ -194,12 +266,10 @@ def test_a_trainers_run_is_lean(tmp_path, monkeypatch, more):
         monkeypatch.setattr(pl.Callback, name, lambda *given, name=name: called.append(name))
         monkeypatch.setattr(pl.LightningModule, name, lambda *given, name=name: called.append(name))
     data = ListDataset(labelled_rows(7))
-    trainer = hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data)
-    trainer.train()
-    assert is_lean(trainer.lightning_backend.pl_trainer)
-    assert called == []
-    monkeypatch.setattr(backend, "use_fast_loops", lambda trainer, noop_transfer: None)
     hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data).train()
+    assert called == []
+    profiled = {"profiler": "simple"}
+    hf_compat.Trainer(bert_classifier(), arguments(tmp_path, **more), PadCollator(), data, lightning=profiled).train()
     assert {*called} == {*HOOKS[1:5]}
 
 

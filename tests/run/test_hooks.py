@@ -1,11 +1,12 @@
-"""The script of a run, ``run/hooks.py``, is what happens in a run."""
+"""The order of an update step, ``run/loop.py``, and what is around it, ``run/hooks.py``, are what happens in a run."""
 
 import inspect
 import re
 
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
-from hf_compat.run import finishing, hooks
+from hf_compat.run import finishing, hooks, loop
 from hf_compat.run.hooks import RunHooks
+from hf_compat.run.loop import UpdateLoop
 from tests.support.helpers import ListDataset, PlainModel, vector_rows
 
 OUTSIDE = {"on_init_end", "on_predict", "on_prediction_step", "on_push_begin", "on_log", "on_evaluate", "on_save"}
@@ -17,19 +18,16 @@ setup
 on_fit_start
 on_train_start: on_train_begin
 on_train_epoch_start: on_epoch_begin
-on_train_batch_start: on_step_begin
-on_batch_trained
-on_substep_end: on_substep_end
-on_next_batch
-on_batch_trained
+advance: on_step_begin
+train: on_substep_end
 on_before_optimizer_step: on_pre_optimizer_step
-on_optimizer_step_end: on_optimizer_step
-on_train_batch_end: on_step_end on_log
-on_train_batch_start: on_step_begin
-on_batch_trained
+train: on_optimizer_step
+advance: on_step_end on_log
+advance: on_step_begin
+train
 on_before_optimizer_step: on_pre_optimizer_step
-on_optimizer_step_end: on_optimizer_step
-on_train_batch_end: on_step_end on_log on_save
+train: on_optimizer_step
+advance: on_step_end on_log on_save
 on_train_epoch_end: on_epoch_end
 on_train_end: on_log on_train_end
 teardown
@@ -37,19 +35,23 @@ teardown
 
 
 def test_the_script_is_what_runs(tmp_path, monkeypatch):
-    """Every hook of the script is called where it says, and fires the events that it says."""
-    seen = []
+    """Each hook, and each part of an update step, is where the script says, and fires the events that it says."""
+    seen, inside = [], []
 
-    def noting(name, hook):
+    def noting(name, function):
         def call(self, *given, **named):
-            seen.append([name])
-            return hook(self, *given, **named)
+            inside.append([name])
+            seen.append(inside[-1])
+            try:
+                return function(self, *given, **named)
+            finally:
+                inside.pop()
 
         return call
 
-    for name, hook in inspect.getmembers(RunHooks, inspect.isfunction):
-        if name in ("setup", "teardown") or (name.startswith("on_") and name in vars(RunHooks)):
-            monkeypatch.setattr(RunHooks, name, noting(name, hook))
+    functions = [(RunHooks, name) for name in vars(RunHooks) if name.startswith("on_") or name in ("setup", "teardown")]
+    for owner, name in [*functions, (UpdateLoop, "advance"), (UpdateLoop, "train")]:
+        monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
 
     class Events(TrainerCallback):
         pass
@@ -57,8 +59,12 @@ def test_the_script_is_what_runs(tmp_path, monkeypatch):
     for event in (name for name in vars(TrainerCallback) if name.startswith("on_")):
 
         def note(self, args, state, control, event=event, **named):
-            if seen:
-                seen[-1].append(event)
+            if not inside:
+                return
+            if seen[-1] is not inside[-1]:  # after a call that has ended
+                inside[-1] = [inside[-1][0]]
+                seen.append(inside[-1])
+            inside[-1].append(event)
 
         setattr(Events, event, note)
     args = TrainingArguments(
@@ -78,8 +84,8 @@ def test_the_script_is_what_runs(tmp_path, monkeypatch):
 
 
 def test_every_event_is_fired():
-    """Each event of a run is fired by the script or at its end, and no other event is named there."""
-    source = inspect.getsource(hooks) + inspect.getsource(finishing)
+    """Each event of a run is fired by loop, hooks or at its end, and no other event is named there."""
+    source = "".join(map(inspect.getsource, (hooks, loop, finishing)))
     fired = set(re.findall(r'fire\(\w+(?:\.\w+)?, "(on_\w+)"', source))
     events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
     assert fired == events - OUTSIDE

@@ -65,7 +65,7 @@ def step_alike(loop: Any, other: object) -> None:
 
 
 def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
-    """Call the hook ``name`` of callbacks and module, as Lightning does; in a run's loop only if overridden.
+    """Call the hook ``name`` of callbacks and module in a :class:`TrainingLoop`.
 
     Contract: ``module._trainer`` is what the property ``trainer`` returns, which first looks for other things.
 
@@ -75,12 +75,7 @@ def call_hook(module: pl.LightningModule, name: str, *given: Any) -> None:
         *given: Its arguments, besides trainer and module.
     """
     trainer: Any = module._trainer
-    loop = trainer.fit_loop.epoch_loop
-    if isinstance(loop, TrainingLoop):
-        loop.hooks.call(name, *given)
-    else:
-        _call_callback_hooks(trainer, name, *given)
-        _call_lightning_module_hook(trainer, name, *given)
+    trainer.fit_loop.epoch_loop.hooks.call(name, *given)
 
 
 class TrainingLoop(_TrainingEpochLoop):
@@ -140,8 +135,9 @@ class TrainingLoop(_TrainingEpochLoop):
         self.profile = trainer.profiler.profile if self.hooks.profiles else _no_profile
         self.val_loop.restarting = False
         self._validates = trainer.enable_validation
-        self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, self._module_class.transfer_batch_to_device)
-        self._steps_itself = type(module).training_step is not self._module_class.training_step
+        known = self._module_class
+        self._transfers = self.hooks.profiles or not is_transfer_noop(trainer, known.transfer_batch_to_device)
+        self._steps_itself = type(module).training_step is not known.training_step
         self._batches, self._length = self.batches(), data_fetcher.length or math.inf
 
     @property
@@ -322,6 +318,7 @@ def _nothing() -> None:
 
 
 _NOTHING = nullcontext()
+_NOBODY: tuple[list[pl.Callback], None] = ([], None)
 
 
 def _no_profile(name: str) -> nullcontext[None]:
@@ -347,8 +344,7 @@ class Hooks:
 
     def call(self, name: str, *given: Any) -> None:
         """Call the hook ``name`` of each callback, then of the module, whose ``_current_fx_name`` it is meanwhile."""
-        callbacks, own = self._found.get(name) or self._find(name)
-        if not callbacks and own is None and not self.profiles and self._trainer.callbacks == self._callbacks:
+        if self._found.get(name) == _NOBODY and self._trainer.callbacks == self._callbacks and not self.profiles:
             return
         before = self._module._current_fx_name
         self.begin(name, *given)
