@@ -1,6 +1,6 @@
 """Measure everything, side by side in one run, and print one table.
 
-    python -m tests.benchmarks [steps saving processes scaling] [--rounds 5] [--write]
+    python -m tests.benchmarks [steps saving processes calls scaling] [--rounds 5] [--write]
 
 The subjects take turns, so that a change of the machine's speed meets all alike; the table shows medians of the rounds.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.benchmarks import processes, saving, scaling, update_steps
+from tests.benchmarks import calls, processes, saving, scaling, update_steps
 from tests.benchmarks.measuring import Benchmark, table
 
 FILES = {
@@ -28,16 +28,17 @@ FILES = {
     "saving": saving.benchmarks,
     "processes": processes.benchmarks,
 }
-WHICH = (*FILES, "scaling")
+WHICH = (*FILES, "calls", "scaling")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
-def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, scales: bool) -> str:
+def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool, scales: bool) -> str:
     """Return the tables, with the machine that they were measured on.
 
     Args:
         measured: What has been measured, by file.
         rounds: How often.
+        counts: Whether to count calls too, once.
         scales: Whether to measure several processes too, once.
     """
     benchmarks = list(itertools.chain.from_iterable(measured.values()))
@@ -71,6 +72,17 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, scales: bool
         "`python -m tests.gpu.acceptance speed` measures models of 124M and 1.2B parameters there, by transformers too",
         "and by a loop by hand; it has not been run on one since it was written.",
     ]
+    if counts:
+        lines += [
+            "",
+            "## Calls",
+            "",
+            "Python's and C's, by `cProfile` (`python -m tests.benchmarks calls`): other programs do not disturb them.",
+            "At every step accelerate looks for the package `lomo_optim` on the import path, so that what transformers",
+            "costs depends on how long that is; *without its search* it is told that there is none.",
+            "",
+            *calls.table(),
+        ]
     if scales:
         lines += [
             "",
@@ -105,7 +117,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for each in itertools.chain.from_iterable(measured.values()):
             each.run_round()
-    text = report(measured, options.rounds, scales="scaling" in which)
+    text = report(measured, options.rounds, counts="calls" in which, scales="scaling" in which)
     print(text)
     if options.write:
         RESULTS.write_text(text)

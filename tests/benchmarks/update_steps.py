@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch as pl
 import torch
@@ -16,9 +17,20 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hf_compat
-from tests.benchmarks.measuring import BY_HAND, HF_COMPAT, LIGHTNING, TRANSFORMERS, Benchmark, Clock, Cost, Marks, Span
+from tests.benchmarks.measuring import (
+    BY_HAND,
+    HF_COMPAT,
+    LIGHTNING,
+    TRANSFORMERS,
+    WITHOUT_SEARCH,
+    Benchmark,
+    Clock,
+    Cost,
+    Marks,
+    Span,
+)
 
-__all__ = ["Work", "benchmark", "benchmarks", "token_rows"]
+__all__ = ["Tiny", "Work", "benchmark", "benchmarks", "tiny_rows", "token_rows", "transformers_without_search"]
 
 BATCH, TOKENS, VOCABULARY = 4, 128, 4096
 
@@ -36,7 +48,8 @@ class Tiny(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def _tiny_rows() -> list[dict[str, Any]]:
+def tiny_rows() -> list[dict[str, Any]]:
+    """Return rows for :class:`Tiny`."""
     draw = torch.Generator().manual_seed(0)
     return [{"features": torch.randn(8, generator=draw), "labels": torch.tensor(n % 2)} for n in range(64)] * 100
 
@@ -196,11 +209,18 @@ class Work:
         return {name: value.to(self.device, non_blocking=True) for name, value in batch.items()}
 
 
+def transformers_without_search(work: Work) -> Cost:
+    """Run transformers' Trainer on ``work``, told once that ``lomo_optim`` is not installed."""
+    with mock.patch("accelerate.optimizer.is_lomo_available", return_value=False):
+        return work.with_trainer(transformers)
+
+
 def benchmark(name: str, unit: str, work: Work, *, above: bool = False, turns: int = 1) -> Benchmark:
     """Return the benchmark of ``work``, done by all subjects; ``above`` and ``turns`` as of ``Benchmark``."""
     subjects = {
         HF_COMPAT: partial(work.with_trainer, hf_compat),
         TRANSFORMERS: partial(work.with_trainer, transformers),
+        WITHOUT_SEARCH: partial(transformers_without_search, work),
         LIGHTNING: work.with_lightning,
         BY_HAND: work.by_hand,
     }
@@ -209,7 +229,7 @@ def benchmark(name: str, unit: str, work: Work, *, above: bool = False, turns: i
 
 def benchmarks() -> list[Benchmark]:
     """Return the benchmarks of this file."""
-    rows = _tiny_rows()
+    rows = tiny_rows()
     one = Work(Tiny, rows, steps=600, accumulate=1, warm_up=50, units=1)
     eight = Work(Tiny, rows, steps=150, accumulate=8, warm_up=20, units=8)
     language = Work(
