@@ -247,7 +247,8 @@ class Accelerator(ProcessState):
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last optimizer step was skipped, because of an infinite gradient."""
         own = self._optimizers and any(optimizer.step_was_skipped for optimizer in self._prepared_optimizers)
-        return bool(own) or self._backend.step_was_skipped
+        backend = self._backend
+        return bool(own) or getattr(backend.precision, "step_was_skipped", False) or backend.strategy.step_was_skipped
 
     @property
     def scaler(self) -> GradScaler | None:

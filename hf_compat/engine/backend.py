@@ -160,11 +160,6 @@ class LightningBackend:
         """The gradient scaler of all runs, None without fp16."""
         return getattr(self.precision, "scaler", None)
 
-    @property
-    def step_was_skipped(self) -> bool:
-        """Whether the last optimizer step was skipped, because of an infinite gradient."""
-        return bool(getattr(self.precision, "step_was_skipped", False)) or self.strategy.step_was_skipped
-
     # ---- the model ----
 
     def place(self, model: nn.Module, device: torch.device) -> bool:

@@ -50,9 +50,7 @@ def counts_tokens(trainer: Trainer) -> bool:
 
 
 def token_logs(trainer: Trainer, counters: RunCounters, start_time: float | None) -> dict[str, float]:
-    """Return the input tokens seen and, with ``start_time``, their speed; empty if they are not counted."""
-    if not counts_tokens(trainer):
-        return {}
+    """Return the input tokens seen and, with ``start_time``, their speed."""
     seen = trainer.state.num_input_tokens_seen
     logs: dict[str, float] = {"num_input_tokens_seen": seen}
     if start_time is not None:
@@ -62,10 +60,8 @@ def token_logs(trainer: Trainer, counters: RunCounters, start_time: float | None
 
 
 def track_input_tokens(trainer: Trainer, inputs: dict[str, Any], warn_once: WarnOnce) -> None:
-    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen`` if the arguments say so."""
+    """Add the tokens of one batch, over all ranks, to ``state.num_input_tokens_seen``."""
     kind = trainer.args.include_num_input_tokens_seen
-    if kind == "no":
-        return
     name = getattr(trainer.model, "main_input_name", "input_ids")
     if name not in inputs:
         text = (

@@ -385,7 +385,8 @@ class Trainer(metaclass=CountsCounterparts):
         """Add epoch and tokens since ``start_time`` to ``logs``, append them to ``log_history``, fire ``on_log``."""
         if self.state.epoch is not None:
             logs["epoch"] = self.state.epoch
-        logs.update(tokens.token_logs(self, counts_of(self), start_time))
+        if self.args.include_num_input_tokens_seen != "no":
+            logs.update(tokens.token_logs(self, self.run_counters, start_time))
         self.state.log_history.append({**logs, "step": self.state.global_step})
         fire(self, "on_log", logs)
 
@@ -682,11 +683,12 @@ class Trainer(metaclass=CountsCounterparts):
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         """Add the tokens of one batch to ``state.num_input_tokens_seen``, if the arguments say so."""
-        tokens.track_input_tokens(self, inputs, self.warn_once)
+        if self.args.include_num_input_tokens_seen != "no":
+            tokens.track_input_tokens(self, inputs, self.warn_once)
 
     def store_flos(self) -> None:
         """Add the floating-point operations since the last call to ``state.total_flos``."""
-        progress.store_flos(self, counts_of(self))
+        progress.store_flos(self, self.run_counters)
 
     def _maybe_log_save_evaluate(
         self,
