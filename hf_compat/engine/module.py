@@ -1,8 +1,7 @@
-"""``HFModule``, the LightningModule around a model, and its weak reference to the run."""
+"""``HFModule``, the LightningModule around a model."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hf_compat.data.windows import Window
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
+from hf_compat.memory import WeakAttribute
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hf_compat.run.hooks import RunHooks
     from hf_compat.run.run import TrainingRun
 
-__all__ = ["HFModule", "RunReference"]
+__all__ = ["HFModule"]
 
 _PROBED = frozenset(
     {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
@@ -57,6 +57,10 @@ class HFModule(pl.LightningModule):
         session: The current evaluation, None outside one.
     """
 
+    # A Lightning callback that copies the module must not copy the Trainer and its data.
+    _run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    _hooks: WeakAttribute[RunHooks | None] = WeakAttribute()
+
     def __init__(
         self,
         model: nn.Module,
@@ -75,8 +79,6 @@ class HFModule(pl.LightningModule):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.made_update = False
         self.session: EvaluationSession | None = None
-        self._run = RunReference(_MISSING)
-        self._hooks: weakref.ref[RunHooks] | None = None
 
     def connect(self, run: TrainingRun, hooks: RunHooks | None = None) -> Self:
         """Let the module train and evaluate for ``run``; return it.
@@ -85,8 +87,7 @@ class HFModule(pl.LightningModule):
             run: The run.
             hooks: The hooks of a fit; None for a module that only evaluates.
         """
-        self._run.set(run)
-        self._hooks = None if hooks is None else weakref.ref(hooks)
+        self._run, self._hooks = run, hooks
         return self
 
     @property
@@ -94,13 +95,16 @@ class HFModule(pl.LightningModule):
         """The run of this module.
 
         Raises:
-            TrainerSetupError: If it has none.
+            TrainerSetupError: If it has none, or it is gone.
         """
-        return self._run.get()
+        run = self._run
+        if run is None:
+            raise TrainerSetupError(_MISSING)
+        return run
 
     def belongs_to(self, run: TrainingRun) -> bool:
         """Return whether ``run`` is the run of this module, which may be gone."""
-        return self._run.is_to(run)
+        return self._run is run
 
     def __getattr__(self, name: str) -> Any:
         """Return the model's attribute of this name, such as ``backbone``, for Lightning callbacks."""
@@ -127,7 +131,7 @@ class HFModule(pl.LightningModule):
         Raises:
             TrainerSetupError: If there is none.
         """
-        self._run.get()
+        _ = self.run
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients, but not before an evaluation, as Lightning does: they may be of a script's own loop."""
@@ -167,8 +171,7 @@ class HFModule(pl.LightningModule):
     @wraps_stop_iteration
     def training_step(self, window: Window, batch_idx: int) -> Mapping[str, Tensor]:
         """Train on ``window``, one update step, and return the loss summed over its batches, ``()``."""
-        run, trainer = self.run, self.trainer
-        hooks = None if self._hooks is None else self._hooks()
+        run, trainer, hooks = self.run, self.trainer, self._hooks
         assert hooks is not None, "a fit has hooks, which its trainer keeps alive"
         last = len(window.batches) - 1
         object.__setattr__(self, "made_update", False)
@@ -244,36 +247,3 @@ class HFModule(pl.LightningModule):
     def cpu(self) -> HFModule:
         """Return the module without moving it: Lightning would move the model to the CPU after every run."""
         return self
-
-
-class RunReference:
-    """The run of a module or of its data, a weak reference.
-
-    A Lightning callback that copies the module must not copy the Trainer and its datasets.
-
-    Args:
-        missing: The error without a run.
-    """
-
-    def __init__(self, missing: str) -> None:
-        self._missing = missing
-        self._reference: weakref.ref[TrainingRun] | None = None
-
-    def set(self, run: TrainingRun) -> None:
-        """Refer to ``run``."""
-        self._reference = weakref.ref(run)
-
-    def is_to(self, run: TrainingRun) -> bool:
-        """Return whether ``run`` is the run."""
-        return self._reference is not None and self._reference() is run
-
-    def get(self) -> TrainingRun:
-        """Return the run.
-
-        Raises:
-            TrainerSetupError: If there is none, or it is gone.
-        """
-        run = None if self._reference is None else self._reference()
-        if run is None:
-            raise TrainerSetupError(self._missing)
-        return run

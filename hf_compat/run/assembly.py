@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,12 +96,12 @@ def windows_of(
     run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
 ) -> WindowLoader:
     """Return the windows of a fit of ``pl_trainer``; see :func:`assemble`."""
-    semantics = run.trainer.semantics
+    semantics, epochs = run.trainer.semantics, weakref.proxy(pl_trainer)  # which has the windows itself, as the run has
     return WindowLoader(
         loader,
         plan,
-        run,
-        lambda: pl_trainer.current_epoch,
+        weakref.proxy(run),
+        lambda: epochs.current_epoch,
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,

@@ -14,6 +14,7 @@ from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
+from hf_compat.memory import WeakAttribute
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
 from hf_compat.plan import ResumeOffset
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.run import TrainingRun
+    from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
 __all__ = ["RunHooks"]
@@ -49,12 +51,14 @@ class RunHooks(LastCallback):
             :meth:`prepare`.
 
     Attributes:
-        run: The run; this reference keeps it alive, as the module holds only a weak one.
+        run: The run, which its Trainer keeps alive.
         start: Start of a resumed run in the data; None for the beginning.
     """
 
+    run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    trainer: WeakAttribute[Trainer] = WeakAttribute()
+
     def __init__(self, run: TrainingRun | None = None) -> None:
-        self.run: TrainingRun | None = None
         self._undo = ExitStack()
         if run is not None:
             self.prepare(run)
@@ -69,11 +73,11 @@ class RunHooks(LastCallback):
         self.clipping = GradientClipping(trainer, loop.clip_value)
         self.schedule = LRSchedule(trainer)
         self.progress = Progress(trainer, counters)
-        self.logs = TrainingLogs(trainer, counters, run.backend.publish_metrics)
-        self.evaluation = TrainingEvaluation(trainer, run.ignore_keys, run.exit_if_preempted)
-        self.saving = CheckpointSaving(trainer, run.checkpoints, run.lightning_state)
+        self.logs = TrainingLogs(run)
+        self.evaluation = TrainingEvaluation(run)
+        self.saving = CheckpointSaving(run)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
-        self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
+        self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self._keeps_past = for_run(trainer.args).past_index >= 0
         self._counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch

@@ -13,15 +13,16 @@ from torch.optim import Optimizer
 
 from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import TrainerSetupError
+from hf_compat.memory import WeakAttribute
 from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.engine.strategies.base import ModelStrategy
+    from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["CurrentOptimizer", "GradientClipping", "LRSchedule", "Norm", "RunOptimization"]
@@ -34,15 +35,16 @@ class RunOptimization:
     """Creates optimizer and learning-rate schedule of a run, by the Trainer's overridable methods.
 
     Args:
-        trainer: The Trainer.
+        run: The run.
         num_training_steps: Update steps of the run, warm-up included.
-        wrap: Returns the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``.
     """
 
-    def __init__(self, trainer: Trainer, num_training_steps: int, wrap: Callable[[], nn.Module]) -> None:
-        self._trainer = trainer
-        self._wrap = wrap
-        self._starts_unwrapped = trainer.model_wrapped is trainer.model
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun, num_training_steps: int) -> None:
+        self._run, self._trainer = run, run.trainer
+        self._starts_unwrapped = run.trainer.model_wrapped is run.trainer.model
         self.num_training_steps = num_training_steps
 
     def create_optimizer(self) -> Optimizer:
@@ -69,7 +71,7 @@ class RunOptimization:
         of_strategy = trainer.model_wrapped
         if self._starts_unwrapped:
             trainer.model_wrapped = trainer.model
-        yield lambda: wrapped.append(self._wrap())
+        yield lambda: wrapped.append(self._run.wrap())
         trainer.model_wrapped = wrapped[0] if of_strategy is trainer.model else of_strategy
 
     def create_both(self) -> tuple[Any, Any]:
@@ -125,6 +127,8 @@ class CurrentOptimizer:
         shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
     """
 
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
     def __init__(self, trainer: Trainer, *, shards_model: bool) -> None:
         self._trainer = trainer
         self._shards_model = shards_model
@@ -167,6 +171,8 @@ class GradientClipping:
         norm: The gradient norm of the last update step before clipping, which is logged; None if it was not computed.
     """
 
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
     def __init__(self, trainer: Trainer, clip_value: float | None) -> None:
         self._trainer = trainer
         self._clip_value = clip_value
@@ -196,6 +202,8 @@ class LRSchedule:
     Attributes:
         learning_rate: The learning rate of the last optimizer step, which is logged.
     """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hf_compat.data.windows import Window
-from hf_compat.memory import TrainerMemoryTracker
+from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.overriding import check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 from hf_compat.run.training_logs import LossSum
@@ -143,6 +143,8 @@ class Progress:
         start_time: When the run started, in seconds of ``time.time``.
         position: The position in the data; None before the first update step.
     """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
     def __init__(self, trainer: Trainer, counters: RunCounters) -> None:
         self._trainer = trainer

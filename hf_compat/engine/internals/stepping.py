@@ -148,6 +148,11 @@ class _LeanEpochLoop(_TrainingEpochLoop):
         if self.trainer.received_sigterm and not self._is_training_done:
             raise SIGTERMException
 
+    def teardown(self) -> None:
+        """Drop the batch of an error, too."""
+        super().teardown()
+        self._results.batch = None
+
 
 class _LeanEvaluationLoop(_EvaluationLoop):
     noop_transfer: Callable[..., Any]
@@ -221,6 +226,11 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             self._seen_batches_per_dataloader[dataloader_idx] += 1
         if not progress.is_last_batch and trainer.received_sigterm:
             raise SIGTERMException
+
+    def teardown(self) -> None:
+        """Drop the batch of an error, too."""
+        super().teardown()
+        self._results.batch = None
 
 
 def _begin_batch(connector: _LoggerConnector, results: _ResultCollection, batch: Any) -> None:
