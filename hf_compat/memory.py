@@ -1,7 +1,7 @@
-"""Freeing memory, and the memory used by each stage of a run, which ``skip_memory_metrics=False`` adds to the metrics.
+"""Freeing memory, attributes that keep nothing in it, and the memory that each stage of a run uses.
 
-Names and order of the metrics, and what they measure, are those of transformers ``trainer_utils.py``
-``TrainerMemoryTracker``.
+``skip_memory_metrics=False`` adds that to the metrics. Names and order of the metrics, and what they measure, are those
+of transformers ``trainer_utils.py`` ``TrainerMemoryTracker``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Generic, Self, TypeVar, overload
 
 from hf_compat.distributed.accelerators import accelerator_module, accelerator_type
 from hf_compat.errors import TrainerSetupError, require_package
 
-__all__ = ["STAGES", "TrainerMemoryTracker", "empty_cache", "free_memory"]
+__all__ = ["STAGES", "TrainerMemoryTracker", "WeakAttribute", "empty_cache", "free_memory"]
+
+_T = TypeVar("_T")
 
 STAGES: dict[str, str] = {
     "__init__": "init",
@@ -46,6 +48,32 @@ def empty_cache() -> None:
     for name in ("empty_cache", "clear_graph_cache"):  # HPUs have neither; MPS keeps a graph for each shape too
         if hasattr(accelerator_module(kind), name):
             getattr(accelerator_module(kind), name)()
+
+
+class WeakAttribute(Generic[_T]):
+    """An attribute that refers weakly to what owns its object, so that the owner goes with its last user.
+
+    It is assigned and read as any other. What is read is the owner itself; None before the first assignment, and once
+    the owner is gone, together with which its objects go.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> _T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        if instance is None:
+            return self
+        reference = instance.__dict__.get(self._name)
+        return None if reference is None else reference()
+
+    def __set__(self, instance: object, value: _T) -> None:
+        instance.__dict__[self._name] = None if value is None else weakref.ref(value)
 
 
 class TrainerMemoryTracker:

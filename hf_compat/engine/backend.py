@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,12 +35,13 @@ from hf_compat.engine.internals.loops import (
     keep_memory_cache,
     may_stop,
     quiet_lightning,
+    refer_weakly_to,
     sanity_checking,
     without_minimum,
 )
 from hf_compat.engine.internals.stepping import use_fast_loops
 from hf_compat.engine.keywords import lightning_callbacks, user_plugins
-from hf_compat.engine.lightning_callbacks import LastCallback, defines_hook, without_logger
+from hf_compat.engine.lightning_callbacks import FirstCallback, LastCallback, defines_hook, without_logger
 from hf_compat.engine.loggers.user_loggers import user_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.engine.moving import settle_model
@@ -174,6 +176,7 @@ class LightningBackend:
 
     def drop_last_run(self) -> None:
         """Drop the Lightning trainer, module and strategy of the last run."""
+        _let_go(self.pl_trainer)
         self.pl_trainer = self.module = None
         self.strategy = OneDeviceStrategy(self.strategy.root_device)
 
@@ -250,7 +253,9 @@ class LightningBackend:
         disable_signal_handlers(pl_trainer)
         keep_memory_cache(pl_trainer)
         use_fast_loops(pl_trainer, noop_transfer=HFModule.transfer_batch_to_device)
+        _let_go(self.pl_trainer)
         self.pl_trainer, self.strategy = pl_trainer, pl_trainer.strategy  # type: ignore[assignment]
+        weakref.finalize(self, lambda last: _let_go(last()), weakref.ref(pl_trainer)).atexit = False
 
     def prepare_evaluation(
         self, args: TrainingArguments, model: nn.Module, loggers: Sequence[Logger]
@@ -377,3 +382,9 @@ class LightningBackend:
         if not saves or self.pl_trainer is None:
             return {}
         return saved_checkpoint(self.pl_trainer, self.callback_states())
+
+
+def _let_go(pl_trainer: pl.Trainer | None) -> None:
+    """Free the Lightning trainer of a past run from its circles, unless a person runs it."""
+    if pl_trainer is not None and not any(isinstance(each, FirstCallback) for each in pl_trainer.callbacks):  # type: ignore[attr-defined]
+        refer_weakly_to(pl_trainer)

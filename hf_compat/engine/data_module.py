@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 
-from hf_compat.engine.module import RunReference
+from hf_compat.errors import TrainerSetupError
+from hf_compat.memory import WeakAttribute
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.run.run import TrainingRun
 
 __all__ = ["HFDataModule"]
-
 
 _MISSING = (
     "HFDataModule only works in a run with hf_compat's callbacks, which determine the columns it keeps and the "
@@ -39,6 +39,8 @@ class HFDataModule(pl.LightningDataModule):
         processing_class: A tokenizer or processor, saved with the model.
     """
 
+    _run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+
     def __init__(
         self,
         args: TrainingArguments | None = None,
@@ -53,20 +55,22 @@ class HFDataModule(pl.LightningDataModule):
         self.args = args
         self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
         self.data_collator, self.processing_class = data_collator, processing_class
-        self._run = RunReference(_MISSING)
 
     def connect(self, run: TrainingRun) -> None:
         """Take the loaders from ``run``, the run."""
-        self._run.set(run)
+        self._run = run
 
     @property
     def run(self) -> TrainingRun:
         """The run of this data.
 
         Raises:
-            TrainerSetupError: If it has none.
+            TrainerSetupError: If it has none, or it is gone.
         """
-        return self._run.get()
+        run = self._run
+        if run is None:
+            raise TrainerSetupError(_MISSING)
+        return run
 
     def train_dataloader(self) -> Any:
         """Return the train loader, shuffled by seed and epoch."""

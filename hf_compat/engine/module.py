@@ -1,8 +1,7 @@
-"""``HFModule``, the LightningModule around a model, and its weak reference to the run."""
+"""``HFModule``, the LightningModule around a model."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,13 +13,14 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hf_compat.data.windows import Window
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
+from hf_compat.memory import WeakAttribute
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
     from hf_compat.evaluation.session import EvaluationSession
     from hf_compat.run.run import TrainingRun
 
-__all__ = ["HFModule", "RunReference"]
+__all__ = ["HFModule"]
 
 _PROBED = frozenset(
     {"batch_size", "datamodule", "hparams", "hparams_initial", "learning_rate", "lr", "qconfig", "saved_models"}
@@ -54,6 +54,9 @@ class HFModule(pl.LightningModule):
         session: The current evaluation, None outside one.
     """
 
+    # A Lightning callback that copies the module must not copy the Trainer and its data.
+    _run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+
     def __init__(
         self,
         model: nn.Module,
@@ -71,11 +74,10 @@ class HFModule(pl.LightningModule):
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.session: EvaluationSession | None = None
-        self._run = RunReference(_MISSING)
 
     def connect(self, run: TrainingRun) -> Self:
         """Let the module train and evaluate for ``run``; return it."""
-        self._run.set(run)
+        self._run = run
         return self
 
     @property
@@ -83,13 +85,16 @@ class HFModule(pl.LightningModule):
         """The run of this module.
 
         Raises:
-            TrainerSetupError: If it has none.
+            TrainerSetupError: If it has none, or it is gone.
         """
-        return self._run.get()
+        run = self._run
+        if run is None:
+            raise TrainerSetupError(_MISSING)
+        return run
 
     def belongs_to(self, run: TrainingRun) -> bool:
         """Return whether ``run`` is the run of this module, which may be gone."""
-        return self._run.is_to(run)
+        return self._run is run
 
     def __getattr__(self, name: str) -> Any:
         """Return the model's attribute of this name, such as ``backbone``, for Lightning callbacks."""
@@ -116,7 +121,7 @@ class HFModule(pl.LightningModule):
         Raises:
             TrainerSetupError: If there is none.
         """
-        self._run.get()
+        _ = self.run
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients, but not before an evaluation, as Lightning does: they may be of a script's own loop."""
@@ -211,36 +216,3 @@ class HFModule(pl.LightningModule):
     def cpu(self) -> HFModule:
         """Return the module without moving it: Lightning would move the model to the CPU after every run."""
         return self
-
-
-class RunReference:
-    """The run of a module or of its data, a weak reference.
-
-    A Lightning callback that copies the module must not copy the Trainer and its datasets.
-
-    Args:
-        missing: The error without a run.
-    """
-
-    def __init__(self, missing: str) -> None:
-        self._missing = missing
-        self._reference: weakref.ref[TrainingRun] | None = None
-
-    def set(self, run: TrainingRun) -> None:
-        """Refer to ``run``."""
-        self._reference = weakref.ref(run)
-
-    def is_to(self, run: TrainingRun) -> bool:
-        """Return whether ``run`` is the run."""
-        return self._reference is not None and self._reference() is run
-
-    def get(self) -> TrainingRun:
-        """Return the run.
-
-        Raises:
-            TrainerSetupError: If there is none, or it is gone.
-        """
-        run = None if self._reference is None else self._reference()
-        if run is None:
-            raise TrainerSetupError(self._missing)
-        return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,12 +97,12 @@ def windows_of(
     run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: ResumePosition | None, pl_trainer: pl.Trainer
 ) -> WindowLoader:
     """Return the windows of a fit of ``pl_trainer``, in whose loop they are trained on; see :func:`assemble`."""
-    semantics, loop = run.trainer.semantics, UpdateLoop(pl_trainer, run)
+    semantics, loop, epochs = run.trainer.semantics, UpdateLoop(pl_trainer, run), weakref.proxy(pl_trainer)
     loop.windows = WindowLoader(
         loader,
         plan,
-        loop,
-        lambda: pl_trainer.current_epoch,
+        weakref.proxy(loop),  # type: ignore[arg-type]  # which has the windows itself, as the Lightning trainer has
+        lambda: epochs.current_epoch,
         start,
         restores_without_batches=semantics.restores_rng_without_batches,
         asks_empty_loader=semantics.asks_empty_loader,

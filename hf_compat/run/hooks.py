@@ -14,6 +14,7 @@ from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
+from hf_compat.memory import WeakAttribute
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module, is_ours
 from hf_compat.plan import ResumeOffset
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.run import TrainingRun
+    from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
 __all__ = ["RunHooks"]
@@ -49,12 +51,14 @@ class RunHooks(LastCallback):
             :meth:`prepare`.
 
     Attributes:
-        run: The run; this reference keeps it alive, as the module holds only a weak one.
+        run: The run, which its Trainer keeps alive.
         start: Start of a resumed run in the data; None for the beginning.
     """
 
+    run: WeakAttribute[TrainingRun | None] = WeakAttribute()
+    trainer: WeakAttribute[Trainer] = WeakAttribute()
+
     def __init__(self, run: TrainingRun | None = None) -> None:
-        self.run: TrainingRun | None = None
         self._undo = ExitStack()
         if run is not None:
             self.prepare(run)
@@ -65,15 +69,15 @@ class RunHooks(LastCallback):
         self.run, self.trainer, self.loop = run, trainer, loop
         self.start: ResumePosition | None = None
         self.resume = Resume(trainer, run.point)
-        self.optimizer = CurrentOptimizer(trainer, shards_model=run.backend.traits.shards_model)
-        self.clipping = GradientClipping(trainer, loop.clip_value)
-        self.schedule = LRSchedule(trainer)
+        self.optimizer = CurrentOptimizer(shards_model=run.backend.traits.shards_model)
+        self.clipping = GradientClipping(loop.clip_value)
+        self.schedule = LRSchedule()
         self.progress = Progress(trainer, counters)
-        self.logs = TrainingLogs(trainer, counters, run.backend.publish_metrics)
-        self.evaluation = TrainingEvaluation(trainer, run.ignore_keys, run.exit_if_preempted)
-        self.saving = CheckpointSaving(trainer, run.checkpoints, run.lightning_state)
+        self.logs = TrainingLogs(run)
+        self.evaluation = TrainingEvaluation(run)
+        self.saving = CheckpointSaving(run)
         self.timing = None if loop.evaluation_times is None else EvaluationTiming(trainer, loop.evaluation_times)
-        self.reloading = Reloading(loop.reload_every, run.reload) if loop.reload_every else None
+        self.reloading = Reloading(run, loop.reload_every) if loop.reload_every else None
         self.preemption = None if run.watch is None else Preemption(trainer, run.watch, self.saving)
         self.counts_tokens_ahead = counts_tokens(trainer) and not trainer.semantics.counts_tokens_after_batch
         self._keeps_past = for_run(trainer.args).past_index >= 0
@@ -105,7 +109,7 @@ class RunHooks(LastCallback):
         if self.run.backend.model_is_prepared and not self.trainer.semantics.leaves_mode_to_training_step:
             self.trainer.model.train()  # not a model in the wrapper of an earlier run
         self.resume.load_optimizer(pl_trainer)
-        self.optimizer.give_to(pl_trainer.strategy)  # type: ignore[arg-type]
+        self.optimizer.give_to(self.trainer, pl_trainer.strategy)  # type: ignore[arg-type]
         decay_added_parameters(pl_trainer, self.trainer.args.weight_decay)
         if self.loop.sanity_batches != 0 and self.run.point is None:  # as in Lightning, not in a resumed run
             with self.run.backend.sanity_check():
@@ -139,8 +143,9 @@ class RunHooks(LastCallback):
         self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         """Clip the gradients, which a gradient scaler has unscaled."""
-        self.clipping.clip()
-        fire(self.trainer, "on_pre_optimizer_step")
+        trainer = self.trainer
+        self.clipping.clip(trainer)
+        fire(trainer, "on_pre_optimizer_step")
 
     # ---- the end ----
 
@@ -185,17 +190,16 @@ class RunHooks(LastCallback):
 
     def call_log_evaluate_save(self, pl_trainer: pl.Trainer) -> None:
         """Call the Trainer's ``_maybe_log_save_evaluate``, whose default is :meth:`log_evaluate_save`."""
+        trainer = self.trainer
         self.saving.begin_step()
-        control = self.trainer.control
-        if not (control.should_log or control.should_evaluate or control.should_save) and is_ours(
-            self.trainer._maybe_log_save_evaluate
-        ):
+        method, control = trainer._maybe_log_save_evaluate, trainer.control
+        if is_ours(method) and not (control.should_log or control.should_evaluate or control.should_save):
             return  # before the losses are added up for it
         call_as_defined(
-            self.trainer._maybe_log_save_evaluate,
+            method,
             ("tr_loss", self.progress.counters.tr_loss),
             ("grad_norm", self.clipping.norm),
-            ("model", self.trainer.model_wrapped),
+            ("model", trainer.model_wrapped),
             ("trial", self.progress.counters.trial),
             ("epoch", pl_trainer.current_epoch),
             ("ignore_keys_for_eval", self.evaluation.ignore_keys),
@@ -214,19 +218,20 @@ class RunHooks(LastCallback):
         learning_rate: float | None,
     ) -> None:
         """Log, evaluate and save, each if the control says so; see the Trainer's ``_maybe_log_save_evaluate``."""
+        trainer, metrics = self.trainer, None
         started = self.progress.start_time if start_time is None else start_time
         self.logs.log_if_due(tr_loss, grad_norm, learning_rate, started)
-        metrics = None
-        if self.trainer.control.should_evaluate:
-            metrics = self.trainer._evaluate(trial, ignore_keys_for_eval)
-            is_best = self.trainer._determine_best_metric(metrics=metrics, trial=trial)
-            if self.trainer.args.save_strategy == "best":
-                self.trainer.control.should_save = is_best
-        if self.trainer.control.should_save:
+        if trainer.control.should_evaluate:
+            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
+            is_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
+            if trainer.args.save_strategy == "best":
+                trainer.control.should_save = is_best
+        if trainer.control.should_save:
             self.saving.save(model, trial, metrics)
 
     def agree_on_stopping(self, pl_trainer: pl.Trainer) -> None:
         """Keep ``control.should_training_stop`` and Lightning's ``should_stop`` equal."""
+        control = self.trainer.control
         if pl_trainer.should_stop:  # set by a Lightning callback, such as EarlyStopping
-            self.trainer.control.should_training_stop = True
-        pl_trainer.should_stop = self.trainer.control.should_training_stop
+            control.should_training_stop = True
+        pl_trainer.should_stop = control.should_training_stop

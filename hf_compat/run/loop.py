@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,19 +12,26 @@ from torch import Tensor
 
 from hf_compat.callbacks.handler import fire
 from hf_compat.data.windows import Window, WindowLoader
+from hf_compat.engine.internals.loops import may_stop
 from hf_compat.engine.internals.stepping import TrainingLoop
 from hf_compat.engine.module import HFModule
+from hf_compat.memory import WeakAttribute
 from hf_compat.model_facts import zero_gradients
+from hf_compat.optim.losses import check_loss
+from hf_compat.overriding import call_as_defined
 from hf_compat.run.run_warnings import warn_of_changed_accumulation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from hf_compat.run.run import TrainingRun
+    from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["UpdateLoop"]
 
 logger = logging.getLogger(__name__)
+
+_SYNCS = nullcontext()
 
 
 class UpdateLoop(TrainingLoop):
@@ -41,6 +49,7 @@ class UpdateLoop(TrainingLoop):
     """
 
     windows: WindowLoader
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
 
     def __init__(self, pl_trainer: pl.Trainer, run: TrainingRun) -> None:
         super().__init__(pl_trainer, HFModule)
@@ -48,8 +57,8 @@ class UpdateLoop(TrainingLoop):
 
     def advance(self, window: Window) -> None:  # type: ignore[override]  # Lightning's is given what fetches it
         """Make one update step; none if the data set has ended within the window."""
-        run, hooks, lightning = self._run, self._run.hooks, self.hooks
-        trainer, done = run.trainer, self.optimizer_steps
+        run, lightning, done = self._run, self.hooks, self.optimizer_steps
+        hooks, trainer = run.hooks, run.trainer
         window, index = self.begin_batch(window)
 
         lightning.begin("on_train_batch_start", window, index)  # the user's Lightning callbacks
@@ -79,27 +88,36 @@ class UpdateLoop(TrainingLoop):
 
     def train(self, window: Window) -> dict[str, Tensor]:
         """Run forward and backward pass of each batch, then step the optimizer; return the summed loss, ``()``."""
-        run, hooks = self._run, self._run.hooks
-        trainer, strategy, losses = run.trainer, self.trainer.strategy, []
+        run, strategy = self._run, self.trainer.strategy
+        hooks, trainer, losses = run.hooks, run.trainer, []
         for number, batch in enumerate(window.batches, start=1):
             is_last = number == len(window.batches)
             ends_update = is_last and window.is_complete
             if number > 1 and hooks.counts_tokens_ahead:
                 trainer._track_num_input_tokens(batch)
-            with run.accumulating(ends_update=ends_update, syncs=is_last):
-                loss = run.training_step(batch, window.num_items)
+            accelerator = trainer.accelerator  # a subclass may have put its own in place
+            accelerator.sync_gradients = ends_update
+            with _SYNCS if is_last else accelerator.no_sync(trainer.model_wrapped):
+                loss = call_as_defined(
+                    trainer.training_step,
+                    ("model", trainer.model_wrapped),
+                    ("inputs", batch),
+                    ("num_items_in_batch", window.num_items),
+                )
+            if not isinstance(loss, Tensor):
+                check_loss(loss, f"`{type(trainer).__name__}.training_step`")
             losses.append(loss)
-            hooks.optimizer.give_if_replaced(strategy)
-            hooks.progress.count_batch(loss, batch)
+            hooks.optimizer.give_if_replaced(trainer, strategy)
+            hooks.progress.count_batch(trainer, loss, batch)
             if ends_update:
                 self.step_optimizer()  # once gradients are unscaled: `on_before_optimizer_step` of the hooks, clipping
                 fire(trainer, "on_optimizer_step")
-                hooks.schedule.step()
+                hooks.schedule.step(trainer)
                 zero_gradients(trainer.model_wrapped)
-                hooks.progress.count_update(window, self.optimizer_steps)
+                hooks.progress.count_update(trainer, window, self.optimizer_steps)
             else:
                 fire(trainer, "on_substep_end")
-            if run.should_stop():
+            if self.should_stop(trainer):
                 break
         return {"loss": losses[0] if len(losses) == 1 else torch.stack(losses).sum()}
 
@@ -121,9 +139,10 @@ class UpdateLoop(TrainingLoop):
             run.exit_if_preempted()
             raise
 
-    def should_stop(self) -> bool:
+    def should_stop(self, trainer: Trainer | None = None) -> bool:
         """Return whether a callback has requested the end of the epoch or of training."""
-        return self._run.should_stop()
+        control = (self._run.trainer if trainer is None else trainer).control
+        return control.should_epoch_stop or (control.should_training_stop and may_stop(self.trainer))
 
     def restore_rng(self) -> None:
         """Restore the random states of the resumed checkpoint."""

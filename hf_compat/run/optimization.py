@@ -13,15 +13,16 @@ from torch.optim import Optimizer
 
 from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import TrainerSetupError
+from hf_compat.memory import WeakAttribute
 from hf_compat.optim.in_backward import updates_in_backward
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim.lr_scheduler import LRScheduler
 
     from hf_compat.engine.strategies.base import ModelStrategy
+    from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["CurrentOptimizer", "GradientClipping", "LRSchedule", "Norm", "RunOptimization"]
@@ -34,15 +35,16 @@ class RunOptimization:
     """Creates optimizer and learning-rate schedule of a run, by the Trainer's overridable methods.
 
     Args:
-        trainer: The Trainer.
+        run: The run.
         num_training_steps: Update steps of the run, warm-up included.
-        wrap: Returns the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``.
     """
 
-    def __init__(self, trainer: Trainer, num_training_steps: int, wrap: Callable[[], nn.Module]) -> None:
-        self._trainer = trainer
-        self._wrap = wrap
-        self._starts_unwrapped = trainer.model_wrapped is trainer.model
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun, num_training_steps: int) -> None:
+        self._run, self._trainer = run, run.trainer
+        self._starts_unwrapped = run.trainer.model_wrapped is run.trainer.model
         self.num_training_steps = num_training_steps
 
     def create_optimizer(self) -> Optimizer:
@@ -69,7 +71,7 @@ class RunOptimization:
         of_strategy = trainer.model_wrapped
         if self._starts_unwrapped:
             trainer.model_wrapped = trainer.model
-        yield lambda: wrapped.append(self._wrap())
+        yield lambda: wrapped.append(self._run.wrap())
         trainer.model_wrapped = wrapped[0] if of_strategy is trainer.model else of_strategy
 
     def create_both(self) -> tuple[Any, Any]:
@@ -121,27 +123,24 @@ class CurrentOptimizer:
     """Has the strategy step ``trainer.optimizer``, which an override or a callback may replace; engines step their own.
 
     Args:
-        trainer: The Trainer.
         shards_model: Whether the strategy's wrapper is what accelerate counts as the model.
     """
 
-    def __init__(self, trainer: Trainer, *, shards_model: bool) -> None:
-        self._trainer = trainer
+    def __init__(self, *, shards_model: bool) -> None:
         self._shards_model = shards_model
         self._stepped: Any = None
 
-    def give_if_replaced(self, strategy: ModelStrategy) -> None:
+    def give_if_replaced(self, trainer: Trainer, strategy: ModelStrategy) -> None:
         """Give the strategy the Trainer's optimizer if it is another than before; the update step may come next."""
-        if self._trainer.optimizer is not self._stepped:
-            self.give_to(strategy)
+        if trainer.optimizer is not self._stepped:
+            self.give_to(trainer, strategy)
 
-    def give_to(self, strategy: ModelStrategy) -> None:
+    def give_to(self, trainer: Trainer, strategy: ModelStrategy) -> None:
         """Give the strategy optimizer and schedule: an override that loads their states may have replaced them.
 
         Raises:
             TrainerSetupError: If the Trainer has no optimizer.
         """
-        trainer = self._trainer
         self._stepped = trainer.optimizer
         trainer.accelerator.hold(trainer.model_wrapped if self._shards_model else trainer.model, trainer.optimizer)
         if strategy.engine is not None:
@@ -160,28 +159,26 @@ class GradientClipping:
     """Clips the gradients to ``max_grad_norm`` with the Trainer's methods.
 
     Args:
-        trainer: The Trainer.
         clip_value: Clip each element to between minus this and this instead; None for the norm.
 
     Attributes:
         norm: The gradient norm of the last update step before clipping, which is logged; None if it was not computed.
     """
 
-    def __init__(self, trainer: Trainer, clip_value: float | None) -> None:
-        self._trainer = trainer
+    def __init__(self, clip_value: float | None) -> None:
         self._clip_value = clip_value
         self.norm: Norm = None
 
-    def clip(self) -> None:
+    def clip(self, trainer: Trainer) -> None:
         """Clip the gradients, and keep their norm."""
-        model, most = self._trainer.model_wrapped, self._trainer.args.max_grad_norm
+        model, most = trainer.model_wrapped, trainer.args.max_grad_norm
         if self._clip_value is not None:
-            self.norm = self._trainer._get_grad_norm(model)
+            self.norm = trainer._get_grad_norm(model)
             clip_grad_value_(model.parameters(), self._clip_value)
             return
-        self.norm = self._trainer._clip_grad_norm(model) if most is not None and most > 0 else None
-        if self._trainer.semantics.always_logs_grad_norm:
-            self.norm = self._trainer._get_grad_norm(model, grad_norm=self.norm)
+        self.norm = trainer._clip_grad_norm(model) if most is not None and most > 0 else None
+        if trainer.semantics.always_logs_grad_norm:
+            self.norm = trainer._get_grad_norm(model, grad_norm=self.norm)
 
 
 class LRSchedule:
@@ -190,22 +187,18 @@ class LRSchedule:
     A metric-based schedule is stepped by evaluations instead. The schedule is not stepped if the gradient scaler did
     not call the optimizer, because of an infinite gradient; fused optimizers are always called, as in transformers.
 
-    Args:
-        trainer: The Trainer.
-
     Attributes:
         learning_rate: The learning rate of the last optimizer step, which is logged.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self) -> None:
         self.learning_rate: float | None = None
 
-    def step(self) -> None:
+    def step(self, trainer: Trainer) -> None:
         """Step the schedule, and keep the learning rate of the step before."""
-        self.learning_rate = self._trainer._get_learning_rate()
-        if not self._trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(self._trainer.lr_scheduler):
-            _step_without_added_groups(self._trainer.lr_scheduler)
+        self.learning_rate = trainer._get_learning_rate()
+        if not trainer.accelerator.optimizer_step_was_skipped and not steps_on_metric(trainer.lr_scheduler):
+            _step_without_added_groups(trainer.lr_scheduler)
 
 
 def _step_without_added_groups(scheduler: Any) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hf_compat.data.workers import has_short_lived, outliving
 from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
 from hf_compat.engine.internals.loops import may_stop
+from hf_compat.memory import WeakAttribute
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -128,6 +129,8 @@ class Preemption:
     Attributes:
         reads_together: Whether each window has to be read by :meth:`read_together`.
     """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
     def __init__(self, trainer: Trainer, watch: SignalWatch, saving: CheckpointSaving) -> None:
         self._trainer = trainer

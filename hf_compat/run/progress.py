@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from hf_compat.data.windows import Window
-from hf_compat.memory import TrainerMemoryTracker
+from hf_compat.memory import TrainerMemoryTracker, WeakAttribute
 from hf_compat.overriding import check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan
 from hf_compat.run.training_logs import LossSum
@@ -144,6 +144,8 @@ class Progress:
         position: The position in the data; None before the first update step.
     """
 
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
     def __init__(self, trainer: Trainer, counters: RunCounters) -> None:
         self._trainer = trainer
         self.counters = counters
@@ -162,20 +164,20 @@ class Progress:
         """Store the start time."""
         self.start_time = time.time()
 
-    def count_batch(self, loss: Tensor, batch: dict[str, Any]) -> None:
+    def count_batch(self, trainer: Trainer, loss: Tensor, batch: dict[str, Any]) -> None:
         """Count a batch's share of the window's loss, its floating-point operations, and tokens not yet counted."""
         counters = self.counters
-        since_log = 1 + self._trainer.state.global_step - counters.last_logged_step
-        counters.losses.add(loss, since_log if self._trainer.args.logging_nan_inf_filter else None)
-        flos = self._trainer.floating_point_ops(batch)
+        since_log = 1 + trainer.state.global_step - counters.last_logged_step
+        counters.losses.add(loss, since_log if trainer.args.logging_nan_inf_filter else None)
+        flos = trainer.floating_point_ops(batch)
         counters.flos += flos if type(flos) is int else _checked_flos(flos)
-        if self._trainer.semantics.counts_tokens_after_batch:
-            self._trainer._track_num_input_tokens(batch)
+        if trainer.semantics.counts_tokens_after_batch:
+            trainer._track_num_input_tokens(batch)
 
-    def count_update(self, window: Window, global_step: int) -> None:
+    def count_update(self, trainer: Trainer, window: Window, global_step: int) -> None:
         """Count the update step of ``window``, after which Lightning's is ``global_step``."""
         assert self.plan is not None, "set before the fit"
-        state, plan = self._trainer.state, self.plan
+        state, plan = trainer.state, self.plan
         state.global_step = global_step
         done = window.batches_before + len(window.batches)
         state.epoch = window.epoch + done / plan.batches_per_epoch

@@ -24,6 +24,7 @@ from hf_compat.engine.internals.callbacks import (
 )
 from hf_compat.engine.lightning_callbacks import defines_hook, thaws_by_phases
 from hf_compat.errors import CheckpointError, TrainerSetupError
+from hf_compat.memory import WeakAttribute
 from hf_compat.metrics import has_length
 from hf_compat.overriding import WarnOnce, check_returned
 from hf_compat.plan import DataPosition, ResumeOffset, RunPlan, plan_for_rest
@@ -65,6 +66,8 @@ class Resume:
         trainer: The Trainer.
         point: The checkpoint; None for a run that starts from the beginning.
     """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
     def __init__(self, trainer: Trainer, point: CheckpointReader | None) -> None:
         self._trainer = trainer

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hf_compat.arguments.cadence import epochs_to_train, saves_checkpoints
 from hf_compat.arguments.fields.redeclared import for_run
@@ -30,7 +31,7 @@ from hf_compat.engine.internals.loops import fast_forward
 from hf_compat.engine.internals.voted_collectives import voted_collectives
 from hf_compat.evaluation.results import TrainOutput
 from hf_compat.hub import quiet_progress_bars
-from hf_compat.optim.losses import check_loss
+from hf_compat.memory import WeakAttribute
 from hf_compat.optim.rank_states import share_states
 from hf_compat.overriding import WarnOnce, call_as_defined
 from hf_compat.plan import RunPlan
@@ -58,14 +59,12 @@ __all__ = ["TrainingRun"]
 
 logger = logging.getLogger(__name__)
 
-_NOTHING = nullcontext()
-
 
 class TrainingRun:
     """The state of one ``train()``, as module, strategy and loader of windows see it.
 
     Args:
-        trainer: The Trainer.
+        trainer: The Trainer, which owns the run.
         backend: Ranks, strategy, precision and ``lightning.Trainer``.
         counters: The run's counts.
         checkpoints: Writes checkpoints.
@@ -82,6 +81,8 @@ class TrainingRun:
         originals: The Trainer's methods that methods of the module or the data stand in for.
     """
 
+    trainer: WeakAttribute[Trainer] = WeakAttribute()
+
     def __init__(
         self,
         trainer: Trainer,
@@ -93,20 +94,15 @@ class TrainingRun:
         trial: Trial | None = None,
         ignore_keys: list[str] | None = None,
     ) -> None:
-        self.trainer = trainer
-        self.backend = backend
-        self.counters = counters
-        self.checkpoints = checkpoints
-        self.trial = trial
-        self.ignore_keys = ignore_keys
+        self.trainer, self.backend, self.counters, self.checkpoints = trainer, backend, counters, checkpoints
+        self.trial, self.ignore_keys = trial, ignore_keys
         self.point: CheckpointReader | None = None
         self.watch: SignalWatch | None = None
         self.pieces: FitObjects | None = None
         self.output: TrainOutput | None = None
         self.originals: dict[str, Callable[..., Any]] = {}
         self._is_finished = False
-        self.optimization: RunOptimization = RunOptimization(trainer, 0, self._wrap)
-        self._warn_once = warn_once
+        self.optimization, self._warn_once = RunOptimization(self, 0), warn_once
         self.hooks = RunHooks(self)  # for methods that are called before a fit, which has its own
 
     # ---- the run ----
@@ -286,7 +282,7 @@ class TrainingRun:
         self.trainer.run_plan = hooks.progress.plan = plan
         if self.counters.created_schedule:
             self.trainer.lr_scheduler, self.counters.created_schedule = None, False
-        self.optimization = RunOptimization(self.trainer, plan.max_steps, self._wrap)
+        self.optimization = RunOptimization(self, plan.max_steps)
         hooks.progress.begin()
         self.trainer.callback_handler.train_dataloader = loader
         if self.backend.strategy.wraps_each_fit:
@@ -311,7 +307,8 @@ class TrainingRun:
         return loader
 
     def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
-        return share_sequences(self.trainer, loader, lambda: self.backend.strategy.sequence_group, self._warn_once)
+        backend = weakref.proxy(self.backend)  # which has the loader itself in a fit
+        return share_sequences(self.trainer, loader, lambda: backend.strategy.sequence_group, self._warn_once)
 
     def reload(self) -> None:
         """Train on a new train loader from the epoch on that begins now; the next evaluations have new ones too."""
@@ -364,41 +361,19 @@ class TrainingRun:
 
     # ---- called by the engine ----
 
-    def accumulating(self, *, ends_update: bool, syncs: bool) -> AbstractContextManager[None]:
-        """Return the context for one batch, by the Trainer's accelerator: a subclass may have put its own in place."""
-        accelerator = self.trainer.accelerator
-        accelerator.sync_gradients = ends_update
-        return _NOTHING if syncs else accelerator.no_sync(self.trainer.model_wrapped)
-
-    def training_step(self, batch: dict[str, Any], num_items: Tensor | int | None) -> Tensor:
-        """Call the Trainer's ``training_step`` with one batch; return its loss, ``()``."""
-        loss: Tensor = call_as_defined(
-            self.trainer.training_step,
-            ("model", self.trainer.model_wrapped),
-            ("inputs", batch),
-            ("num_items_in_batch", num_items),
-        )
-        if not isinstance(loss, Tensor):
-            check_loss(loss, f"`{type(self.trainer).__name__}.training_step`")
-        return loss
-
     def original(self, name: str) -> Callable[..., Any]:
         """Return the Trainer's method ``name``; where the module or the data stands in for it, the one before."""
         return self.originals.get(name) or getattr(self.trainer, name)
 
-    def should_stop(self) -> bool:
-        """Return whether a callback has requested the end of the epoch or of training."""
-        control = self.trainer.control
-        return control.should_epoch_stop or (control.should_training_stop and self.backend.may_stop())
-
-    def _wrap(self) -> nn.Module:
+    def wrap(self) -> nn.Module:
+        """Return the module to train if the strategy has not wrapped the model, by the Trainer's ``_wrap_model``."""
         return wrap_to_train(self.trainer, self.backend, self._warn_once)
 
     def take_wrapper(self, wrapped: nn.Module) -> None:
         """Train ``wrapped``, the model in the strategy's wrapper; a sharded model loads resumed weights now."""
         traits = self.backend.traits
         if traits.has_engine and self.backend.trains:
-            self._wrap()  # for overrides of `_wrap_model`
+            self.wrap()  # for overrides of `_wrap_model`
         take_wrapper(self.trainer, self.backend, wrapped)
         if traits.has_engine:
             self.trainer.deepspeed = wrapped

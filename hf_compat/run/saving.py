@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,13 +12,15 @@ from torch import nn
 from hf_compat.callbacks.handler import fire
 from hf_compat.checkpoint import names, rotation
 from hf_compat.checkpoint.background import is_requested
-from hf_compat.checkpoint.writer import CheckpointWriter, Part
+from hf_compat.checkpoint.writer import Part
 from hf_compat.errors import CheckpointWriteError
+from hf_compat.memory import WeakAttribute
 from hf_compat.overriding import call_as_defined, is_ours
 from hf_compat.run.best_model import checked_output_dir, note_best_checkpoint
 from hf_compat.state import export_states
 
 if TYPE_CHECKING:
+    from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
@@ -32,18 +33,15 @@ class CheckpointSaving:
     """Saves checkpoints, synchronously or in the background, and fires ``on_save``.
 
     Args:
-        trainer: The Trainer.
-        writer: Writes checkpoints.
-        lightning_state: Returns the content of ``lightning.pt``: the states of the user's Lightning callbacks, and the
-            position in the data. Every rank calls it.
+        run: The run.
     """
 
-    def __init__(
-        self, trainer: Trainer, writer: CheckpointWriter, lightning_state: Callable[[], dict[str, Any]]
-    ) -> None:
-        self._trainer = trainer
-        self._writer = writer
-        self._lightning_state = lightning_state
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._trainer = run, run.trainer
+        self._writer = run.checkpoints
         self._best_before: str | None = None
 
     def begin_step(self) -> None:
@@ -154,7 +152,7 @@ class CheckpointSaving:
     def _write_lightning_state(self, folder: Path) -> None:
         file_writer = self._writer.file_writer
         file_writer.finish_concurrent()  # callbacks may change the weights
-        content = self._lightning_state()
+        content = self._run.lightning_state()  # every rank calls it
         if self._writes_files:
             file_writer(torch.save, file_writer.snapshot(content), folder / names.LIGHTNING_STATE_NAME)
 

@@ -9,10 +9,12 @@ from torch.distributed import ProcessGroup
 
 from hf_compat.arguments.parallelism import read_sequence_parallelism
 from hf_compat.data.sequence_shards import SequenceShards
+from hf_compat.memory import WeakAttribute
 from hf_compat.overriding import WarnOnce
 from hf_compat.plan import RunPlan
 
 if TYPE_CHECKING:
+    from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["Reloading", "is_carried_on", "share_sequences", "warn_of_lost_steps"]
@@ -69,13 +71,15 @@ class Reloading:
     """Makes a new train loader every ``epochs`` epochs.
 
     Args:
+        run: The run, which makes it.
         epochs: Epochs after which the loader is made again.
-        reload: Makes it.
     """
 
-    def __init__(self, epochs: int, reload: Callable[[], None]) -> None:
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun, epochs: int) -> None:
+        self._run = run
         self._epochs = epochs
-        self._reload = reload
         self._last: int | None = None
 
     def reload_if_due(self, epoch: int) -> None:
@@ -83,5 +87,5 @@ class Reloading:
         if self._last is not None and epoch - self._last < self._epochs:
             return
         if self._last is not None:
-            self._reload()
+            self._run.reload()
         self._last = epoch

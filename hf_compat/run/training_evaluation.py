@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from hf_compat.data.windows import Window
 from hf_compat.distributed.oom_consensus import PacedVotes
 from hf_compat.errors import BatchSizeError
+from hf_compat.memory import WeakAttribute
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_as_defined
 from hf_compat.plan.evaluation_times import EvaluationTimes, steps_between
@@ -19,6 +19,7 @@ from hf_compat.run.batch_size import is_out_of_memory
 from hf_compat.run.best_model import metric_for_best
 
 if TYPE_CHECKING:
+    from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
     from hf_compat.tuning.spaces import Trial
 
@@ -29,15 +30,18 @@ class TrainingEvaluation:
     """Evaluates, reports the metrics to a hyperparameter search, and steps a metric-based schedule.
 
     Args:
-        trainer: The Trainer.
+        run: The run.
+
+    Attributes:
         ignore_keys: Model outputs that are excluded from the predictions of these evaluations.
-        exit_if_preempted: Called when an evaluation has failed; exits if a signal may have ended loader workers.
     """
 
-    def __init__(self, trainer: Trainer, ignore_keys: list[str] | None, exit_if_preempted: Callable[[], None]) -> None:
-        self._trainer = trainer
-        self.ignore_keys = ignore_keys
-        self._exit_if_preempted = exit_if_preempted
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._trainer = run, run.trainer
+        self.ignore_keys = run.ignore_keys
 
     def evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
@@ -77,7 +81,7 @@ class TrainingEvaluation:
         try:
             return call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
         except Exception as error:
-            self._exit_if_preempted()
+            self._run.exit_if_preempted()  # a signal may have ended loader workers
             if trainer.args.auto_find_batch_size and is_out_of_memory(error):
                 raise BatchSizeError(
                     "Evaluation hit an out-of-memory error: `auto_find_batch_size=True` only reduces the training "
@@ -97,6 +101,8 @@ class EvaluationTiming:
         trainer: The Trainer.
         times: When the run evaluates.
     """
+
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
 
     def __init__(self, trainer: Trainer, times: EvaluationTimes) -> None:
         self._trainer = trainer

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hf_compat.errors import ModelError
+from hf_compat.memory import WeakAttribute
 from hf_compat.optim.losses import divide_scalar
 from hf_compat.overriding import call_as_defined
 
 if TYPE_CHECKING:
     from hf_compat.run.optimization import Norm
-    from hf_compat.run.progress import RunCounters
+    from hf_compat.run.run import TrainingRun
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["LossSum", "TrainingLogs"]
@@ -24,15 +24,15 @@ class TrainingLogs:
     """Logs mean loss, gradient norm and learning rate if the control says so, at most once per update step.
 
     Args:
-        trainer: The Trainer.
-        counters: The run's counts.
-        publish: Called with what was logged, which Lightning callbacks may monitor.
+        run: The run, whose backend lets Lightning callbacks monitor what was logged.
     """
 
-    def __init__(self, trainer: Trainer, counters: RunCounters, publish: Callable[[dict[str, float]], None]) -> None:
-        self._trainer = trainer
-        self._counters = counters
-        self._publish = publish
+    _run: WeakAttribute[TrainingRun] = WeakAttribute()
+    _trainer: WeakAttribute[Trainer] = WeakAttribute()
+
+    def __init__(self, run: TrainingRun) -> None:
+        self._run, self._trainer = run, run.trainer
+        self._counters = run.counters
 
     def log_if_due(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None, start_time: float) -> None:
         """Log if the control says so and there was an update step since the last log.
@@ -47,7 +47,7 @@ class TrainingLogs:
         if trainer.control.should_log and trainer.state.global_step > self._counters.last_logged_step:
             logs = self._logs(tr_loss, grad_norm, learning_rate)
             call_as_defined(trainer.log, ("logs", logs), ("start_time", start_time))
-            self._publish(logs)
+            self._run.backend.publish_metrics(logs)
 
     def _logs(self, tr_loss: Tensor, grad_norm: Norm, learning_rate: float | None) -> dict[str, float]:
         """Return the logs of the update steps since the last log, and reset the counts."""

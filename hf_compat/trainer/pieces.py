@@ -60,6 +60,7 @@ class RunGroup(RunHooks):
     ) -> None:
         super().__init__()
         self.hf_trainer: Trainer | None = None
+        self._fitted: TrainingRun | None = None  # also while the Trainer is at another one
         self._make = make
         self._resume_from = resume_from_checkpoint
         self._ignore_keys = ignore_keys_for_eval
@@ -106,7 +107,7 @@ class RunGroup(RunHooks):
             )
         self._evaluated = None
         trainer = self.hf_trainer = self._make(pl_trainer, None)
-        run = self.run = new_run(trainer, ignore_keys=self._ignore_keys)
+        run = self.run = self._fitted = new_run(trainer, ignore_keys=self._ignore_keys)
         data = data_of(pl_trainer)
         self._made_of = module, data
         if data is not None:

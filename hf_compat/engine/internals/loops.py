@@ -6,19 +6,22 @@ import copy
 import logging
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer.call import _call_callback_hooks
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from hf_compat.engine.internals.stepping import step_alike
+from hf_compat.engine.internals.stepping import Hooks, step_alike
 
 __all__ = [
     "disable_signal_handlers",
@@ -28,6 +31,7 @@ __all__ = [
     "keep_memory_cache",
     "may_stop",
     "quiet_lightning",
+    "refer_weakly_to",
     "sanity_checking",
     "train_on",
     "user_loader",
@@ -78,6 +82,7 @@ def validate_in_fit(pl_trainer: pl.Trainer, loader: object) -> None:
         loop.run()
     finally:
         loop.teardown()
+        _drop_strategy(loop)
         epoch_loop.val_loop = previous_loop
         pl_trainer.state.stage = previous_stage
         connector._first_loop_iter = first_iteration
@@ -181,22 +186,57 @@ def disable_signal_handlers(pl_trainer: pl.Trainer) -> None:
     pl_trainer._signal_connector = _NoSignalHandlers(pl_trainer)
 
 
+class _KeepsMemoryCache(_CheckpointConnector):
+    """Keeps the device's memory cache as a fit or an evaluation starts: every allocation would wait for the device."""
+
+    def resume_end(self) -> None:
+        if self._ckpt_path:
+            super().resume_end()
+        else:
+            self.trainer.strategy.barrier("resume_end")
+
+
 def keep_memory_cache(pl_trainer: pl.Trainer) -> None:
     """Prevent ``pl_trainer`` from emptying the device's memory cache as a fit or an evaluation starts.
 
-    Every allocation would wait for the device after it. Contract: without a path to resume from, ``resume_end`` of the
-    checkpoint connector only waits for the other ranks besides, in ``strategy.barrier``.
+    Contract: without a path to resume from, ``resume_end`` of the checkpoint connector only waits for the other ranks
+    besides, in ``strategy.barrier``; the connector has its state in attributes.
     """
-    connector = pl_trainer._checkpoint_connector
-    with_emptying = connector.resume_end
+    pl_trainer._checkpoint_connector.__class__ = _KeepsMemoryCache
 
-    def resume_end() -> None:
-        if connector._ckpt_path:
-            with_emptying()
-        else:
-            pl_trainer.strategy.barrier("resume_end")
 
-    connector.resume_end = resume_end  # type: ignore[method-assign]
+def _drop_strategy(loop: _Loop) -> None:
+    """Have ``loop``, which has run for the last time, keep what was logged without the strategy, and its model.
+
+    Contract: ``_results`` has a metric for each key, which refers to itself, and to the strategy's ``reduce``.
+    """
+    for metric in (vars(loop).get("_results") or {}).values():
+        metric.meta.sync.fn = None
+        metric.meta.sync.should = False  # which forgets the function, too
+
+
+def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
+    """Have what ``pl_trainer`` consists of refer to it weakly, so that it goes with its last user.
+
+    Its module has no trainer then, as a copy of it has none. Contract: loops, connectors and callbacks that know the
+    trainer, Lightning's progress bars for example, have it as an attribute, and a loop has its own loops as attributes;
+    each call gives callbacks the module's ``log`` and ``log_dict``, and the module its trainer.
+    """
+    weak, callbacks = weakref.proxy(pl_trainer), pl_trainer.callbacks  # type: ignore[attr-defined]
+    parts = [part for part in (*vars(pl_trainer).values(), *callbacks) if hasattr(part, "__dict__")]
+    for part in parts:
+        own = vars(part)
+        own.update({name: weak for name, value in own.items() if value is pl_trainer})
+        parts += [value for value in own.values() if isinstance(value, _Loop | Hooks)]
+        if isinstance(part, _Loop):
+            _drop_strategy(part)
+    module = pl_trainer.strategy._lightning_module
+    for callback in callbacks:
+        for name in ("log", "log_dict"):
+            if getattr(vars(callback).get(name), "__self__", module) is module:
+                vars(callback).pop(name, None)
+    if module is not None and module._trainer is pl_trainer:
+        module._trainer = None
 
 
 @contextmanager

@@ -150,9 +150,10 @@ class TrainingLoop(_TrainingEpochLoop):
         return self.optimizer_steps >= self.max_steps != -1
 
     def teardown(self) -> None:
-        """Drop the batches that are left."""
+        """Drop the batches that are left, and that of an error."""
         super().teardown()
         self._batches = iter(())
+        self._results.batch = None
 
     @property
     def optimizer_steps(self) -> int:
@@ -293,6 +294,11 @@ class _LeanEvaluationLoop(_EvaluationLoop):
             self._seen_batches_per_dataloader[dataloader_idx] += 1
         if not progress.is_last_batch and trainer.received_sigterm:
             raise SIGTERMException
+
+    def teardown(self) -> None:
+        """Drop the batch of an error, too."""
+        super().teardown()
+        self._results.batch = None
 
 
 def _begin_batch(connector: _LoggerConnector, results: _ResultCollection, batch: Any) -> None:
