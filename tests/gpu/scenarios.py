@@ -219,6 +219,11 @@ def sharded(
 tied_llama = partial(llama, tie_word_embeddings=True)
 
 
+def of_fsdp2(**keys: Any) -> Fields:
+    """Return the ``fsdp_config`` of FSDP 2 with full state dicts and further ``keys``."""
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": {**fsdp(2, "full")["fsdp_config"], **keys}}
+
+
 def replicated_by_sizes(kit: Kit) -> None:
     """Replicas alone, of which a device mesh says how many there are."""
     fields = {**ACCUMULATION, **CADENCE, "parallelism_config": ParallelismConfig(dp_replicate_size=2)}
@@ -319,6 +324,10 @@ RANKS_SCENARIOS: dict[str, Body] = {
     "fsdp2_best_checkpoint": sharded(2, "full", save_strategy="epoch", load_best_model_at_end=True, save_total_limit=1),
     "fsdp2_noisy_embeddings": sharded(2, "full", neftune_noise_alpha=5.0),
     "fsdp2_compiled": sharded(2, "full", torch_compile=True, torch_compile_backend="eager"),
+    "fsdp2_checkpointed": sharded(
+        2, "full", model=partial(llama, attention_dropout=0.3), **of_fsdp2(activation_checkpointing=True)
+    ),
+    "fsdp2_not_resharded": sharded(2, "full", **of_fsdp2(reshard_after_forward=False)),
 }
 """Each scenario of several GPUs by its name."""
 for version in (1, 2):

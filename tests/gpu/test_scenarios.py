@@ -39,7 +39,7 @@ ONE_GPU_SLOW = {
 }
 TWO_GPUS = {
     "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16 ddp_memory_runs_out",
-    "fsdp": "fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
+    "fsdp": "fsdp2_checkpointed fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
     "deepspeed": "zero2_fp16 resume_zero3_bf16",
     "context parallel": "cp_fp32_full",
 }
@@ -51,7 +51,7 @@ TWO_GPUS_SLOW = {
     "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
     "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded fsdp2_best_checkpoint fsdp2_noisy_embeddings "
-    "fsdp2_compiled",
+    "fsdp2_compiled fsdp2_not_resharded",
     "deepspeed": "zero0_fp16 zero1_fp32 zero1_bf16 zero1_fp16 zero2_fp32 zero2_bf16 zero2_own_optimizer "
     "zero2_checkpointed zero2_offloaded resume_zero2_fp32 resume_zero2_bf16 resume_zero2_fp16",
     "deepspeed, parameters in parts": "zero3_fp32 zero3_bf16 zero3_fp16 zero3_offloaded zero3_in_parts "
@@ -77,13 +77,14 @@ EIGHT_GPUS_SLOW = {"context parallel": "cp_replicas"}
 CROSSWISE = "resume_fp32 resume_bf16 resume_fp16"
 SINCE_5 = (
     "hsdp", "resume_hsdp", "split_", "sequences_", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_",
-    "memory_of_the_gpu", "fp32_after_fp16",
+    "memory_of_the_gpu", "fp32_after_fp16", "fsdp2_checkpointed",
 )  # fmt: skip
 """Beginnings of the names of scenarios that are not compared with transformers 4.
 
 It sets the older of torch's switches for TF32 alone, holds the last batch to the end of a run, scales the losses of
-every Trainer after one with fp16, counts the items of ranks that share batches on each, and cannot load in shards; what
-it does with a ``parallelism_config`` has not been compared.
+every Trainer after one with fp16, fails where layers with a key-value cache are computed again, counts the items of
+ranks that share batches on each, and cannot load in shards; what it does with a ``parallelism_config`` has not been
+compared.
 """
 IS_5 = Version(transformers.__version__) >= Version("5")
 
