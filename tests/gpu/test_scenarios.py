@@ -25,6 +25,7 @@ ONE_GPU = {
     "precision": "fp32 bf16_on_gpu fp16 fp16_overflow_fused fp16_overflow_plain tf32_on tf32_off",
     "gradient scalers": "scaler_of_the_script scaler_of_an_override",
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
+    "objects that move": "objects_that_move_without_waiting batches_that_move",
     "resuming": "resume_fp16 resume_bf16",
     "overrides": "overrides_in_fp16 overrides_compiled",
     "one model": "fp16_after_fp32 fp32_after_fp16 bf16_after_an_evaluation_in_float32",
@@ -46,7 +47,8 @@ TWO_GPUS = {
 """Quick groups of scenarios on two GPUs."""
 TWO_GPUS_SLOW = {
     "ddp": "ddp_bf16 ddp_by_sizes ddp_overrides ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized "
-    "ddp_fp16_overflow ddp_best_checkpoint ddp_noisy_embeddings ddp_compiled ddp_bf16_full_evaluation",
+    "ddp_fp16_overflow ddp_best_checkpoint ddp_noisy_embeddings ddp_compiled ddp_bf16_full_evaluation "
+    "objects_that_move",
     "fsdp 1": "fsdp1_fp32_full fsdp1_fp32_sharded fsdp1_bf16_full fsdp1_fp16_full fsdp1_fp16_sharded "
     "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
