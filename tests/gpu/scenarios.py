@@ -20,6 +20,7 @@ from tests.support.parity import Kit
 from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import language_model, plain
 from tests.support.scenarios.models import after_another_trainer
+from tests.support.scenarios.optimizers import handed_over
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
@@ -241,6 +242,8 @@ GPU_SCENARIOS: dict[str, Body] = {
     "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),
     "scaler_of_the_script": own_scaler(),
     "scaler_of_an_override": own_scaler(in_override=True, gradient_accumulation_steps=2, optim="adamw_torch"),
+    "optimizer_of_the_script_fp16": partial(handed_over, fused=True, fields={"fp16": True}),
+    "optimizer_of_the_script_fp16_plain": partial(handed_over, fields={"fp16": True}),
     "fp16_after_fp32": lambda kit: after_another_trainer(kit, {}, {"fp16": True}),
     "fp32_after_fp16": lambda kit: after_another_trainer(kit, {"fp16": True}, {}),
     "bf16_full_evaluation": trained(bf16_full_eval=True),

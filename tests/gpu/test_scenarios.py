@@ -25,6 +25,7 @@ ONE_GPU = {
     "precision": "fp32 bf16_on_gpu fp16 fp16_overflow_fused fp16_overflow_plain tf32_on tf32_off",
     "gradient scalers": "scaler_of_the_script scaler_of_an_override",
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
+    "optimizers of the script": "optimizer_with_a_state optimizer_of_the_script_fp16",
     "objects that move": "objects_that_move_without_waiting batches_that_move",
     "resuming": "resume_fp16 resume_bf16",
     "overrides": "overrides_in_fp16 overrides_compiled",
@@ -35,6 +36,7 @@ ONE_GPU_SLOW = {
     "evaluation in half precision": "bf16_full_evaluation fp16_full_evaluation",
     "compiled": "compiled_eager compiled_aot_eager compiled_in_bf16 evaluated_before_compiled",
     "combined": "combined_bf16 combined_fp16 combined_fp32 combined_resumed",
+    "optimizers of the script": "optimizer_of_the_script_fp16_plain optimizer_with_a_state_that_is_cast",
     "methods": "emptied_cache noisy_embeddings checkpointed_activations pageable fp16_overflow_accumulating",
     "resuming": "resume_fp32 resume_with_workers_of_the_gpu",
 }
