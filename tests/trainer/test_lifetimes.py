@@ -123,7 +123,7 @@ def test_a_trainer_goes_once_nobody_holds_it(tmp_path):
 
 
 def test_the_optimizer_is_in_one_wrapper_and_goes_with_its_last_reference(tmp_path):
-    """``trainer.optimizer.optimizer``, upstream's way to the wrapped optimizer, has no wrapper and goes with its own."""
+    """``trainer.optimizer.optimizer``, upstream's way to the wrapped optimizer, has none and goes with its own."""
     trainer = new_trainer(tmp_path)
     trainer.train()
     assert trainer.optimizer.optimizer.param_groups is trainer.optimizer.param_groups
