@@ -37,6 +37,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.errors import NotSupportedError
 from hf_compat.memory import free_memory
 from hf_compat.nested import Nested
+from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -302,7 +303,7 @@ class Accelerator(ProcessState):
             return
         given = self._prepared_optimizers if optimizer is None else optimizer
         for item in [given] if isinstance(given, Optimizer) else given:
-            self.scaler.unscale_(item.optimizer if isinstance(item, PreparedOptimizer) else item)
+            self.scaler.unscale_(item.optimizer if isinstance(item, PreparedOptimizer) else unwrap_optimizer(item))
 
     def lomo_backward(self, loss: Tensor, learning_rate: float) -> None:
         """Run the backward pass of ``loss`` in which LOMO updates the parameters with ``learning_rate``."""

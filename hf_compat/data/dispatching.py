@@ -13,8 +13,8 @@ from hf_compat.data.loader import PreparedDataLoader
 from hf_compat.data.stream_states import BatchWithState, StreamStates
 from hf_compat.data.transfer import move_batch
 from hf_compat.distributed import collectives
-from hf_compat.errors import DataError
-from hf_compat.nested import Nested, find_batch_size, map_nested, rebuild
+from hf_compat.errors import DataError, LoaderError, described
+from hf_compat.nested import MAPPINGS, Nested, find_batch_size, map_nested, rebuild
 
 __all__ = ["DispatchingDataLoader"]
 
@@ -177,6 +177,7 @@ def _concatenate(batches: list[Any]) -> Nested:
 
     Raises:
         DataError: If they differ in shape.
+        LoaderError: If they contain anything but tensors, lists, tuples and mappings.
     """
     try:
         return _concatenate_nested(batches)
@@ -194,5 +195,11 @@ def _concatenate_nested(batches: list[Any]) -> Nested:
         return torch.cat(batches)
     if isinstance(first, list | tuple):
         return rebuild(first, [_concatenate_nested(list(parts)) for parts in zip(*batches, strict=True)])
-    mapping: Nested = type(first)({key: _concatenate_nested([batch[key] for batch in batches]) for key in first})
+    if not isinstance(first, MAPPINGS):
+        raise LoaderError(
+            "`accelerator_config`: dispatch_batches=True (the default for iterable data sets) joins batches, but they "
+            f"contain {described(first)}. Let `data_collator` return tensors alone, or set dispatch_batches=False."
+        )
+    kind: Any = type(first)
+    mapping: Nested = kind({key: _concatenate_nested([batch[key] for batch in batches]) for key in first})
     return mapping

@@ -16,22 +16,32 @@ _DataT = TypeVar("_DataT")
 
 
 def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = False) -> _DataT:
-    """Return ``data`` with every tensor in it, however nested, on ``device``; containers keep their types."""
+    """Return ``data`` on ``device``: what has a method ``to`` moves itself, however nested; containers are kept.
+
+    Such objects are tensors, a tokenizer's ``BatchEncoding``, a ``PackedSequence``, the batch of a graph library. Their
+    ``to`` is called on the device that they are on too.
+
+    References:
+        As accelerate ``utils/operations.py`` ``send_to_device``.
+    """
     moved: Any = data
-    if isinstance(data, Tensor):
-        if data.device != device:
-            moved = data.to(device, non_blocking=non_blocking)
+    if type(data) is dict:  # nearly every batch
+        moved = {
+            key: value
+            if type(value) is Tensor and value.device == device
+            else move_to_device(value, device, non_blocking=non_blocking)
+            for key, value in data.items()
+        }
+    elif hasattr(moved, "to"):
+        try:
+            moved = moved.to(device, non_blocking=non_blocking)
+        except TypeError:  # one of somebody else's
+            moved = moved.to(device)
     elif isinstance(data, SEQUENCES):
         moved = rebuild(data, [move_to_device(item, device, non_blocking=non_blocking) for item in data])
     elif isinstance(data, MAPPINGS):
-        if hasattr(data, "to"):  # a tokenizer's BatchEncoding keeps its encodings
-            try:
-                moved = data.to(device, non_blocking=non_blocking)
-            except TypeError:  # one of somebody else's
-                moved = data.to(device)
-        else:
-            items = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
-            moved = type(data)(items)  # type: ignore[call-arg]
+        items = {key: move_to_device(value, device, non_blocking=non_blocking) for key, value in data.items()}
+        moved = type(data)(items)  # type: ignore[call-arg]
     return moved  # type: ignore[no-any-return]
 
 
@@ -43,7 +53,8 @@ def move_batch(batch: _DataT, device: torch.device, *, non_blocking: bool = Fals
 
     Args:
         batch: Tensors, however nested. If some of them cannot be copied so, all are moved on the current stream: those
-            that are on a GPU already, and those of other layouts or of a subclass.
+            that are on a GPU already, those of other layouts or of a subclass, and those in objects that move
+            themselves.
         device: Where to.
         non_blocking: Do not wait for the copy of pinned memory either, which must then not be written to.
     """
@@ -69,9 +80,8 @@ def _is_plain_in_host_memory(data: object) -> bool:
     """Return whether all that :func:`move_to_device` moves are ordinary tensors on the CPU, which can be found."""
     if isinstance(data, Tensor):
         return type(data) is Tensor and data.layout is torch.strided and data.device.type == "cpu"
+    if hasattr(data, "to") and not (isinstance(data, MAPPINGS) and type(data).__module__.startswith("transformers.")):
+        return False
     if isinstance(data, SEQUENCES):
         return all(map(_is_plain_in_host_memory, data))
-    if isinstance(data, MAPPINGS):
-        has_no_others = not hasattr(data, "to") or type(data).__module__.startswith("transformers.")
-        return has_no_others and all(map(_is_plain_in_host_memory, data.values()))
-    return True
+    return not isinstance(data, MAPPINGS) or all(map(_is_plain_in_host_memory, data.values()))

@@ -14,6 +14,7 @@ from hf_compat.data.windows import Window
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
 from hf_compat.errors import TrainerSetupError
 from hf_compat.memory import WeakAttribute
+from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.arguments import TrainingArguments
@@ -131,8 +132,10 @@ class HFModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return the run's optimizer and its schedule, which Lightning callbacks can read."""
         optimizer, scheduler = self.run.optimization.create_both()
-        if isinstance(scheduler, LRScheduler | ReduceLROnPlateau) and scheduler.optimizer is optimizer:
-            return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        if isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
+            of_schedule: Any = scheduler.optimizer
+            if unwrap_optimizer(of_schedule) is unwrap_optimizer(optimizer):
+                return {"optimizer": of_schedule, "lr_scheduler": scheduler}
         return optimizer
 
     def transfer_batch_to_device(self, batch: object, device: torch.device, dataloader_idx: int) -> object:

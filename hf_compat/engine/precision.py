@@ -31,6 +31,7 @@ from hf_compat.distributed.accelerators import accelerator_module
 from hf_compat.engine.internals.stepping import call_hook
 from hf_compat.errors import HFCompatWarning, MissingPackageError, NotSupportedError
 from hf_compat.nested import map_nested
+from hf_compat.optim.prepared import unwrap_optimizer
 
 if TYPE_CHECKING:
     from hf_compat.engine.strategies.traits import StrategyTraits
@@ -149,7 +150,7 @@ class ForwardMixedPrecision(MixedPrecision):
         if self.scaler is None:
             call_hook(model, "on_before_optimizer_step", optimizer)
             return optimizer.step(**kwargs)
-        self.scaler.unscale_(optimizer)
+        self.scaler.unscale_(unwrap_optimizer(optimizer))
         call_hook(model, "on_before_optimizer_step", optimizer)
         output, self.step_was_skipped = scaled_step(self.scaler, optimizer, **kwargs)
         return output
@@ -162,7 +163,7 @@ def scaled_step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: 
         What the step returned, and whether it was skipped, because of an infinite gradient. A fused optimizer is called
         all the same, and leaves the weights; as with accelerate that counts as a step, so that the schedule goes on.
     """
-    skipped = True
+    skipped, optimizer = True, unwrap_optimizer(optimizer)
 
     def note_step(*_: Any) -> None:
         nonlocal skipped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from hf_compat.engine.internals.strategies import replace_optimizer
 from hf_compat.errors import TrainerSetupError
 from hf_compat.memory import WeakAttribute
 from hf_compat.optim.in_backward import updates_in_backward
+from hf_compat.optim.prepared import prepare_optimizer, unwrap_optimizer
 from hf_compat.optim.schedulers import steps_on_metric
 from hf_compat.overriding import call_as_defined
 
@@ -86,11 +86,12 @@ class RunOptimization:
             if trainer.semantics.creates_scheduler_apart:
                 trainer.create_optimizer()
                 wrap()
+                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device)
                 trainer.create_scheduler(num_training_steps=self.num_training_steps)
             else:
                 trainer.create_optimizer_and_scheduler(num_training_steps=self.num_training_steps)
                 wrap()
-        _show_inner(trainer.optimizer)
+                trainer.optimizer = prepare_optimizer(trainer.optimizer, trainer.args.device)
         return trainer.optimizer, trainer.lr_scheduler
 
 
@@ -106,17 +107,6 @@ def _check_parameters(trainer: Trainer) -> None:
             "replaced the model, set `trainer.optimizer = trainer.lr_scheduler = None` before `train`, which then "
             "creates new ones; if you passed `optimizers`, create them from the parameters of this model."
         )
-
-
-def _show_inner(optimizer: Any) -> None:
-    """Let scripts read ``trainer.optimizer.optimizer``, which is upstream's way from its wrapper to the optimizer.
-
-    Here there is no wrapper, so that it is the optimizer itself; one that wraps another keeps what it shows. None of
-    torch's state dicts, copies and pickles contains the attribute. It is a weak reference, so that the states of an
-    optimizer that nothing else refers to are freed at once.
-    """
-    if isinstance(optimizer, Optimizer) and not hasattr(optimizer, "optimizer"):
-        optimizer.optimizer = weakref.proxy(optimizer)  # type: ignore[attr-defined]
 
 
 class CurrentOptimizer:
@@ -149,7 +139,7 @@ class CurrentOptimizer:
             raise TrainerSetupError(
                 "`trainer.optimizer` was set to None during training. Assign one, or call `create_optimizer()`."
             )
-        if [trainer.optimizer] != strategy.optimizers:
+        if [unwrap_optimizer(trainer.optimizer)] != [unwrap_optimizer(each) for each in strategy.optimizers]:
             replace_optimizer(strategy, trainer.optimizer)
         for config in strategy.lr_scheduler_configs:
             config.scheduler = trainer.lr_scheduler  # type: ignore[assignment]  # None if the script has set it

@@ -6,11 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn.utils.rnn import PackedSequence
 
 from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.run_precision import uses_cpu_amp
@@ -19,7 +21,7 @@ from hf_compat.distributed import collectives
 from hf_compat.errors import DataError, LoaderError, LossError, ModelError, ModelOutputError, described
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
-from hf_compat.nested import MAPPINGS, map_nested
+from hf_compat.nested import MAPPINGS, SEQUENCES, rebuild
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
 from hf_compat.optim.losses import check_loss, divide_scalar, explain_frozen
 from hf_compat.overriding import call_as_defined, check_returned, is_ours
@@ -62,7 +64,7 @@ def count_items(trainer: Trainer, batches: Sequence[Any], device: torch.device) 
     is_used = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if not batches:
         return None
-    if isinstance(batches[0], Tensor) or not hasattr(batches[0], "__iter__"):
+    if isinstance(batches[0], Tensor) or not (hasattr(batches[0], "__iter__") or hasattr(batches[0], "__contains__")):
         check_is_named(batches[0])
     if "labels" not in batches[0] or not is_used:
         return None
@@ -313,35 +315,26 @@ def loss_context(trainer: Trainer) -> contextlib.ExitStack:
 def prepare_input(
     data: object, device: torch.device, dtype: torch.dtype | None, prepare: Callable[[object], Any]
 ) -> Any:
-    """Return ``data`` with its tensors on ``device``, in ``dtype`` if given; a mapping's values go to ``prepare``."""
-    if isinstance(data, Tensor) or not isinstance(data, MAPPINGS):
-        return _moved(data, device, dtype)
-    if not is_ours(prepare):
-        return type(data)({name: prepare(value) for name, value in data.items()})  # type: ignore[call-arg]
-    return type(data)(  # type: ignore[call-arg]
-        {
-            name: value
-            if type(value) is Tensor and dtype is None and value.device == device
-            else (_moved(value, device, dtype) if isinstance(value, Tensor) else prepare(value))
-            for name, value in data.items()
-        }
-    )
+    """Return ``data`` with its tensors on ``device``, in ``dtype`` if given; parts of it go to ``prepare``.
 
-
-def _moved(data: object, device: torch.device, dtype: torch.dtype | None) -> Any:
-    data = move_to_device(data, device)
-    return data if dtype is None else _cast(data, dtype)
-
-
-def _cast(data: object, dtype: torch.dtype) -> Any:
-    """Return ``data`` with its floating-point tensors cast to ``dtype``."""
-
-    def cast(leaf: object) -> object:
-        if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
-            return leaf.to(dtype)
-        return leaf
-
-    return map_nested(cast, data)
+    Other objects that have a method ``to`` are where the loader has moved them.
+    """
+    if isinstance(data, Tensor):
+        is_cast = dtype is not None and (data.is_floating_point() or data.is_complex())
+        return data.to(device=device, dtype=dtype) if is_cast else data.to(device=device)
+    own = is_ours(prepare)
+    part = partial(prepare_input, device=device, dtype=dtype, prepare=prepare) if own else prepare
+    if isinstance(data, MAPPINGS):
+        stays = dtype is None and own  # a plain tensor that is on the device
+        return type(data)(  # type: ignore[call-arg]
+            {
+                name: value if stays and type(value) is Tensor and value.device == device else part(value)
+                for name, value in data.items()
+            }
+        )
+    if isinstance(data, PackedSequence):  # some of whose tensors stay on the CPU
+        return move_to_device(data, device)
+    return rebuild(data, map(part, data)) if isinstance(data, SEQUENCES) else data
 
 
 def prepare_inputs(trainer: Trainer, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hf_compat.errors import NoOptimizerError
 from hf_compat.optim.external import keep_embeddings_in_32_bits
 from hf_compat.optim.groups import groups_by_mesh, parameter_groups
 from hf_compat.optim.in_backward import leave_step_to_backward, notices
+from hf_compat.optim.prepared import unwrap_optimizer
 from hf_compat.optim.schedulers import build_scheduler, steps_on_metric
 from hf_compat.overriding import call_as_defined, check_returned
 
@@ -83,7 +84,7 @@ def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Optim
     args = trainer.args
     trainer.lr_scheduler = build_scheduler(  # type: ignore[assignment]  # a GreedyLR has the methods of torch's
         args.lr_scheduler_type,
-        optimizer_of(trainer) if optimizer is None else optimizer,
+        unwrap_optimizer(optimizer_of(trainer) if optimizer is None else optimizer),  # which may outlive its wrapper
         num_warmup_steps=args.get_warmup_steps(num_training_steps),
         num_training_steps=num_training_steps,
         kwargs=args.lr_scheduler_kwargs,

@@ -132,6 +132,8 @@ else:
                 "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 2000,
             },
         },
+        "a key against the word": {"fsdp": "full_shard", "fsdp_config": {"reshard_after_forward": False}},
+        "a key for the word": {"fsdp": "shard_grad_op", "fsdp_config": {"fsdp_reshard_after_forward": "true"}},
         "no layers": {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}},
         "layers of no size": {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP"}},
         "a size and classes": {"fsdp": True, "fsdp_config": {**BY_CLASS, "min_num_params": 2000}},
@@ -190,6 +192,24 @@ def test_keys_that_transformers_4_does_not_read(config, settings, monkeypatch):
     assert all(getattr(expected, name) == getattr(FsdpSettings(), name) for name in settings)
 
 
+@pytest.mark.parametrize("semantics", RELEASES)
+@pytest.mark.parametrize(
+    ("word", "config", "sharding"),
+    [
+        pytest.param("full_shard", {"version": 2, "reshard_after_forward": False}, "shard_grad_op", id="version 2"),
+        pytest.param("full_shard", {"version": 1, "reshard_after_forward": "no_shard"}, "no_shard", id="version 1"),
+        pytest.param(
+            "hybrid_shard", {"version": 1, "reshard_after_forward": "FULL_SHARD"}, "full_shard", id="upper case"
+        ),
+    ],
+)
+def test_the_key_wins_over_the_word(word, config, sharding, semantics, caplog):
+    """``reshard_after_forward`` decides where ``fsdp`` names another strategy, which is said; with 4.57 too."""
+    found = read_fsdp(TrainingArguments("out", use_cpu=True, semantics=semantics, fsdp=word, fsdp_config=config))
+    assert found.sharding == sharding
+    assert [text for text in caplog.messages if text.startswith(f"`fsdp='{word}'` has no effect")]
+
+
 WRONG = {
     "an unknown word": (
         {"fsdp": "full_shard wrap"}, ["`fsdp='wrap'`: Unknown `fsdp` option, not a valid FSDPOption: full_shard"]
@@ -204,9 +224,9 @@ WRONG = {
         {"fsdp": "full_shard shard_grad_op"},
         ["`fsdp='full_shard shard_grad_op'`: `full_shard` is not compatible with `shard_grad_op`"],
     ),
-    "a word against the config": (
-        {"fsdp": "full_shard", "fsdp_config": {"version": 1, "reshard_after_forward": "no_shard"}},
-        ["`fsdp='full_shard'`: contradicts `fsdp_config={'reshard_after_forward': 'no_shard'}`"],
+    "a word against accelerate's name": (
+        {"fsdp": "full_shard", "fsdp_config": {"version": 1, "sharding_strategy": "no_shard"}},
+        ["`fsdp='full_shard'`: contradicts `fsdp_config={'sharding_strategy': 'no_shard'}`"],
     ),
     "several at once": (
         {

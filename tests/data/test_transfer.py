@@ -1,17 +1,27 @@
 """Batches on their way to a GPU: which are copied on a stream of their own, and that nothing reads them too early."""
 
-from collections import UserDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
+from accelerate.utils import send_to_device
 from torch._subclasses import FakeTensorMode
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
-from transformers import BatchEncoding
+from transformers import BatchEncoding, BatchFeature
+from transformers.utils import ModelOutput
 
+from hf_compat import Trainer, TrainingArguments
 from hf_compat.data import transfer
+from hf_compat.data.dispatching import DispatchingDataLoader
 from hf_compat.data.prepare_loader import prepare_dataloader
 from hf_compat.data.transfer import move_batch, move_to_device
+from hf_compat.errors import LoaderError
+from hf_compat.trainer.loss import prepare_input
 from tests.support.helpers import ListDataset, vector_rows
 
 GPU = torch.device("cuda", 0)
@@ -38,6 +48,148 @@ def test_moving_keeps_containers():
     assert moved["b"][1] == "text"
     assert isinstance(moved["b"], tuple)
     assert isinstance(moved["c"], Pair)
+
+
+class Graph:
+    """An object of somebody's that notes how it is moved; its method may not take ``non_blocking``."""
+
+    def __init__(self, *, waits: bool):
+        self.asked = []
+        self.to = self.to_waiting if waits else self.to_any
+
+    def to_any(self, device, non_blocking=False):
+        self.asked.append((device, non_blocking))
+        return self
+
+    def to_waiting(self, device):
+        self.asked.append((device, None))
+        return self
+
+
+class Table(UserDict):
+    """A mapping that notes how it is moved; without its method it would be made anew."""
+
+    def to(self, *given, **named):
+        self.asked = (given, named)
+        return self
+
+
+class Rows(list):
+    """A list that moves itself."""
+
+    def to(self, device, **named):
+        return Rows([*(item.to(device) for item in self), named])
+
+
+class Noting(torch.Tensor):
+    """A tensor of a library's own whose ``to`` says so."""
+
+    def to(self, *given, **named):
+        return "moved", given, named
+
+
+@dataclass
+class Output(ModelOutput):
+    """What a model returns."""
+
+    logits: torch.Tensor = None
+
+
+MOVED = {
+    "a tensor": lambda: torch.arange(3),
+    "a tensor's own method": lambda: [torch.ones(1).as_subclass(Noting)],
+    "an object": lambda: Graph(waits=False),
+    "an object that waits": lambda: Graph(waits=True),
+    "objects in containers": lambda: {"a": [Graph(waits=False)], "b": (Graph(waits=True), 1), "c": {"d": Table()}},
+    "a mapping that moves itself": lambda: Table(x=torch.ones(1)),
+    "a list that moves itself": lambda: Rows([torch.ones(1)]),
+    "a mapping that does not": lambda: UserDict(x=torch.ones(1), y="text"),
+    "named": lambda: Pair(torch.ones(1), [None, "text"]),
+    "packed": lambda: pack_sequence([torch.ones(3), torch.ones(2)]),
+    "encoded": lambda: BatchEncoding({"x": torch.ones(1), "y": [torch.ones(1)], "z": "text"}),
+    "features": lambda: BatchFeature({"x": torch.ones(1), "y": 1}),
+    "a model's output": lambda: Output(logits=torch.ones(2)),
+    "ordered": lambda: OrderedDict(b=torch.ones(1), a=()),
+    "a module": lambda: [torch.nn.Linear(1, 1)],
+    "no tensors": lambda: [1, None, "text", {"a": 1.5, "b": {2}}, np.ones(2), range(2)],
+}
+"""Batches that are moved to a device as accelerate moves them."""
+
+
+def described(data):
+    """Return ``data`` in words, and what its objects were asked."""
+    if isinstance(data, torch.Tensor):
+        return type(data).__name__, str(data.device), tuple(data.shape)
+    if isinstance(data, torch.nn.Module):
+        return [described(weight) for weight in data.parameters()]
+    if isinstance(data, Mapping):
+        return type(data).__name__, getattr(data, "asked", None), {key: described(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return type(data).__name__, [described(item) for item in data]
+    return type(data).__name__, getattr(data, "asked", str(data))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("non_blocking", [True, False])
+@pytest.mark.parametrize("make", MOVED.values(), ids=MOVED)
+def test_batches_are_moved_as_by_accelerate(make, non_blocking, device):
+    """What has a method ``to`` moves itself, asked the same, on the device that it is on too; containers are alike."""
+    target = torch.device(device)
+    found = move_to_device(make(), target, non_blocking=non_blocking)
+    expected = send_to_device(make(), target, non_blocking=non_blocking)
+    assert described(found) == described(expected)
+
+
+def test_what_need_not_be_moved_stays_itself():
+    """On its device a tensor is the same one, and so is an object whose method returns itself."""
+    tensor, graph = torch.ones(1), Graph(waits=False)
+    moved = move_to_device({"x": tensor, "y": [graph]}, torch.device("cpu"))
+    assert moved["x"] is tensor
+    assert moved["y"][0] is graph
+    assert graph.asked == [(torch.device("cpu"), False)]
+
+
+def test_inputs_of_the_training_device(tmp_path):
+    """``_prepare_inputs`` moves tensors, and packed sequences but for what stays on the CPU; other objects stay."""
+    trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, report_to="none"))
+    graph, packed = Graph(waits=False), pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = {"x": Pair(torch.ones(1), [graph]), "packed": packed}
+    moved = prepare_input(batch, torch.device("meta"), None, trainer._prepare_input)
+    assert described(moved["packed"]) == described(packed.to("meta"))
+    assert moved["packed"].batch_sizes.device.type == "cpu"
+    assert isinstance(moved["x"], Pair)
+    assert moved["x"].first.device.type == "meta"
+    assert moved["x"].second[0] is graph
+    assert graph.asked == []
+    assert trainer._prepare_inputs(batch)["packed"].data is packed.data
+
+
+def test_objects_cannot_be_dispatched():
+    """Rank 0 cannot join objects for the other ranks, of lists of batches or of one that is split."""
+    for split in (False, True):
+        loader = DispatchingDataLoader(
+            [torch.ones(1)] * 2, collate_fn=lambda rows: {"graph": [Graph(waits=False)]}, split=split,
+            num_processes=2, process_index=0,
+        )  # fmt: skip
+        with pytest.raises(
+            LoaderError, match=r"dispatch_batches=True .* an object of type Graph.*set dispatch_batches"
+        ):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("raises", [RuntimeError, ValueError])
+def test_errors_of_moving_objects(raises):
+    """What a method ``to`` raises is raised, but a TypeError of its own is taken for an unknown keyword, as there."""
+
+    class Fails:
+        def to(self, device, non_blocking=None):
+            if non_blocking is None:
+                raise raises("not there")
+            raise TypeError("not this")
+
+    for move in (move_to_device, send_to_device):
+        with pytest.raises(raises, match="not there"):
+            move(Fails(), torch.device("cpu"))
 
 
 @pytest.fixture
@@ -74,25 +226,6 @@ def streams(monkeypatch):
     return asked
 
 
-def test_a_batch_encoding_is_moved_as_asked():
-    """Its own ``to`` is told not to wait; one of another class that cannot be told is moved all the same."""
-    seen = []
-
-    class Tells(BatchEncoding):
-        def to(self, device, *, non_blocking=False):
-            seen.append((device.type, non_blocking))
-            return self
-
-    class Waits(BatchEncoding):
-        def to(self, device):
-            seen.append((device.type, None))
-            return self
-
-    for kind in (Tells, Waits):
-        move_to_device(kind({"x": torch.ones(1)}), torch.device("cpu"), non_blocking=True)
-    assert seen == [("cpu", True), ("cpu", None)]
-
-
 @pytest.mark.parametrize("container", [dict, BatchEncoding, lambda batch: list(batch.values())])
 def test_a_batch_is_copied_on_a_stream_of_its_own(container, streams):
     """The computation waits for the copies, and the memory of each is kept as long as the computation uses it."""
@@ -121,8 +254,13 @@ def test_a_batch_is_copied_on_a_stream_of_its_own(container, streams):
         },
         lambda: {"values": torch.ones(2).as_subclass(Marked)},
         lambda: Movable(values=torch.ones(2)),
+        lambda: {"ids": torch.ones(2), "graph": Graph(waits=False)},
+        lambda: BatchEncoding({"ids": torch.ones(2), "graph": Graph(waits=False)}),
     ],
-    ids=["on a device already", "sparse", "of a subclass", "moves itself"],
+    ids=[
+        *("on a device already", "sparse", "of a subclass", "moves itself"),
+        *("an object", "an object of an encoding"),
+    ],
 )
 def test_other_batches_are_moved_on_the_computing_stream(make, streams):
     """What may need the computing stream, or holds tensors that cannot be found, is moved as ever."""

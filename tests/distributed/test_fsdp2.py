@@ -117,6 +117,14 @@ def test_activations_are_computed_twice(together):
     assert seen(together, "gpt2_computed_again")["passes"] == 2 * 7
 
 
+def test_masks_of_what_is_computed_again(together):
+    """Layers drop other values the second time, as in accelerate, with a warning; corrected, the same ones."""
+    found = seen(together, "gpt2_with_dropout")
+    assert found["corrected"] == found["kept"] == {"norm": found["kept"]["norm"], "warnings": 0}
+    assert found["again"]["norm"] != pytest.approx(found["kept"]["norm"], rel=1e-3)
+    assert found["again"]["warnings"] == 1
+
+
 def whole_weights(checkpoint, folder):
     """Return the weights in a checkpoint, made whole in ``folder`` if they are not."""
     sharded = (checkpoint / "pytorch_model_fsdp_0").is_dir()

@@ -20,6 +20,7 @@ from tests.support.parity import Kit
 from tests.support.presharded import mixtral, presharded
 from tests.support.scenarios.common import language_model, plain
 from tests.support.scenarios.models import after_another_trainer
+from tests.support.scenarios.optimizers import handed_over
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.saving import seen_by_save
 from tests.support.scenarios.updates import ACCUMULATION, train
@@ -219,6 +220,11 @@ def sharded(
 tied_llama = partial(llama, tie_word_embeddings=True)
 
 
+def of_fsdp2(**keys: Any) -> Fields:
+    """Return the ``fsdp_config`` of FSDP 2 with full state dicts and further ``keys``."""
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": {**fsdp(2, "full")["fsdp_config"], **keys}}
+
+
 def replicated_by_sizes(kit: Kit) -> None:
     """Replicas alone, of which a device mesh says how many there are."""
     fields = {**ACCUMULATION, **CADENCE, "parallelism_config": ParallelismConfig(dp_replicate_size=2)}
@@ -236,6 +242,8 @@ GPU_SCENARIOS: dict[str, Body] = {
     "fp16_overflow_accumulating": overflowing(gradient_accumulation_steps=2, max_grad_norm=0.0),
     "scaler_of_the_script": own_scaler(),
     "scaler_of_an_override": own_scaler(in_override=True, gradient_accumulation_steps=2, optim="adamw_torch"),
+    "optimizer_of_the_script_fp16": partial(handed_over, fused=True, fields={"fp16": True}),
+    "optimizer_of_the_script_fp16_plain": partial(handed_over, fields={"fp16": True}),
     "fp16_after_fp32": lambda kit: after_another_trainer(kit, {}, {"fp16": True}),
     "fp32_after_fp16": lambda kit: after_another_trainer(kit, {"fp16": True}, {}),
     "bf16_full_evaluation": trained(bf16_full_eval=True),
@@ -319,6 +327,10 @@ RANKS_SCENARIOS: dict[str, Body] = {
     "fsdp2_best_checkpoint": sharded(2, "full", save_strategy="epoch", load_best_model_at_end=True, save_total_limit=1),
     "fsdp2_noisy_embeddings": sharded(2, "full", neftune_noise_alpha=5.0),
     "fsdp2_compiled": sharded(2, "full", torch_compile=True, torch_compile_backend="eager"),
+    "fsdp2_checkpointed": sharded(
+        2, "full", model=partial(llama, attention_dropout=0.3), **of_fsdp2(activation_checkpointing=True)
+    ),
+    "fsdp2_not_resharded": sharded(2, "full", **of_fsdp2(reshard_after_forward=False)),
 }
 """Each scenario of several GPUs by its name."""
 for version in (1, 2):

@@ -25,6 +25,8 @@ ONE_GPU = {
     "precision": "fp32 bf16_on_gpu fp16 fp16_overflow_fused fp16_overflow_plain tf32_on tf32_off",
     "gradient scalers": "scaler_of_the_script scaler_of_an_override",
     "loading and memory": "pinned workers memory_of_the_gpu memory_runs_out best_checkpoint",
+    "optimizers of the script": "optimizer_with_a_state optimizer_of_the_script_fp16",
+    "objects that move": "objects_that_move_without_waiting batches_that_move",
     "resuming": "resume_fp16 resume_bf16",
     "overrides": "overrides_in_fp16 overrides_compiled",
     "one model": "fp16_after_fp32 fp32_after_fp16 bf16_after_an_evaluation_in_float32",
@@ -34,24 +36,26 @@ ONE_GPU_SLOW = {
     "evaluation in half precision": "bf16_full_evaluation fp16_full_evaluation",
     "compiled": "compiled_eager compiled_aot_eager compiled_in_bf16 evaluated_before_compiled",
     "combined": "combined_bf16 combined_fp16 combined_fp32 combined_resumed",
+    "optimizers of the script": "optimizer_of_the_script_fp16_plain optimizer_with_a_state_that_is_cast",
     "methods": "emptied_cache noisy_embeddings checkpointed_activations pageable fp16_overflow_accumulating",
     "resuming": "resume_fp32 resume_with_workers_of_the_gpu",
 }
 TWO_GPUS = {
     "ddp": "ddp_fp32 ddp_fp16 ddp_overrides_in_fp16 ddp_memory_runs_out",
-    "fsdp": "fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
+    "fsdp": "fsdp2_checkpointed fsdp2_fp16_full fsdp2_fp16_overflow fsdp1_bf16_sharded resume_fsdp2_tied_full",
     "deepspeed": "zero2_fp16 resume_zero3_bf16",
     "context parallel": "cp_fp32_full",
 }
 """Quick groups of scenarios on two GPUs."""
 TWO_GPUS_SLOW = {
     "ddp": "ddp_bf16 ddp_by_sizes ddp_overrides ddp_in_8_bits ddp_in_8_bits_on_its_gpu ddp_quantized "
-    "ddp_fp16_overflow ddp_best_checkpoint ddp_noisy_embeddings ddp_compiled ddp_bf16_full_evaluation",
+    "ddp_fp16_overflow ddp_best_checkpoint ddp_noisy_embeddings ddp_compiled ddp_bf16_full_evaluation "
+    "objects_that_move",
     "fsdp 1": "fsdp1_fp32_full fsdp1_fp32_sharded fsdp1_bf16_full fsdp1_fp16_full fsdp1_fp16_sharded "
     "resume_fsdp1_fp32 resume_fsdp1_bf16 resume_fsdp1_fp16 resume_fsdp1_tied_full fsdp1_tied_sharded",
     "fsdp 2": "fsdp2_fp32_full fsdp2_bf16_full fsdp2_fp32_sharded fsdp2_bf16_sharded fsdp2_fp16_sharded "
     "resume_fsdp2_fp32 resume_fsdp2_bf16 fsdp2_tied_sharded fsdp2_best_checkpoint fsdp2_noisy_embeddings "
-    "fsdp2_compiled",
+    "fsdp2_compiled fsdp2_not_resharded",
     "deepspeed": "zero0_fp16 zero1_fp32 zero1_bf16 zero1_fp16 zero2_fp32 zero2_bf16 zero2_own_optimizer "
     "zero2_checkpointed zero2_offloaded resume_zero2_fp32 resume_zero2_bf16 resume_zero2_fp16",
     "deepspeed, parameters in parts": "zero3_fp32 zero3_bf16 zero3_fp16 zero3_offloaded zero3_in_parts "
@@ -77,13 +81,14 @@ EIGHT_GPUS_SLOW = {"context parallel": "cp_replicas"}
 CROSSWISE = "resume_fp32 resume_bf16 resume_fp16"
 SINCE_5 = (
     "hsdp", "resume_hsdp", "split_", "sequences_", "cp_", "resume_cp", "loaded_", "ddp_by_sizes", "tf32_",
-    "memory_of_the_gpu", "fp32_after_fp16",
+    "memory_of_the_gpu", "fp32_after_fp16", "fsdp2_checkpointed",
 )  # fmt: skip
 """Beginnings of the names of scenarios that are not compared with transformers 4.
 
 It sets the older of torch's switches for TF32 alone, holds the last batch to the end of a run, scales the losses of
-every Trainer after one with fp16, counts the items of ranks that share batches on each, and cannot load in shards; what
-it does with a ``parallelism_config`` has not been compared.
+every Trainer after one with fp16, fails where layers with a key-value cache are computed again, counts the items of
+ranks that share batches on each, and cannot load in shards; what it does with a ``parallelism_config`` has not been
+compared.
 """
 IS_5 = Version(transformers.__version__) >= Version("5")
 

@@ -6,6 +6,7 @@ Its argument is a folder; every scenario writes what this process saw into ``fol
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,22 @@ def gpt2_one_epoch(folder: Path) -> Seen:
     return trained(folder, gpt2, **SGD | {"num_train_epochs": 1})
 
 
+def gpt2_with_dropout(folder: Path) -> Seen:
+    """The norm of the first gradient with dropout, kept, computed again, and so by ``corrected``, with all warnings."""
+    seen: Seen = {}
+    for name, again, semantics in [("kept", False, None), ("again", True, None), ("corrected", True, "corrected")]:
+        torch.manual_seed(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            keys = {"activation_checkpointing": again}
+            fields = {**SGD, "max_steps": 1, "eval_strategy": "no", "semantics": semantics}
+            trainer = trainer_for(folder / name, helpers.gpt2(dropout=0.3), keys, **fields)
+            trainer.train()
+        warned = sum("to keep the masks of the loss" in str(warning.message) for warning in caught)
+        seen[name] = {"norm": trainer.state.log_history[0]["grad_norm"], "warnings": warned}
+    return seen
+
+
 def llama_in_bf16(folder: Path) -> Seen:
     return trained(folder, llama, bf16=True)
 
@@ -168,6 +185,7 @@ SEVERAL = {name: body for name, body in ONE_PROCESS.items() if name != "gpt2_one
     "plain_by_size": plain_by_size,
     "llama_offloaded": llama_offloaded,
     "gpt2_computed_again": gpt2_computed_again,
+    "gpt2_with_dropout": gpt2_with_dropout,
 }
 
 

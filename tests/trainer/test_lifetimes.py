@@ -122,14 +122,15 @@ def test_a_trainer_goes_once_nobody_holds_it(tmp_path):
 # The optimizer
 
 
-def test_the_optimizer_shows_itself_and_goes_with_its_last_reference(tmp_path):
-    """``trainer.optimizer.optimizer``, upstream's way to the wrapped optimizer, keeps no optimizer alive."""
+def test_the_optimizer_is_in_one_wrapper_and_goes_with_its_last_reference(tmp_path):
+    """``trainer.optimizer.optimizer``, upstream's way to the wrapped optimizer, has none and goes with its own."""
     trainer = new_trainer(tmp_path)
     trainer.train()
     assert trainer.optimizer.optimizer.param_groups is trainer.optimizer.param_groups
+    assert not hasattr(trainer.optimizer.optimizer, "optimizer")
     assert pickle.loads(pickle.dumps(trainer.optimizer)).defaults == trainer.optimizer.defaults
     assert copy.deepcopy(trainer.optimizer).defaults == trainer.optimizer.defaults
-    optimizer, gone = trainer.optimizer, weakref.ref(trainer.optimizer)
+    optimizer, gone = trainer.optimizer, weakref.ref(trainer.optimizer.optimizer)
     del trainer
     gc.collect()  # the Trainer, whose parts refer to one another
     gc.disable()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hf_compat.arguments.checking.problems import Problem
 from hf_compat.arguments.enums import FSDPOption
 from hf_compat.arguments.fsdp.keys import SHARDING_STRATEGIES, fsdp_options
-from hf_compat.arguments.fsdp.settings import fsdp_problems, ignored_keys
+from hf_compat.arguments.fsdp.settings import fsdp_problems, ignored_keys, read_fsdp
 from hf_compat.arguments.releases.semantics import Semantics
 from hf_compat.arguments.releases.versions import SINCE
 
@@ -51,6 +51,7 @@ def resolve_fsdp(args: TrainingArguments, semantics: Semantics) -> Iterator[Prob
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     args.fsdp_config = _UNSET | config
     if not any(fsdp_problems(args)):
+        _tell_overruled(args)
         _advise(args, is_switch)
         _apply_options(args, is_switch)
 
@@ -90,6 +91,18 @@ def _apply_old_fields(args: TrainingArguments, config: dict[str, Any], is_switch
         listed = config.get("transformer_layer_cls_to_wrap") or []
         listed = [listed] if isinstance(listed, str) else list(listed)
         config["transformer_layer_cls_to_wrap"] = [*listed, *([] if name in listed else [name])]
+
+
+def _tell_overruled(args: TrainingArguments) -> None:
+    """Log that ``fsdp`` names another sharding strategy than ``fsdp_config``, whose key is what counts, as in 5.24."""
+    named = [option for option in fsdp_options(args.fsdp) if option in SHARDING_STRATEGIES]
+    settings = read_fsdp(args)
+    if named and settings is not None and settings.sharding not in named:
+        logger.warning(
+            "`fsdp=%r` has no effect: `fsdp_config` has 'reshard_after_forward': %r. Remove one of them.",
+            named[0],
+            args.fsdp_config["reshard_after_forward"],
+        )
 
 
 def _advise(args: TrainingArguments, is_switch: bool) -> None:

@@ -218,7 +218,7 @@ def _sharding(options: list[str], config: dict[str, Any], version: int) -> tuple
         elif version == 2:
             text = f"invalid truth value {value}: {text}"
         return "full_shard", [Problem(field, shown, f"{text}; {remedy}.")]
-    if field == "fsdp_config" and option not in (None, found):
+    if key == "sharding_strategy" and option not in (None, found):
         return found, [Problem("fsdp", option, f"contradicts `fsdp_config={shown}`; remove one of them.")]
     other = config.get("sharding_strategy")
     if other is not None and sharding_values(version, is_option=True).get(str(other).lower()) != found:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.engine.parallel_mesh import TENSOR_PARALLEL, sharding_mesh
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
@@ -33,6 +34,7 @@ def tensor_parallel_strategy(
     settings = process_layout.fsdp or FsdpSettings(version=2)
     dtype = torch.bfloat16 if args.mixed_precision == "bf16" else None
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    keeps_masks = resolve_semantics(args.semantics).corrected
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if is_split(model):
@@ -40,6 +42,8 @@ def tensor_parallel_strategy(
         broadcast_from_rank0(model, device, upcast=dtype is not None)
         split_model(model, mesh[TENSOR_PARALLEL])
         if sharding_mesh(mesh).size() > 1:
-            shard_model(model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision)
+            shard_model(
+                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=keeps_masks
+            )
 
     return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+import torch
 from packaging.version import Version
 
 from hf_compat.optim.external import has_triton_without_gpu
+from tests.support import helpers
 from tests.support.parity import Kit, scenario
-from tests.support.scenarios.common import classifier
+from tests.support.scenarios.common import classifier, plain
 from tests.support.scenarios.resuming import resume
 
 RELEASE = Version(metadata.version("transformers"))
@@ -81,6 +83,85 @@ def accumulation_with_lomo(kit: Kit) -> None:
     """Each batch updates, with the learning rate of the window."""
     fields = {"optim": "lomo", "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
     kit.train(classifier(kit, fields={**SCHEDULED, **fields}))
+
+
+class Accurate(torch.optim.Optimizer):
+    """SGD whose momentum is in float64, as long as nobody casts it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter, dtype=torch.float64))
+                momentum.mul_(0.9).add_(parameter.grad)
+                parameter.data.sub_(group["lr"] * momentum)
+
+
+def handed_over(
+    kit: Kit, make: Any = torch.optim.AdamW, *, used: bool = True, fields: Any = None, **settings: Any
+) -> None:
+    """Train with an optimizer of the script, which has made a step on the CPU; keep what becomes of it.
+
+    Args:
+        kit: The library under test.
+        make: The optimizer's class.
+        used: Whether it has made a step.
+        fields: Training arguments.
+        **settings: Of the optimizer.
+    """
+    calls: list[str] = []
+    found: list[Any] = []
+    model = kit.model(helpers.PlainModel)
+    optimizer = make(model.parameters(), **settings)
+    if used:
+        model.body(torch.ones(2, helpers.WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.register_state_dict_pre_hook(lambda _: calls.append("its state"))
+    optimizer.register_load_state_dict_pre_hook(lambda *_: calls.append("a state is loaded"))
+    groups, step = list(optimizer.param_groups), optimizer.step
+
+    def noted(closure: Any) -> Any:
+        calls.append("step")
+        return step(closure)
+
+    if kit.release.major > 4:  # whose schedules were of the optimizer itself, for which torch's need a method
+        optimizer.step = noted
+
+    class Unwraps(kit.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
+            inner = optimizer.optimizer
+            found.append(hasattr(inner, "optimizer"))
+            found.append([type(inner).__name__, inner is given, inner.param_groups is optimizer.param_groups])
+            found.append([one is other for one, other in zip(inner.param_groups, groups, strict=True)])
+            for state in inner.state.values():
+                found.append({name: [str(value.device), str(value.dtype)] for name, value in sorted(state.items())})
+
+    given = optimizer
+    trainer = plain(kit, model=model, optimizers=(optimizer, None), fields=fields, callbacks=[Unwraps()])
+    kit.train(trainer)
+    found.append([trainer.optimizer is optimizer, trainer.optimizer.optimizer is optimizer])
+    kit.train(trainer)
+    kit.keep("found", found)
+    kit.keep("calls", calls)
+
+
+@scenario()
+def optimizer_with_a_state(kit: Kit) -> None:
+    handed_over(kit)
+
+
+@scenario()
+def optimizer_without_a_state(kit: Kit) -> None:
+    handed_over(kit, used=False, fields={"gradient_accumulation_steps": 2})
+
+
+@scenario()
+def optimizer_with_a_state_that_is_cast(kit: Kit) -> None:
+    handed_over(kit, Accurate)
 
 
 @scenario(resumes_exactly=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -16,12 +17,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hf_compat.arguments.fsdp.settings import FsdpSettings
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import HFCompatWarning, TrainerSetupError
 
 __all__ = ["broadcast_from_rank0", "fsdp_units", "reshard", "shard_model"]
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 """Modules that are never called, so that FSDP would never gather their parameters."""
+_OTHER_MASKS = (
+    "`fsdp_config={'activation_checkpointing': True}`: with FSDP 2 transformers computes layers again with other "
+    "dropout masks, so that gradients are not those of the loss, and so does this run. Set "
+    "`TrainingArguments(semantics='corrected')` to keep the masks of the loss."
+)
 
 
 def shard_model(
@@ -31,6 +37,7 @@ def shard_model(
     mesh: DeviceMesh,
     device: torch.device,
     precision: MixedPrecisionPolicy,
+    keeps_masks: bool,
 ) -> None:
     """Shard ``model``'s parameters over ``mesh`` as DTensors, with the values of rank 0; every rank calls it.
 
@@ -43,12 +50,17 @@ def shard_model(
         device: The device of this rank.
         precision: Dtypes of gathered parameters, reduced gradients and outputs. If it has one for parameters, trainable
             ones are kept in float32.
+        keeps_masks: Whether layers that are computed again have the dropout masks of the first time; accelerate draws
+            others.
 
     Raises:
         TrainerSetupError: If a layer class in the settings is not in the model.
     """
     if settings.activation_checkpointing:
-        checkpoint_activations(model, find_layers(model, settings.layer_classes))
+        layers = find_layers(model, settings.layer_classes)
+        checkpoint_activations(model, layers, keeps_masks=keeps_masks)
+        if not keeps_masks and any(map(_has_dropout, layers)):
+            warnings.warn(_OTHER_MASKS, HFCompatWarning, stacklevel=2)
     policy: Any = {
         "mesh": mesh,
         "mp_policy": precision,
@@ -165,27 +177,47 @@ def _broadcast_tensor(tensor: Tensor, device: torch.device, *, upcast: bool) -> 
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
-def checkpoint_activations(model: nn.Module, layers: list[nn.Module]) -> None:
-    """Enable activation checkpointing of ``layers``, without changing names in the model."""
+def checkpoint_activations(model: nn.Module, layers: list[nn.Module], *, keeps_masks: bool = True) -> None:
+    """Enable activation checkpointing of ``layers``, without changing names in the model.
+
+    Args:
+        model: The model.
+        layers: Its layers that are computed again.
+        keeps_masks: Whether they then have the dropout masks of the first time.
+
+    Raises:
+        TrainerSetupError: If there are no layers.
+    """
     if not layers:
         raise TrainerSetupError(
             f"`fsdp_config`: `activation_checkpointing` finds no layers in {type(model).__name__}. Set "
             "`transformer_layer_cls_to_wrap` to their classes."
         )
     for layer in layers:
-        _checkpoint_forward(layer)
+        _checkpoint_forward(layer, keeps_masks)
     if "use_cache" in inspect.signature(model.forward).parameters:
         model.register_forward_pre_hook(_disable_cache, with_kwargs=True)
 
 
-def _checkpoint_forward(layer: nn.Module) -> None:
+def _has_dropout(layer: nn.Module) -> bool:
+    """Return whether ``layer`` seems to drop values in training: by torch's modules, or by rates such as a Llama's."""
+    return any(
+        isinstance(rate, float)
+        and rate > 0
+        and ("drop" in name or (name == "p" and "Dropout" in type(module).__name__))
+        for module in layer.modules()
+        for name, rate in vars(module).items()
+    )
+
+
+def _checkpoint_forward(layer: nn.Module, keeps_masks: bool) -> None:
     forward = layer.forward
 
     @functools.wraps(forward)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=keeps_masks, **kwargs)
 
     layer.forward = checkpointed
 

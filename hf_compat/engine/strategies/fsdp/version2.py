@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
+from hf_compat.arguments.releases.semantics import resolve_semantics
 from hf_compat.engine.parallel_mesh import sharding_mesh
 from hf_compat.engine.process_layout import ProcessLayout
 from hf_compat.engine.strategies.device_mesh import DeviceMeshStrategy
@@ -29,10 +30,13 @@ def fsdp2_strategy(
     dtype = computing_dtype(args.mixed_precision, device)
     # As accelerate: units return the dtype that they compute in, the loss included, and no autocast is around them.
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, output_dtype=dtype)
+    keeps_masks = resolve_semantics(args.semantics).corrected
 
     def shard(model: nn.Module, mesh: DeviceMesh) -> None:
         if not isinstance(model, FSDPModule):
-            shard_model(model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision)
+            shard_model(
+                model, settings, mesh=sharding_mesh(mesh), device=device, precision=precision, keeps_masks=keeps_masks
+            )
 
     return DeviceMeshStrategy(process_layout, device, shard=shard, saves_sharded=settings.state_dict_type != "full")
 

@@ -1,0 +1,168 @@
+"""The wrapper in which a run's optimizer is seen, as scripts for accelerate's take it off."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hf_compat import Trainer, TrainingArguments
+from hf_compat.optim.prepared import prepare_optimizer, unwrap_optimizer
+from tests.support.helpers import ListDataset, PlainModel, vector_rows
+
+CPU = torch.device("cpu")
+
+
+class Halving(torch.optim.SGD):
+    """An optimizer of the script's, with an attribute of its own that its step changes."""
+
+    factor = 1.0
+
+    def step(self, closure=None):
+        self.factor /= 2
+        return super().step(closure)
+
+
+def used(kind=Halving, **settings):
+    """Return an optimizer that has made a step, and its parameter."""
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    optimizer = kind([weight], lr=0.1, **settings)
+    optimizer.step()
+    return optimizer, weight
+
+
+def test_there_is_one_wrapper():
+    """A loop that takes wrappers off ends after one turn, at the optimizer itself; both are of its class."""
+    optimizer, _ = used()
+    wrapper = prepare_optimizer(optimizer, CPU)
+    assert wrapper is not optimizer
+    assert wrapper.optimizer is unwrap_optimizer(wrapper) is unwrap_optimizer(optimizer) is optimizer
+    assert not hasattr(optimizer, "optimizer")
+    assert isinstance(wrapper, Halving)
+    assert (type(wrapper).__name__, type(wrapper).__module__) == ("Halving", __name__)
+    assert prepare_optimizer(wrapper, CPU) is wrapper
+    assert repr(wrapper) == repr(optimizer)
+
+
+def test_the_wrapper_shares_everything():
+    """What is read, assigned, patched or stepped by one of them is so by the other."""
+    optimizer, weight = used(momentum=0.9)
+    wrapper = prepare_optimizer(optimizer, CPU)
+    assert wrapper.param_groups is optimizer.param_groups
+    assert wrapper.state is optimizer.state
+    wrapper.step()
+    optimizer.step()
+    assert wrapper.factor == optimizer.factor == 1 / 8
+    assert weight.tolist() == pytest.approx([1 - 0.1 * (1 + 1.9 + 2.71)] * 2)
+    seen = []
+    wrapper.register_step_post_hook(lambda *_: seen.append("hook"))
+    wrapper.step = lambda: seen.append("patched")
+    optimizer.step()
+    del optimizer.step
+    wrapper.step()
+    assert list(dict.fromkeys(seen)) == ["patched", "hook"]  # torch calls hooks for each class that has a step
+    wrapper.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    wrapper.param_groups = wrapper.param_groups[1:]
+    assert [group["params"][0].numel() for group in optimizer.param_groups] == [1]
+
+
+@pytest.mark.parametrize("schedules_inner", [True, False])
+def test_a_schedule_of_either(schedules_inner):
+    """A schedule of one sets the rate of both, and finds that they have made a step."""
+    wrapper = prepare_optimizer(used()[0], CPU)
+    schedule = torch.optim.lr_scheduler.StepLR(wrapper.optimizer if schedules_inner else wrapper, 1, 0.5)
+    wrapper.step()
+    wrapper.optimizer.step()
+    schedule.step()
+    assert wrapper.optimizer.param_groups[0]["lr"] == wrapper.param_groups[0]["lr"] == 0.05
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda wrapper: pickle.loads(pickle.dumps(wrapper))])
+def test_copies_and_pickles_are_wrappers(again):
+    """They have one wrapper too, and share nothing with what they were made of."""
+    wrapper = prepare_optimizer(used(momentum=0.9)[0], CPU)
+    other = again(wrapper)
+    assert type(other.optimizer) is Halving
+    assert not hasattr(other.optimizer, "optimizer")
+    assert other.param_groups is other.optimizer.param_groups
+    assert other.param_groups is not wrapper.param_groups
+    assert type(again(wrapper.optimizer)) is Halving
+    for state, copied in zip(wrapper.state.values(), other.state.values(), strict=True):
+        assert torch.equal(state["momentum_buffer"], copied["momentum_buffer"])
+
+
+def test_nothing_waits_for_the_collector():
+    """The wrapper holds the optimizer and nothing holds it: both go with their last reference."""
+    gc.collect()
+    gc.disable()
+    try:
+        wrapper = prepare_optimizer(used()[0], CPU)
+        outer, inner = weakref.ref(wrapper), weakref.ref(wrapper.optimizer)
+        del wrapper
+        assert outer() is inner() is None
+        optimizer, _ = used()
+        outer = weakref.ref(prepare_optimizer(optimizer, CPU))
+        assert outer() is None
+        optimizer.step()
+    finally:
+        gc.enable()
+
+
+def test_a_wrapper_of_the_script_keeps_what_it_shows():
+    """An optimizer that has an attribute of that name is no one's to wrap; what is no optimizer is not either."""
+
+    class Looking(Halving):
+        def __init__(self, optimizer):
+            super().__init__(optimizer.param_groups, lr=0.1)
+            self.optimizer = optimizer
+
+    inner, _ = used()
+    looking = Looking(inner)
+    assert prepare_optimizer(looking, CPU) is looking
+    assert looking.optimizer is inner
+    assert prepare_optimizer(None, CPU) is None
+
+
+def test_state_and_rate_go_to_the_device():
+    """The optimizer is given all tensors of its state dict there, ``step`` and a rate among them."""
+
+    class Noting(torch.optim.AdamW):
+        def load_state_dict(self, state_dict):
+            self.loaded = state_dict
+
+    optimizer, _ = used(Noting, foreach=False)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    prepare_optimizer(optimizer, torch.device("meta"))
+    state, group = optimizer.loaded["state"][0], optimizer.loaded["param_groups"][0]
+    assert {name: value.device.type for name, value in state.items()} == dict.fromkeys(
+        ("step", "exp_avg", "exp_avg_sq"), "meta"
+    )
+    assert group["lr"].device.type == "meta"
+
+
+def test_moments_are_cast_to_the_dtype_of_their_parameter():
+    """As torch does when a state is loaded."""
+    optimizer, weight = used(momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.ones(2, dtype=torch.float64) / 3
+    wrapper = prepare_optimizer(optimizer, CPU)
+    assert wrapper.state[weight]["momentum_buffer"].dtype is torch.float32
+
+
+def test_an_optimizer_outlives_its_trainer(tmp_path):
+    """Handed over, it can be stepped and handed over again once the Trainer is gone."""
+    model = PlainModel()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for steps in (1, 2):
+        args = TrainingArguments(
+            str(tmp_path), max_steps=steps, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
+        )
+        trainer = Trainer(model, args, train_dataset=ListDataset(vector_rows(16)), optimizers=(optimizer, None))
+        trainer.train()
+        assert trainer.optimizer.optimizer is trainer.lr_scheduler.optimizer is optimizer
+        del trainer
+        gc.collect()
+        optimizer.step()
