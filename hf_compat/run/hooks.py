@@ -146,6 +146,8 @@ class RunHooks(LastCallback):
         fire(self.trainer, "on_step_begin")
         if self.timing is not None:
             self.timing.begin_window()
+        if self.preemption is not None:
+            self.preemption.begin_step()
 
     def on_next_batch(self, batch: dict[str, Any]) -> None:
         """Begin a batch of a window other than its first."""
@@ -180,6 +182,8 @@ class RunHooks(LastCallback):
         self.schedule.step()
         self.trainer.model_wrapped.zero_grad()
         self.progress.count_update(window, pl_trainer.global_step)
+        if self.preemption is not None:
+            self.preemption.end_step()
 
     @wraps_stop_iteration
     def on_train_batch_end(
@@ -191,6 +195,8 @@ class RunHooks(LastCallback):
         batch_idx: int,
     ) -> None:
         """End a window: log, evaluate and save after its update step."""
+        if self.preemption is not None:
+            self.preemption.end_step()
         if pl_module.made_update:
             fire(self.trainer, "on_step_end")
             if self.timing is not None:
@@ -219,6 +225,8 @@ class RunHooks(LastCallback):
         assert self.run is not None, "a fit has a run"
         plan, trial = self.progress.plan, self.progress.counters.trial
         assert plan is not None, "a fit has a plan"
+        if self.preemption is not None:
+            self.preemption.end_training()
         self.clipping.norm = None  # its memory is not to count as that of the trained model
         output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
@@ -228,8 +236,14 @@ class RunHooks(LastCallback):
         self.end()
 
     def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Undo ``setup``: Lightning does not call ``teardown`` after an error."""
+        """Save if code was interrupted; undo ``setup``: Lightning does not call ``teardown`` after an error."""
+        self.save_if_interrupted()
         self.end()
+
+    def save_if_interrupted(self) -> None:
+        """Save the last update step if code was interrupted at the deadline of a signal."""
+        if self.run is not None and self.preemption is not None:
+            self.preemption.save_if_interrupted(keeps_weights=self.evaluation.keeps_weights())
 
     def end(self) -> None:
         """Undo ``setup``, also after an error in the fit; a second call has no effect."""

@@ -3,24 +3,37 @@
 The signal handler only records the signal. After the update step under way the run saves a checkpoint and exits with
 status ``128 + signal``, 143 for SIGTERM; several processes, which exchange this about twice a second, do so up to 16
 steps later. The scheduler's grace period has to cover that, an evaluation and the save.
+
+SIGTERM also starts a :class:`Deadline`: code that does not return by then is interrupted, and what hangs after that, or
+at the exit of the interpreter, is left behind.
 """
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import logging
+import multiprocessing
+import multiprocessing.pool
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+from torch import distributed
+
 from hf_compat.data.workers import has_short_lived, outliving
-from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
+from hf_compat.distributed.oom_consensus import PacedVotes, gloo_group, max_over_ranks, vote
 from hf_compat.engine.internals.loops import may_stop
 
 if TYPE_CHECKING:
@@ -29,11 +42,16 @@ if TYPE_CHECKING:
     from hf_compat.run.saving import CheckpointSaving
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["Preemption", "SignalWatch", "exit_status", "requeue"]
+__all__ = ["Deadline", "OverdueExit", "Preemption", "SignalWatch", "exit_status", "requeue"]
 
 logger = logging.getLogger(__name__)
 
 _CHILD_ENDED = signal.SIGCHLD
+_POLL_SECONDS = 0.1
+_EXIT_SECONDS = 5.0
+"""Seconds that threads and functions of ``atexit`` have at least, however late the run was left."""
+_AGREEMENT = timedelta(seconds=10)
+"""How long an interrupted rank waits for the others to be interrupted too."""
 
 
 def exit_status(signum: int) -> int:
@@ -44,20 +62,177 @@ def exit_status(signum: int) -> int:
     return 128 + signum
 
 
+class OverdueExit(SystemExit):
+    """Raised in code that has not returned in time after SIGTERM; no Exception, which a dataset may catch and go on."""
+
+
+class Deadline:
+    """Ends a run, and then its process, that has not ended by itself some time after SIGTERM.
+
+    A thread of its own, started by the signal, has :class:`OverdueExit` raised in the main thread, wherever that is,
+    unless an update step or a save is under way. Python does so between two instructions and in what waits: for a lock,
+    a queue, a file, a process. If the run is not left after the same time again, the process ends, and so it does if
+    it hangs at the exit of the interpreter: threads are joined there, and the processes of a ``multiprocessing.Pool``.
+
+    Args:
+        timeout: Seconds after the signal.
+        is_saving: Returns whether the main thread is writing a checkpoint, or waits for one.
+
+    Attributes:
+        timeout: Seconds after the signal.
+        interrupted: Where code was interrupted; None if it was not.
+    """
+
+    def __init__(self, timeout: float, is_saving: Callable[[], bool] = lambda: False) -> None:
+        self.timeout = timeout
+        self.interrupted: str | None = None
+        self._is_saving = is_saving
+        self._status = 0
+        self._is_inside = False
+        self._is_cancelled = False
+        self._has_asked = False
+        self._step_began: float | None = None
+        self._longest_step = 0.0
+
+    def begin_step(self) -> None:
+        """Note that an update step begins: it is waited for up to twice as long as the longest one has taken."""
+        self._step_began = time.monotonic()
+
+    def end_step(self) -> None:
+        """Note that no update step is under way; a second call has no effect."""
+        if self._step_began is not None:
+            self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
+            self._step_began = None
+
+    def start(self, signum: int) -> None:
+        """Begin to wait; a second call has no effect. Called by a signal handler, which must take no lock."""
+        if not self._status:
+            self._status, self._is_inside = exit_status(signum), True
+            _thread.start_new_thread(self._enforce, ())  # `threading` takes locks, which the main thread may hold
+
+    def leave(self, *, exits: bool) -> None:
+        """Note that the run is left; nothing is interrupted any more.
+
+        Args:
+            exits: Whether by a SystemExit, so that the process is about to end.
+        """
+        self._is_cancelled, self._is_inside = not exits, False
+
+    def interrupt(self, frame: FrameType | None) -> None:
+        """Raise in ``frame``, the current one of the main thread, if that is asked for; called by a signal handler.
+
+        Raises:
+            OverdueExit: With the status of the signal.
+        """
+        if self._has_asked and self._is_inside and self.interrupted is None and not self._is_busy():
+            stack = traceback.extract_stack(frame)
+            self.interrupted = f"{stack[-1].filename}, line {stack[-1].lineno}, in {stack[-1].name}"
+            raise OverdueExit(self._status)
+
+    def _is_busy(self) -> bool:
+        began = self._step_began
+        in_step = began is not None and time.monotonic() < began + 2 * self._longest_step
+        return in_step or self._is_saving()
+
+    def _enforce(self) -> None:
+        """Wait for the end of the run, then for that of the process, and end what does not end."""
+        deadline = time.monotonic() + self.timeout
+        if self._await_run(deadline) and not self._await_exit(deadline):
+            return
+        text = f"The process is ended with status {self._status}: it is still here, at\n{_main_stack()}"
+        _write_and_flush(text)
+        for child in multiprocessing.active_children():  # which would stay, and keep what they write to open
+            child.kill()
+        os._exit(self._status)
+
+    def _await_run(self, deadline: float) -> bool:
+        """Return whether the run is left in time; interrupt it at ``deadline``, in seconds of ``time.monotonic``."""
+        last = None
+        while self._is_inside:
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if self._is_busy():
+                last = None
+            elif now >= deadline:
+                last = now + self.timeout if last is None else last
+                if now >= last:
+                    return False
+                if self.interrupted is None:
+                    self._ask()
+        return True
+
+    def _ask(self) -> None:
+        """Have the signal's handler, which calls :meth:`interrupt`, called in the main thread."""
+        self._has_asked = True
+        if self._is_inside and isinstance(getattr(signal.getsignal(signal.SIGTERM), "__self__", None), SignalWatch):
+            signal.pthread_kill(_main_thread_id(), signal.SIGTERM)
+
+    def _await_exit(self, deadline: float) -> bool:
+        """Return True if the process has to be ended, False if it is not to end."""
+        stuck_since = None
+        while threading.main_thread().is_alive():  # until the interpreter joins threads and calls those of `atexit`
+            if self._is_cancelled:
+                return False
+            now = time.monotonic()
+            stuck_since = (stuck_since or now) if _waits_in_pool() else None
+            if stuck_since is not None and now >= max(deadline, stuck_since + _EXIT_SECONDS):
+                return True
+            time.sleep(_POLL_SECONDS)
+        time.sleep(max(deadline - time.monotonic(), _EXIT_SECONDS))
+        return True
+
+
+def _main_thread_id() -> int:
+    return threading.main_thread().ident or 0
+
+
+def _main_stack() -> str:
+    frame = sys._current_frames().get(_main_thread_id())
+    return "" if frame is None else "".join(traceback.format_stack(frame))
+
+
+def _waits_in_pool() -> bool:
+    """Return whether the main thread waits for a lock that an ended process of a ``multiprocessing.Pool`` holds."""
+    frame = sys._current_frames().get(_main_thread_id())
+    return frame is not None and frame.f_code.co_filename == multiprocessing.pool.__file__
+
+
+def _write_and_flush(text: str) -> None:
+    """Write ``text`` to standard error, and what Python's streams hold; not if another thread holds their locks."""
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+    os.write(2, f"{text}\n".encode(errors="replace"))
+    _thread.start_new_thread(flush, ())
+    time.sleep(5 * _POLL_SECONDS)
+
+
 class SignalWatch:
     """Records signals that request this process to exit.
 
     Args:
         requeue_signal: The signal that SLURM sends before the job's time limit, None outside a SLURM job.
         replaces_handler: Whether to record SIGTERM even if the program has a handler of its own for it.
+        deadline: What SIGTERM starts; None to wait for ever.
 
     Attributes:
         received: The first signal received, 0 before any.
+        requeue_signal: As given.
+        deadline: As given.
     """
 
-    def __init__(self, requeue_signal: int | None = None, *, replaces_handler: bool = True) -> None:
+    def __init__(
+        self,
+        requeue_signal: int | None = None,
+        *,
+        replaces_handler: bool = True,
+        deadline: Deadline | None = None,
+    ) -> None:
         self.received = 0
         self.requeue_signal = requeue_signal
+        self.deadline = deadline
         self._replaces_handler = replaces_handler
         self._process = os.getpid()
         self._on_child_end: Any = None
@@ -85,6 +260,8 @@ class SignalWatch:
             with outliving(self.signals()):
                 yield
         finally:
+            if self.deadline is not None:
+                self.deadline.leave(exits=isinstance(sys.exception(), SystemExit))
             for signum, handler in previous.items():
                 if signal.getsignal(signum) in (self._record, self._child_ended):
                     signal.signal(signum, handler)
@@ -106,8 +283,11 @@ class SignalWatch:
         if os.getpid() != self._process:  # a forked process, such as a loader worker, inherits the handlers
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        elif not self.received:  # further signals do not interrupt a save
-            self.received = signum
+            return
+        self.received = self.received or signum  # further signals do not interrupt a save
+        if signum == signal.SIGTERM and self.deadline is not None:
+            self.deadline.start(self.received)
+            self.deadline.interrupt(frame)
 
     def _child_ended(self, signum: int, frame: FrameType | None) -> None:
         try:
@@ -137,6 +317,24 @@ class Preemption:
         self._timeout = trainer.args.ddp_timeout_delta
         several = trainer.args.world_size > 1
         self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
+        self._is_whole = False
+        self._group = gloo_group("deadline", _AGREEMENT) if several and watch.deadline is not None else None
+
+    def begin_step(self) -> None:
+        """Note that an update step begins, in the middle of which nothing can be saved."""
+        self._is_whole = False
+        if self._watch.deadline is not None:
+            self._watch.deadline.begin_step()
+
+    def end_step(self) -> None:
+        """Note that the states are those after a whole update step; a second call has no effect."""
+        self._is_whole = True
+        if self._watch.deadline is not None:
+            self._watch.deadline.end_step()
+
+    def end_training(self) -> None:
+        """Note that there is nothing more to save: the model may become the best one."""
+        self._is_whole = False
 
     def read_together(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
         """Return the next ``count`` of ``batches``, fewer at their end, once all ranks have read theirs.
@@ -183,17 +381,55 @@ class Preemption:
         if signum and not (trainer.control.should_training_stop and may_stop(pl_trainer)):
             self._save_and_exit(signum)
 
+    def save_if_interrupted(self, *, keeps_weights: bool) -> None:
+        """Save the last update step if code was interrupted at the deadline, and all states are those after that step.
+
+        With several ranks it has to be the same step on all, each of which was interrupted.
+
+        Args:
+            keeps_weights: Whether the weights are those of the last update step, not others for an evaluation.
+        """
+        deadline, signum = self._watch.deadline, self._watch.received
+        if deadline is None or deadline.interrupted is None:
+            return
+        step, name = self._trainer.state.global_step, signal.Signals(signum).name
+        logger.warning(
+            "%s: interrupted at %s, which had not returned %s seconds after the signal (`preemption_timeout`).",
+            *(name, deadline.interrupted, deadline.timeout),
+        )
+        if not (self._is_whole and keeps_weights) or not self._is_same_on_all_ranks(step):
+            logger.warning("There is no checkpoint of update step %s: its states cannot be saved from there.", step)
+            return
+        self._save(name, step)
+        self._requeue_if_asked(signum)
+
+    def _is_same_on_all_ranks(self, step: int) -> bool:
+        """Return whether all ranks call this after the same update step, and have a checkpoint of it, or none has."""
+        if self._group is None:
+            return True
+        own = 2 * step + self._saving.has_saved
+        both = torch.tensor([own, -own])
+        try:
+            distributed.all_reduce(both, distributed.ReduceOp.MAX, self._group)
+        except RuntimeError:  # the others are not interrupted, or gone
+            return False
+        return bool(both[0] == -both[1])
+
     def _save_and_exit(self, signum: int) -> NoReturn:
-        step = self._trainer.state.global_step
-        name = signal.Signals(signum).name
+        self._save(signal.Signals(signum).name, self._trainer.state.global_step)
+        self._requeue_if_asked(signum)
+        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
+        raise SystemExit(exit_status(signum))
+
+    def _save(self, name: str, step: int) -> None:
         logger.warning("%s: saving and exiting after update step %s.", name, step)
         if step > 0 and not self._saving.has_saved:
             self._saving.save(self._trainer.model_wrapped, self._trainer._trial)
         self._saving.finish()
+
+    def _requeue_if_asked(self, signum: int) -> None:
         if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
             requeue()
-        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
-        raise SystemExit(exit_status(signum))
 
 
 def requeue() -> bool:

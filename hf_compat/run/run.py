@@ -40,7 +40,7 @@ from hf_compat.run.assembly import FitObjects, UserPieces, assemble, assemble_us
 from hf_compat.run.batch_size import with_smaller_batches
 from hf_compat.run.hooks import RunHooks
 from hf_compat.run.optimization import RunOptimization
-from hf_compat.run.preemption import SignalWatch
+from hf_compat.run.preemption import Deadline, SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper, wrap_to_train
 from hf_compat.run.progress import RunCounters
 from hf_compat.run.resume import check_start, without_extra_step
@@ -187,7 +187,10 @@ class TrainingRun:
         args = for_run(self.trainer.args)
         as_signalled = args.enable_jit_checkpoint
         saves = saves_checkpoints(args) or as_signalled
-        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=bool(as_signalled))
+        seconds = args.preemption_timeout
+        deadline = None if seconds is None else Deadline(seconds, lambda: self.checkpoints.is_writing)
+        requeues_on, replaces = slurm_signal(self.backend.plugins), bool(as_signalled)
+        watch = SignalWatch(requeues_on, replaces_handler=replaces, deadline=deadline)
         self.watch = watch if saves else None
         try:
             with watch.watching() if saves else nullcontext():
