@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from hf_compat.arguments.cadence import epochs_to_train, saves_checkpoints
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.output_folder import make_output_folder
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.optimizer_states import parameter_names
 from hf_compat.checkpoint.reader import CheckpointReader
@@ -38,9 +38,10 @@ from hf_compat.plan.data_limits import limited
 from hf_compat.plan.plan import from_values, samples_per_update_step
 from hf_compat.run.assembly import FitObjects, UserPieces, assemble, assemble_user_pieces
 from hf_compat.run.batch_size import with_smaller_batches
+from hf_compat.run.deadline import Deadline
 from hf_compat.run.hooks import RunHooks
 from hf_compat.run.optimization import RunOptimization
-from hf_compat.run.preemption import Deadline, SignalWatch
+from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import prepare_model, take_wrapper, wrap_to_train
 from hf_compat.run.progress import RunCounters
 from hf_compat.run.resume import check_start, without_extra_step
@@ -149,7 +150,7 @@ class TrainingRun:
         trainer, args = self.trainer, self.trainer.args
         output_dir = args.output_dir
         if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
-            os.makedirs(output_dir, exist_ok=True)
+            make_output_folder(args)
             publish.clean_orphans(output_dir)
         trainer.accelerator.wait_for_everyone()
         folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
@@ -185,12 +186,10 @@ class TrainingRun:
     def _watching_signals(self) -> Iterator[None]:
         """Context that records signals if the run saves, and waits for a background save however it ends."""
         args = for_run(self.trainer.args)
-        as_signalled = args.enable_jit_checkpoint
+        as_signalled, seconds = args.enable_jit_checkpoint, args.preemption_timeout
         saves = saves_checkpoints(args) or as_signalled
-        seconds = args.preemption_timeout
         deadline = None if seconds is None else Deadline(seconds, lambda: self.checkpoints.is_writing)
-        requeues_on, replaces = slurm_signal(self.backend.plugins), bool(as_signalled)
-        watch = SignalWatch(requeues_on, replaces_handler=replaces, deadline=deadline)
+        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=as_signalled, deadline=deadline)
         self.watch = watch if saves else None
         try:
             with watch.watching() if saves else nullcontext():
@@ -205,8 +204,7 @@ class TrainingRun:
             self.watch = None
 
     def _end(self) -> None:
-        trainer = self.trainer
-        trainer.is_in_train = False
+        self.trainer.is_in_train = False
         self.checkpoints.end_run()
         self.backend.end_fit()
         if self.pieces is not None:

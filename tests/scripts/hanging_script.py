@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hf_compat import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, default_data_collator
-from hf_compat.run import preemption
+from hf_compat.run import deadline
 from tests.scripts.crash_script import Model, Rows, report, serve
 
 STEPS = 8
@@ -116,7 +116,7 @@ def train(folder: str, resume: bool = False, place: str = "", step: int = 0, **s
         **settings: More training arguments.
     """
     os.chdir(folder)
-    preemption._EXIT_SECONDS = 0.5
+    deadline._EXIT_SECONDS = 0.5
     if place == "exit":
         threading.Thread(target=threading.Event().wait).start()
     torch.manual_seed(0)
