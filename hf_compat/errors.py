@@ -24,8 +24,10 @@
     ├── OverrideError (AttributeError, TypeError, ValueError)  an override that returns what cannot be used
     ├── CheckpointError (ValueError)           a checkpoint folder that cannot be read, or not be saved
     │   └── StateValueError (TypeError)        a value in a log or a callback's state that JSON does not have
-    ├── CheckpointWriteError (OSError)         a checkpoint that the file system fails to write
-    ├── OutputFolderError (FileExistsError, NotADirectoryError)  an `output_dir` that is a file
+    ├── WriteError (OSError)                   what the file system fails to make or write
+    │   ├── CheckpointWriteError               a checkpoint
+    │   ├── LogWriteError                      the files of a logger
+    │   └── OutputFolderError (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)  `output_dir`
     ├── HubError (OSError)                     a repository on the Hub that cannot be created or written
     ├── NoOptimizerError (AttributeError, ValueError)  an optimizer or schedule that is not there yet
     ├── TrainerSetupError (RuntimeError, ValueError)  a Trainer or environment that cannot be set up
@@ -66,6 +68,7 @@ __all__ = [
     "HubError",
     "LaunchError",
     "LoaderError",
+    "LogWriteError",
     "LossError",
     "MetricNameError",
     "MetricsError",
@@ -87,6 +90,7 @@ __all__ = [
     "UnresolvedTypesError",
     "UnsupportedArgumentsError",
     "UntrainableModelError",
+    "WriteError",
     "described",
     "is_installed",
     "require_package",
@@ -218,13 +222,13 @@ class StateValueError(CheckpointError, TypeError):
     """A value in ``log_history`` or in the state of a callback that cannot be written to ``trainer_state.json``."""
 
 
-class CheckpointWriteError(HFCompatError, OSError):
-    """A checkpoint that the file system failed to write; earlier checkpoints are unchanged.
+class WriteError(HFCompatError, OSError):
+    """Something that the file system failed to make or write.
 
     Attributes:
         errno: The system's number of the failure, such as ``errno.ENOSPC``; None if it is not known.
         strerror: The system's text for it.
-        filename: The file, or else the checkpoint, that could not be written.
+        filename: The file or folder that could not be written.
     """
 
     def __init__(self, message: str, *, errno: int | None = None, filename: str | None = None) -> None:
@@ -237,15 +241,23 @@ class CheckpointWriteError(HFCompatError, OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what unpickles it in another process; by default the number and file would be lost."""
-        return _rebuild_write_error, (str(self), self.errno, self.filename)
+        return _rebuild_write_error, (type(self), str(self), self.errno, self.filename)
 
 
-def _rebuild_write_error(message: str, errno: int | None, filename: str | None) -> CheckpointWriteError:
-    return CheckpointWriteError(message, errno=errno, filename=filename)
+def _rebuild_write_error(kind: type[WriteError], message: str, errno: int | None, filename: str | None) -> WriteError:
+    return kind(message, errno=errno, filename=filename)
 
 
-class OutputFolderError(HFCompatError, FileExistsError, NotADirectoryError):
-    """An ``output_dir`` that is a file, or in one."""
+class CheckpointWriteError(WriteError):
+    """A checkpoint that the file system failed to write; earlier checkpoints are unchanged."""
+
+
+class LogWriteError(WriteError):
+    """Logs that a logger could not write to its folder."""
+
+
+class OutputFolderError(WriteError, FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError):
+    """An ``output_dir`` that cannot be made: it is a file, or in one, or in a folder that cannot be written."""
 
 
 class HubError(HFCompatError, OSError):

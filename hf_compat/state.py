@@ -172,6 +172,8 @@ class TrainerState(metaclass=CountsCounterparts):
     stateful_callbacks: Any = None
     """Class name → state. The constructor also takes the objects themselves, see :class:`ExportableState`."""
 
+    _missing = frozenset[str]()  # not a field: those without a value in the file that the state was read from
+
     def __post_init__(self) -> None:
         if self.log_history is None:  # None in a call or a file means an empty history
             self.log_history = []
@@ -213,7 +215,20 @@ class TrainerState(metaclass=CountsCounterparts):
             logger.warning(
                 "%s: ignored the unknown fields %s, written by another release.", json_path, ", ".join(unknown)
             )
-        return cls(**{name: value for name, value in content.items() if name in known})
+        state = cls(**{name: value for name, value in content.items() if name in known})
+        state._missing = frozenset(known - {name for name, value in content.items() if value is not None})
+        return state
+
+    def take_missing(self, before: TrainerState) -> list[str]:
+        """Take what the run sets, and the file of an older release does not have, from ``before``; return their names.
+
+        Args:
+            before: The state of the run before it read the file.
+        """
+        names = [name for name in _SET_BY_RUN if name in self._missing]
+        for name in names:
+            setattr(self, name, getattr(before, name))
+        return names
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Set the three intervals from ``args``, in update steps; a value below 1 is a fraction of ``max_steps``."""
@@ -242,6 +257,10 @@ class TrainerState(metaclass=CountsCounterparts):
         self.num_train_epochs = num_train_epochs
         self.is_local_process_zero = trainer.is_local_process_zero()
         self.is_world_process_zero = trainer.is_world_process_zero()
+
+
+_SET_BY_RUN = ("logging_steps", "eval_steps", "save_steps", "train_batch_size", "is_hyper_param_search")
+"""Fields that arguments determine; those before release 4.31 are in no file of an older one."""
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -30,14 +30,17 @@ def make_output_folder(args: TrainingArguments) -> None:
     """Make the output folder if it is not there and this process writes files.
 
     Raises:
-        OutputFolderError: If it is a file, or in one.
+        OutputFolderError: If it cannot be made.
     """
     if not args.should_save:
         return
     try:
         os.makedirs(args.output_dir, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
+    except OSError as error:
+        is_file = isinstance(error, FileExistsError | NotADirectoryError)
+        remedy = "and it is no folder. Remove the file" if is_file else "so it cannot be made. Have it made"
         raise OutputFolderError(
-            f"`output_dir={args.output_dir!r}`: {error.strerror}, and it is no folder. Remove the file, or name "
-            "another folder."
+            f"`output_dir={args.output_dir!r}`: {error.strerror}, {remedy}, or name another folder.",
+            errno=error.errno,
+            filename=os.fspath(args.output_dir),
         ) from error

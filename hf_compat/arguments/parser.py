@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
@@ -214,6 +215,26 @@ _READERS: dict[str, Callable[[str | os.PathLike[str]], dict[str, Any]]] = {
 }
 
 
+_MOST_LEVELS = 100
+
+
+def _levels(value: object, known: dict[int, float], depth: int = 0) -> float:
+    """Return how many levels of dicts and lists are in ``value``; infinity if it contains itself, or has too many.
+
+    Args:
+        value: The value.
+        known: The levels of those that have been looked at, by their ids; infinity of those that ``value`` is in.
+        depth: How many it is in.
+    """
+    if not isinstance(value, dict | list):
+        return 0
+    if id(value) not in known and depth <= _MOST_LEVELS:
+        known[id(value)] = math.inf
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + max((_levels(each, known, depth + 1) for each in inner), default=0)
+    return known.get(id(value), math.inf)
+
+
 def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the fields and their values in a ``.json``, ``.yaml`` or ``.yml`` file.
 
@@ -223,7 +244,14 @@ def read_fields(path: str | os.PathLike[str]) -> dict[str, Any]:
     import yaml
 
     try:
-        return _READERS[Path(path).suffix](path)
+        fields = _READERS[Path(path).suffix](path)
+        for name, value in fields.items():
+            if _levels(value, {}) > _MOST_LEVELS:
+                raise ParserError(
+                    f"`{os.fspath(path)}`: `{name}` contains itself, or is nested more than {_MOST_LEVELS} levels "
+                    "deep, which no field is. Write out its value."
+                )
+        return fields
     except KeyError as error:
         raise ParserError(
             f"`{os.fspath(path)}` has an unknown suffix: pass a file ending in {', '.join(_READERS)}."

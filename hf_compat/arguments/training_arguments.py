@@ -290,6 +290,9 @@ class TrainingArguments(metaclass=CountsCounterparts):
         "If a checkpoint cannot be saved: end the run, or warn and continue.",
         choices=["raise", "warn"],
     )
+    preemption_timeout: float | None = option(
+        20.0, "Seconds after SIGTERM until code that does not return is interrupted, to save and exit; None: never."
+    )
 
     # ---- construction ----
 

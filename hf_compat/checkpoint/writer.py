@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -54,6 +54,7 @@ class CheckpointWriter:
         last_step: The update step of the last checkpoint; None if the run has not written any.
         begun_in: The working directory in which a save in the background was begun, for relative paths in its thread;
             otherwise the empty path.
+        is_writing: Whether this thread is inside ``writing``.
     """
 
     def __init__(self) -> None:
@@ -63,11 +64,21 @@ class CheckpointWriter:
         self.owned: OwnedCheckpoints | None = None
         self.last_step: int | None = None
         self.begun_in = Path()
+        self.is_writing = False
         self._is_in_background = False  # not known to have ended on every rank: the same on all
 
     @property
     def _run_id(self) -> str | None:
         return None if self.owned is None else self.owned.run_id
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Context of what writes checkpoints, or waits for one, in this thread, and is not to be interrupted."""
+        before, self.is_writing = self.is_writing, True
+        try:
+            yield
+        finally:
+            self.is_writing = before
 
     def write(
         self,

@@ -30,7 +30,7 @@ def move_to_device(data: _DataT, device: torch.device, *, non_blocking: bool = F
             key: value
             if type(value) is Tensor and value.device == device
             else move_to_device(value, device, non_blocking=non_blocking)
-            for key, value in data.items()
+            for key, value in moved.items()
         }
     elif hasattr(moved, "to"):
         try:

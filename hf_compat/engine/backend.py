@@ -52,7 +52,7 @@ from hf_compat.engine.strategies.base import ModelStrategy
 from hf_compat.engine.strategies.kinds import device_keywords
 from hf_compat.engine.strategies.one_device import OneDeviceStrategy
 from hf_compat.engine.strategies.traits import StrategyTraits
-from hf_compat.errors import TrainerSetupError
+from hf_compat.errors import LogWriteError, TrainerSetupError
 from hf_compat.metrics import has_length
 from hf_compat.model_facts import unwrap_model
 
@@ -295,8 +295,13 @@ class LightningBackend:
         """
         pl_trainer = self.pl_trainer
         assert pl_trainer is not None, "built before"
-        with quiet_lightning(), raising_keyboard_interrupt(pl_trainer):
-            pl_trainer.fit(module, train_dataloaders=windows)
+        try:
+            with quiet_lightning(), raising_keyboard_interrupt(pl_trainer):
+                pl_trainer.fit(module, train_dataloaders=windows)
+        except OSError as error:
+            if isinstance(error.__context__, LogWriteError):  # loggers write again as the fit ends with an error
+                raise error.__context__ from None
+            raise
 
     @unwraps_stop_iteration
     def evaluate(self, model: nn.Module, session: EvaluationSession, run: TrainingRun, *, test: bool) -> None:

@@ -21,7 +21,8 @@ from hf_compat.engine.internals.loops import disable_signal_handlers
 from hf_compat.errors import TrainerSetupError
 from hf_compat.lightning.hf_checkpoints import HFCheckpoints
 from hf_compat.optim.neftune import activate_neftune, deactivate_neftune
-from hf_compat.run.preemption import SignalWatch, exit_status, requeue
+from hf_compat.run.deadline import exit_status
+from hf_compat.run.preemption import SignalWatch, requeue
 
 __all__ = ["GradientNorm", "NEFTune", "PreemptionSaving", "UpdateStepLogs"]
 

@@ -38,9 +38,11 @@ def metric_for_best(args: TrainingArguments, metrics: Mapping[str, float]) -> fl
     wanted = args.metric_for_best_model
     name = f"eval_{(wanted or 'loss').removeprefix('eval_')}"
     if name not in metrics:
+        there = f"only {', '.join(metrics)}" if metrics else "and no other metric"
+        remedy = ", or use one of these" if metrics else ""
         raise MetricNameError(
             f"`metric_for_best_model={wanted!r}`, which is not found in the evaluation metrics: "
-            f"there is no `{name}`, only {', '.join(metrics)}. Return it from `compute_metrics`, or use one of these."
+            f"there is no `{name}`, {there}. Return it from `compute_metrics`{remedy}."
         )
     return metrics[name]
 

@@ -166,6 +166,8 @@ class RunHooks(LastCallback):
         assert self.run is not None, "a fit has a run"
         plan, trial = self.progress.plan, self.progress.counters.trial
         assert plan is not None, "a fit has a plan"
+        if self.preemption is not None:
+            self.preemption.end_training()
         self.clipping.norm = None  # its memory is not to count as that of the trained model
         output = self.trainer._finalize_training(trial, plan.num_train_samples, self.progress.start_time)
         self.run.set_output(output)
@@ -175,8 +177,14 @@ class RunHooks(LastCallback):
         self.end()
 
     def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Undo ``setup``: Lightning does not call ``teardown`` after an error."""
+        """Save if code was interrupted; undo ``setup``: Lightning does not call ``teardown`` after an error."""
+        self.save_if_interrupted()
         self.end()
+
+    def save_if_interrupted(self) -> None:
+        """Save the last update step if code was interrupted at the deadline of a signal."""
+        if self.run is not None and self.preemption is not None:
+            self.preemption.save_if_interrupted(keeps_weights=self.evaluation.keeps_weights())
 
     def end(self) -> None:
         """Undo ``setup``, also after an error in the fit; a second call has no effect."""

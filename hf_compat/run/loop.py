@@ -68,6 +68,8 @@ class UpdateLoop(TrainingLoop):
         fire(trainer, "on_step_begin")
         if hooks.timing is not None:
             hooks.timing.begin_window()
+        if hooks.preemption is not None:
+            hooks.preemption.begin_step()
         if lightning.end("on_train_batch_start", window, index) == -1:  # a module's own hook ends the epoch
             self.skip_epoch()
             return
@@ -75,6 +77,8 @@ class UpdateLoop(TrainingLoop):
         outputs = self.call_training_step(window, index)  # which is `train`
 
         lightning.begin("on_train_batch_end", outputs, window, index)
+        if hooks.preemption is not None:
+            hooks.preemption.end_step()
         if self.optimizer_steps > done:
             fire(trainer, "on_step_end")
             if hooks.timing is not None:
@@ -115,6 +119,8 @@ class UpdateLoop(TrainingLoop):
                 hooks.schedule.step(trainer)
                 zero_gradients(trainer.model_wrapped)
                 hooks.progress.count_update(trainer, window, self.optimizer_steps)
+                if hooks.preemption is not None:
+                    hooks.preemption.end_step()
             else:
                 fire(trainer, "on_substep_end")
             if self.should_stop(trainer):

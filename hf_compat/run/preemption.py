@@ -3,6 +3,8 @@
 The signal handler only records the signal. After the update step under way the run saves a checkpoint and exits with
 status ``128 + signal``, 143 for SIGTERM; several processes, which exchange this about twice a second, do so up to 16
 steps later. The scheduler's grace period has to cover that, an evaluation and the save.
+
+SIGTERM also starts a ``Deadline``, after which code that does not return is interrupted.
 """
 
 from __future__ import annotations
@@ -13,16 +15,22 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
+from torch import distributed
+
 from hf_compat.data.workers import has_short_lived, outliving
-from hf_compat.distributed.oom_consensus import PacedVotes, max_over_ranks, vote
+from hf_compat.distributed.oom_consensus import PacedVotes, gloo_group, max_over_ranks, vote
 from hf_compat.engine.internals.loops import may_stop
 from hf_compat.memory import WeakAttribute
+from hf_compat.run.deadline import Deadline, exit_status
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -30,19 +38,13 @@ if TYPE_CHECKING:
     from hf_compat.run.saving import CheckpointSaving
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["Preemption", "SignalWatch", "exit_status", "requeue"]
+__all__ = ["Preemption", "SignalWatch", "requeue"]
 
 logger = logging.getLogger(__name__)
 
 _CHILD_ENDED = signal.SIGCHLD
-
-
-def exit_status(signum: int) -> int:
-    """Return the exit status that shells report for a process killed by ``signum``.
-
-    It is not 0 after a requeue either: in a job script, ``&&`` must not continue as if training were complete.
-    """
-    return 128 + signum
+_AGREEMENT = timedelta(seconds=10)
+"""How long an interrupted rank waits for the others to be interrupted too."""
 
 
 class SignalWatch:
@@ -51,14 +53,24 @@ class SignalWatch:
     Args:
         requeue_signal: The signal that SLURM sends before the job's time limit, None outside a SLURM job.
         replaces_handler: Whether to record SIGTERM even if the program has a handler of its own for it.
+        deadline: What SIGTERM starts; None to wait for ever.
 
     Attributes:
         received: The first signal received, 0 before any.
+        requeue_signal: As given.
+        deadline: As given.
     """
 
-    def __init__(self, requeue_signal: int | None = None, *, replaces_handler: bool = True) -> None:
+    def __init__(
+        self,
+        requeue_signal: int | None = None,
+        *,
+        replaces_handler: bool = True,
+        deadline: Deadline | None = None,
+    ) -> None:
         self.received = 0
         self.requeue_signal = requeue_signal
+        self.deadline = deadline
         self._replaces_handler = replaces_handler
         self._process = os.getpid()
         self._on_child_end: Any = None
@@ -86,6 +98,8 @@ class SignalWatch:
             with outliving(self.signals()):
                 yield
         finally:
+            if self.deadline is not None:
+                self.deadline.leave(exits=isinstance(sys.exception(), SystemExit))
             for signum, handler in previous.items():
                 if signal.getsignal(signum) in (self._record, self._child_ended):
                     signal.signal(signum, handler)
@@ -107,8 +121,11 @@ class SignalWatch:
         if os.getpid() != self._process:  # a forked process, such as a loader worker, inherits the handlers
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        elif not self.received:  # further signals do not interrupt a save
-            self.received = signum
+            return
+        self.received = self.received or signum  # further signals do not interrupt a save
+        if signum == signal.SIGTERM and self.deadline is not None:
+            self.deadline.start(self.received)
+            self.deadline.interrupt(frame)
 
     def _child_ended(self, signum: int, frame: FrameType | None) -> None:
         try:
@@ -140,6 +157,24 @@ class Preemption:
         self._timeout = trainer.args.ddp_timeout_delta
         several = trainer.args.world_size > 1
         self.reads_together = several and bool(max_over_ranks(int(has_short_lived()), self._timeout))
+        self._is_whole = False
+        self._group = gloo_group("deadline", _AGREEMENT) if several and watch.deadline is not None else None
+
+    def begin_step(self) -> None:
+        """Note that an update step begins, in the middle of which nothing can be saved."""
+        self._is_whole = False
+        if self._watch.deadline is not None:
+            self._watch.deadline.begin_step()
+
+    def end_step(self) -> None:
+        """Note that the states are those after a whole update step; a second call has no effect."""
+        self._is_whole = True
+        if self._watch.deadline is not None:
+            self._watch.deadline.end_step()
+
+    def end_training(self) -> None:
+        """Note that there is nothing more to save: the model may become the best one."""
+        self._is_whole = False
 
     def read_together(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
         """Return the next ``count`` of ``batches``, fewer at their end, once all ranks have read theirs.
@@ -186,17 +221,55 @@ class Preemption:
         if signum and not (trainer.control.should_training_stop and may_stop(pl_trainer)):
             self._save_and_exit(signum)
 
+    def save_if_interrupted(self, *, keeps_weights: bool) -> None:
+        """Save the last update step if code was interrupted at the deadline, and all states are those after that step.
+
+        With several ranks it has to be the same step on all, each of which was interrupted.
+
+        Args:
+            keeps_weights: Whether the weights are those of the last update step, not others for an evaluation.
+        """
+        deadline, signum = self._watch.deadline, self._watch.received
+        if deadline is None or deadline.interrupted is None:
+            return
+        step, name = self._trainer.state.global_step, signal.Signals(signum).name
+        logger.warning(
+            "%s: interrupted at %s, which had not returned %s seconds after the signal (`preemption_timeout`).",
+            *(name, deadline.interrupted, deadline.timeout),
+        )
+        if not (self._is_whole and keeps_weights) or not self._is_same_on_all_ranks(step):
+            logger.warning("There is no checkpoint of update step %s: its states cannot be saved from there.", step)
+            return
+        self._save(name, step)
+        self._requeue_if_asked(signum)
+
+    def _is_same_on_all_ranks(self, step: int) -> bool:
+        """Return whether all ranks call this after the same update step, and have a checkpoint of it, or none has."""
+        if self._group is None:
+            return True
+        own = 2 * step + self._saving.has_saved
+        both = torch.tensor([own, -own])
+        try:
+            distributed.all_reduce(both, distributed.ReduceOp.MAX, self._group)
+        except RuntimeError:  # the others are not interrupted, or gone
+            return False
+        return bool(both[0] == -both[1])
+
     def _save_and_exit(self, signum: int) -> NoReturn:
-        step = self._trainer.state.global_step
-        name = signal.Signals(signum).name
+        self._save(signal.Signals(signum).name, self._trainer.state.global_step)
+        self._requeue_if_asked(signum)
+        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
+        raise SystemExit(exit_status(signum))
+
+    def _save(self, name: str, step: int) -> None:
         logger.warning("%s: saving and exiting after update step %s.", name, step)
         if step > 0 and not self._saving.has_saved:
             self._saving.save(self._trainer.model_wrapped, self._trainer._trial)
         self._saving.finish()
+
+    def _requeue_if_asked(self, signum: int) -> None:
         if signum == self._watch.requeue_signal and self._trainer.is_world_process_zero():
             requeue()
-        self._trainer.accelerator.wait_for_everyone()  # launchers kill all processes when the first one exits
-        raise SystemExit(exit_status(signum))
 
 
 def requeue() -> bool:

@@ -288,7 +288,10 @@ def init_training_state(
     trainer.state.compute_steps(args, max_steps)
     position = (0, 0)
     if point is not None:
-        state = trainer.state = point.trainer_state()
+        fresh, state = trainer.state, point.trainer_state()
+        trainer.state = state
+        if missing := state.take_missing(fresh):
+            logger.info("%s has no %s: those of the arguments are used.", point.folder, ", ".join(missing))
         if state.best_model_checkpoint is not None:
             state.best_model_checkpoint = relocated(state.best_model_checkpoint, point.folder)
         _forget_missing_best_checkpoint(trainer)

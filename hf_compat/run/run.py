@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +14,7 @@ from torch import nn
 
 from hf_compat.arguments.cadence import epochs_to_train, saves_checkpoints
 from hf_compat.arguments.fields.redeclared import for_run
+from hf_compat.arguments.output_folder import make_output_folder
 from hf_compat.checkpoint import finding, publish
 from hf_compat.checkpoint.optimizer_states import parameter_names
 from hf_compat.checkpoint.reader import CheckpointReader
@@ -39,6 +39,7 @@ from hf_compat.plan.data_limits import limited
 from hf_compat.plan.plan import from_values, samples_per_update_step
 from hf_compat.run.assembly import FitObjects, UserPieces, assemble, assemble_user_pieces
 from hf_compat.run.batch_size import with_smaller_batches
+from hf_compat.run.deadline import Deadline
 from hf_compat.run.hooks import RunHooks
 from hf_compat.run.optimization import RunOptimization
 from hf_compat.run.preemption import SignalWatch
@@ -147,7 +148,7 @@ class TrainingRun:
         trainer, args = self.trainer, self.trainer.args
         output_dir = args.output_dir
         if args.should_save:  # before looking for checkpoints: a killed process may have left incomplete folders
-            os.makedirs(output_dir, exist_ok=True)
+            make_output_folder(args)
             publish.clean_orphans(output_dir)
         trainer.accelerator.wait_for_everyone()
         folder = finding.find_checkpoint(output_dir, resume_from_checkpoint, is_main=trainer.is_world_process_zero())
@@ -183,9 +184,10 @@ class TrainingRun:
     def _watching_signals(self) -> Iterator[None]:
         """Context that records signals if the run saves, and waits for a background save however it ends."""
         args = for_run(self.trainer.args)
-        as_signalled = args.enable_jit_checkpoint
+        as_signalled, seconds = args.enable_jit_checkpoint, args.preemption_timeout
         saves = saves_checkpoints(args) or as_signalled
-        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=bool(as_signalled))
+        deadline = None if seconds is None else Deadline(seconds, lambda: self.checkpoints.is_writing)
+        watch = SignalWatch(slurm_signal(self.backend.plugins), replaces_handler=as_signalled, deadline=deadline)
         self.watch = watch if saves else None
         try:
             with watch.watching() if saves else nullcontext():
@@ -200,8 +202,7 @@ class TrainingRun:
             self.watch = None
 
     def _end(self) -> None:
-        trainer = self.trainer
-        trainer.is_in_train = False
+        self.trainer.is_in_train = False
         self.checkpoints.end_run()
         self.backend.end_fit()
         if self.pieces is not None:

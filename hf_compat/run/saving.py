@@ -72,7 +72,8 @@ class CheckpointSaving:
         self.finish()
         self._best_before = self._trainer.state.best_model_checkpoint
         try:
-            call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
+            with self._writer.writing():
+                call_as_defined(self._trainer._save_checkpoint, ("model", model), ("trial", trial), metrics=metrics)
         except CheckpointWriteError as error:
             self._handle_write_error(error)
             return
@@ -83,7 +84,8 @@ class CheckpointSaving:
         """Wait for a checkpoint that is being saved in the background; every rank calls it."""
         if is_requested(self._trainer.args):
             try:
-                self._writer.wait()
+                with self._writer.writing():
+                    self._writer.wait()
             except CheckpointWriteError as error:
                 self._handle_write_error(error)
 

@@ -8,6 +8,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
 from hf_compat.data.windows import Window
 from hf_compat.distributed.oom_consensus import PacedVotes
 from hf_compat.errors import BatchSizeError
@@ -42,6 +45,7 @@ class TrainingEvaluation:
     def __init__(self, run: TrainingRun) -> None:
         self._run, self._trainer = run, run.trainer
         self.ignore_keys = run.ignore_keys
+        self._before: Tensor | None = None
 
     def evaluate(
         self, trial: Trial | None, ignore_keys_for_eval: list[str] | None, *, skip_scheduler: bool = False
@@ -78,8 +82,9 @@ class TrainingEvaluation:
             BatchSizeError: If it runs out of memory; ``auto_find_batch_size`` reduces only the training batch size.
         """
         trainer = self._trainer
+        self._before = _sample_of_weights(trainer.model)
         try:
-            return call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)  # type: ignore[no-any-return]
+            metrics = call_as_defined(trainer.evaluate, ignore_keys=ignore_keys)
         except Exception as error:
             self._run.exit_if_preempted()  # a signal may have ended loader workers
             if trainer.args.auto_find_batch_size and is_out_of_memory(error):
@@ -88,6 +93,26 @@ class TrainingEvaluation:
                     f"batch size. Set a `per_device_eval_batch_size` below {trainer.args.per_device_eval_batch_size}."
                 ) from error
             raise
+        self._before = None
+        return metrics  # type: ignore[no-any-return]
+
+    def keeps_weights(self) -> bool:
+        """Return whether the model has the weights of training, also where an evaluation has not come to its end.
+
+        Callbacks and overrides may evaluate others, such as averages, and put the former back afterwards.
+        """
+        return self._before is None or torch.equal(self._before, _sample_of_weights(self._trainer.model))
+
+
+def _sample_of_weights(model: nn.Module) -> Tensor:
+    """Return some elements of each parameter of this rank, in float32, on one device."""
+    parts: list[Tensor] = []
+    for parameter in model.parameters():
+        own = parameter.detach()
+        own = own.to_local() if hasattr(own, "to_local") else own
+        corner = own[(slice(2),) * own.dim()].flatten()[:8]
+        parts.append((torch.view_as_real(corner).flatten() if corner.is_complex() else corner).float())
+    return torch.cat([part.to(parts[0].device, copy=True) for part in parts]).nan_to_num() if parts else torch.empty(0)
 
 
 class EvaluationTiming:

@@ -35,7 +35,8 @@ from hf_compat.distributed.launch import OWN_MARK
 from hf_compat.engine.clusters import slurm_signal
 from hf_compat.engine.process_layout import ProcessStart, place_started
 from hf_compat.errors import LaunchError, TrainerSetupError
-from hf_compat.run.preemption import SignalWatch, exit_status
+from hf_compat.run.deadline import exit_status
+from hf_compat.run.preemption import SignalWatch
 from hf_compat.run.preparing import move_to_device
 
 if TYPE_CHECKING:

@@ -145,6 +145,7 @@ class RunGroup(RunHooks):
 
     def on_exception(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End the run, and wait for a checkpoint that is being saved in the background."""
+        self.save_if_interrupted()
         self._begun.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

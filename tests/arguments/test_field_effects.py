@@ -196,6 +196,7 @@ SHOWN_ELSEWHERE: dict[str, str] = {
     "activation_checkpointing_kwargs": "tests/trainer/test_trainer.py::test_settings_of_checkpointing_reach_the_model",
     "torch_empty_cache_steps": "tests/arguments/test_field_effects.py::test_the_cache_is_emptied",
     "save_async": "tests/checkpoint/test_background.py::test_training_goes_on_meanwhile",
+    "preemption_timeout": "tests/run/test_deadline.py::test_no_deadline",
     "on_save_error": "tests/checkpoint/test_background.py::test_errors_are_survived_if_asked",
     "enable_jit_checkpoint": "tests/run/test_preemption.py::test_runs_without_checkpoints",
     "auto_find_batch_size": "tests/support/scenarios/searching.py::find_batch_size",

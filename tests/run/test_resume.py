@@ -1,12 +1,14 @@
 """A run that goes on from a checkpoint: of a run that moved, and with states that do not fit."""
 
 import errno
+import json
 import os
 import shutil
 from functools import partial
 
 import pytest
 import torch
+import transformers
 from lightning.pytorch.callbacks import EarlyStopping
 from safetensors.torch import load_file
 
@@ -47,6 +49,40 @@ def test_a_state_that_leads_elsewhere_is_refused(tmp_path):
         trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 1
     assert not (tmp_path / "checkpoint-2").exists()
+
+
+CADENCE = ("logging_steps", "eval_steps", "save_steps")
+NEWER_FIELDS = (*CADENCE, "train_batch_size", "num_input_tokens_seen", "stateful_callbacks", "best_global_step")
+"""Fields of the state that releases before 4.31, or later ones, did not write."""
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["missing", "null"])
+def test_a_state_of_an_old_release_is_completed_by_the_arguments(empty, tmp_path, caplog):
+    """A cadence and batch size that the file does not have are the arguments'; transformers refuses such a file."""
+    cadence = {"logging_steps": 1, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 3}
+    new_trainer(tmp_path, max_steps=2, **cadence).train()
+    path = tmp_path / "checkpoint-2" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    for name in NEWER_FIELDS:
+        del state[name]
+        if empty and name != "num_input_tokens_seen":
+            state[name] = None
+    del state["is_hyper_param_search"]
+    path.write_text(json.dumps(state))
+    theirs = new_trainer(tmp_path, library=transformers, max_steps=6, **cadence)
+    with pytest.raises(TypeError):
+        theirs.train(resume_from_checkpoint=str(path.parent))
+    caplog.clear()
+    trainer = new_trainer(tmp_path, max_steps=6, **cadence)
+    trainer.train(resume_from_checkpoint=str(path.parent))
+    after = [log for log in trainer.state.log_history if log["step"] > 2]
+    assert [log["step"] for log in after if "loss" in log] == [3, 4, 5, 6]
+    assert [log["step"] for log in after if "eval_runtime" in log] == [3, 6]
+    assert [item.step for item in list_checkpoints(tmp_path)] == [2, 4, 6]
+    kept = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    assert [kept[name] for name in CADENCE] == [1, 3, 2]
+    assert (kept["train_batch_size"], kept["is_hyper_param_search"]) == (trainer.args.train_batch_size, False)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_states_of_lightning_callbacks_that_do_not_fit_are_refused(tmp_path):

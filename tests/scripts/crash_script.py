@@ -312,8 +312,8 @@ def fit_pieces(args: TrainingArguments, callbacks: list[TrainerCallback], width:
     report("done", step=trainer.global_step)
 
 
-def serve() -> None:
-    """Answer requests until there are no more."""
+def serve(train: Callable[..., None] = train) -> None:
+    """Answer requests, which are keywords of ``train``, until there are no more."""
     torch.set_num_threads(1)
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
     report("ready", threads=sum(name != ALLOCATOR_THREAD for name in names))

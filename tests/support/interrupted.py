@@ -25,13 +25,13 @@ STATES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth"
 
 
 class Server:
-    """The process of ``crash_script.py``, one for all tests: its imports take seconds."""
+    """The process of ``crash_script.py``, or one like it, one for all tests: its imports take seconds."""
 
-    def __init__(self):
+    def __init__(self, script="crash_script.py"):
         # Forking is safe only in a process of one thread.
         one_thread = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         environment = {**os.environ, **one_thread, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, str(SCRIPTS / "crash_script.py")]
+        command = [sys.executable, str(SCRIPTS / script)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )

@@ -136,6 +136,39 @@ def test_a_file_of_fields_that_is_none(name, text, told, place, capsys):
     assert told in printed.err
 
 
+DEEP = '{"a":' * 900 + "1" + "}" * 900
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        pytest.param("fields.yaml", "seed: 1\nlr_scheduler_kwargs: &a\n  b: *a\n", id="a dict that contains itself"),
+        pytest.param("fields.yaml", "seed: 1\nlr_scheduler_kwargs: &a [1, *a, *a]\n", id="a list that contains itself"),
+        pytest.param("fields.json", f'{{"seed": 1, "lr_scheduler_kwargs": {DEEP}}}', id="nested too deep"),
+    ],
+)
+def test_values_without_an_end(name, content, place, capsys):
+    """A value that contains itself, or nearly so, is an error that names its field."""
+    become(place / name, content)
+    status, printed = end_of(["explain", name], capsys, place)
+    assert status == 2
+    assert f"`{name}`: `lr_scheduler_kwargs` contains itself, or is nested more than 100 levels deep" in printed.err
+
+
+def test_a_value_that_is_shared(place, capsys):
+    """A value that is in others several times is none of these."""
+    levels = "".join(f"l{i}: &l{i} [*l{i - 1}, *l{i - 1}]\n" for i in range(1, 5))
+    (place / "fields.yaml").write_text(f"seed: 1\nl0: &l0 [1]\n{levels}")
+    status, printed = end_of(["explain", "fields.yaml"], capsys, place)
+    assert (status, printed.err) == (0, "")
+
+
+def test_an_option_without_an_end(place, capsys):
+    """JSON on the command line that is nested too deep is a problem of its field."""
+    status, printed = end_of(["explain", "script.py", "--lr_scheduler_kwargs", DEEP], capsys, place)
+    assert (status, "lr_scheduler_kwargs" in printed.out, "is not valid JSON" in printed.out) == (1, True, True)
+
+
 def test_fields_of_impossible_types(place, capsys):
     """A value of a type that no field has is a problem of that field: ``explain`` ends with 1, as for others."""
     (place / "fields.json").write_text(json.dumps({"output_dir": True, "report_to": {"a": 1}, "seed": -1}))

@@ -1,5 +1,8 @@
 """Bad input: one clear error, before any training, that names the argument."""
 
+import errno
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
@@ -7,10 +10,12 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset, DatasetDict
+from lightning.pytorch.loggers import CSVLogger
 from pandas import DataFrame
 from torch import nn
 from torch.utils.data import DataLoader
 
+import hf_compat
 from hf_compat import Trainer, TrainerCallback, TrainingArguments
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.arguments.parallelism import ParallelSizes
@@ -26,6 +31,7 @@ from hf_compat.errors import (
     HFCompatError,
     HFCompatWarning,
     LoaderError,
+    LogWriteError,
     LossError,
     MetricNameError,
     MetricsError,
@@ -498,6 +504,21 @@ def test_metric_that_no_evaluation_returns(tmp_path):
     with pytest.raises(MetricNameError, match=r"^`metric_for_best_model='f1'`.*only eval_loss") as caught:
         Trainer(PlainModel(), args, train_dataset=rows, eval_dataset=rows).train()
     assert isinstance(caught.value, KeyError)
+
+
+def test_metric_of_an_evaluation_without_any(tmp_path):
+    """The message says that there are none, and names no others to use."""
+
+    class Empty(Trainer):
+        def evaluate(self, *args, **kwargs):
+            return {}
+
+    settings = {"metric_for_best_model": "f1", "eval_strategy": "epoch", "save_strategy": "best", "max_steps": 1}
+    args, rows = TrainingArguments(str(tmp_path), **QUIET, **settings), ListDataset(vector_rows(4))
+    trainer = Empty(PlainModel(), args, train_dataset=rows, eval_dataset=rows)
+    with pytest.raises(MetricNameError) as caught:
+        trainer.train()
+    assert str(caught.value).endswith("there is no `eval_f1`, and no other metric. Return it from `compute_metrics`.")
 
 
 @pytest.mark.parametrize(
@@ -978,3 +999,34 @@ def test_an_output_folder_that_is_a_file(inside, parent, tmp_path):
     with pytest.raises(OutputFolderError, match=f"`output_dir='{path}'`: .*name another folder") as caught:
         Trainer(PlainModel(), TrainingArguments(path, **QUIET, save_strategy="no"))
     assert isinstance(caught.value, parent)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no file system that nobody may write to")
+def test_an_output_folder_that_cannot_be_made():
+    """An ``output_dir`` on a file system that refuses is named with the reason; the error is upstream's type too."""
+    raised = []
+    for library in (transformers, hf_compat):
+        args = library.TrainingArguments("/proc/nowhere/out", **QUIET, max_steps=1, save_strategy="no")
+        with pytest.raises(OSError, match="/proc/nowhere") as caught:
+            library.Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4))).train()
+        raised.append(caught.value)
+    assert isinstance(raised[1], OutputFolderError)
+    assert isinstance(raised[1], type(raised[0]))
+    assert (raised[1].errno, raised[1].filename) == (raised[0].errno, "/proc/nowhere/out")
+    assert str(raised[1]) == (
+        "`output_dir='/proc/nowhere/out'`: No such file or directory, so it cannot be made. Have it made, or name "
+        "another folder."
+    )
+
+
+def test_a_logger_that_cannot_write(tmp_path):
+    """A logger of Lightning's whose file cannot be written is an error that names the logger and its folder."""
+    logger = CSVLogger(tmp_path / "logs", name="", version="")
+    Path(logger.experiment.metrics_file_path).mkdir()
+    args = TrainingArguments(str(tmp_path / "out"), **QUIET, max_steps=2, logging_steps=1, save_strategy="no")
+    trainer = Trainer(PlainModel(), args, train_dataset=ListDataset(vector_rows(4)), lightning={"logger": logger})
+    with pytest.raises(LogWriteError, match=rf"^CSVLogger cannot write to `{tmp_path}/logs.*`: .*Is a dir") as caught:
+        trainer.train()
+    assert isinstance(caught.value, OSError)
+    assert caught.value.errno == errno.EISDIR
+    assert trainer.state.global_step == 1

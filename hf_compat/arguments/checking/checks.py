@@ -89,6 +89,7 @@ NUMBERS = (
     "max_grad_norm",
     "neftune_noise_alpha",
     "num_train_epochs",
+    "preemption_timeout",
     "save_steps",
     "warmup_ratio",
 )
@@ -96,7 +97,7 @@ NUMBERS = (
 
 _MAY_BE_NONE = (
     *("data_seed", "eval_accumulation_steps", "eval_steps", "max_grad_norm", "neftune_noise_alpha"),
-    *("save_total_limit", "torch_empty_cache_steps", "warmup_ratio"),
+    *("preemption_timeout", "save_total_limit", "torch_empty_cache_steps", "warmup_ratio"),
 )
 NAMES: dict[str, tuple[type, ...]] = {"include_for_metrics": (Mapping, NoneType), "label_names": (Mapping, str)}
 """Field that must be a list of names → types of collections that are no such list."""
@@ -188,6 +189,8 @@ def _length(args: TrainingArguments, semantics: Semantics) -> Problems:
     if args.max_steps < 0 and not math.isfinite(args.num_train_epochs):
         text = "must be finite; to end a run by its update steps set `max_steps`."
         yield Problem("num_train_epochs", args.num_train_epochs, text)
+    if args.preemption_timeout is not None and not args.preemption_timeout >= 0:
+        yield Problem("preemption_timeout", args.preemption_timeout, "must be a number of seconds, or None to wait.")
     if not -_LONGEST <= args.ddp_timeout <= _LONGEST:
         yield Problem("ddp_timeout", args.ddp_timeout, "must be a number of seconds.")
     if args.warmup_steps == math.inf:

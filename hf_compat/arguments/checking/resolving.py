@@ -100,7 +100,7 @@ def _dicts(args: TrainingArguments, semantics: Semantics) -> Problems:
             continue
         try:
             setattr(args, name, _typed(json.loads(value)))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:  # braces in braces exhaust the stack
             yield Problem(name, value, f"is not valid JSON ({error}); fix it, or pass a dict.")
 
 

@@ -59,7 +59,7 @@ def read_config(given: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, 
         return copy.deepcopy(dict(given))
     try:
         config = json.loads(_text_of(given))
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, RecursionError, TypeError, ValueError) as error:
         raise ArgumentsError([f"`deepspeed={given!r}`: {_UNREADABLE} ({error})."], fields=["deepspeed"]) from error
     if not isinstance(config, dict):
         raise ArgumentsError([f"`deepspeed={given!r}`: {_UNREADABLE}."], fields=["deepspeed"])

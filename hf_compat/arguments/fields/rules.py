@@ -555,6 +555,12 @@ FIELD_RULES: tuple[FieldRule, ...] = (
     FieldRule(
         "on_save_error", "plan", "run/saving.py", "Whether a failed save ends the run or is logged as a warning."
     ),
+    FieldRule(
+        "preemption_timeout",
+        "plan",
+        "run/run.py",
+        "Seconds after SIGTERM until code that does not return is interrupted, so that the run saves and exits.",
+    ),
     FieldRule("sortish_sampler", "script", "nothing", "No effect, as in every release of transformers."),
     FieldRule(
         "predict_with_generate",

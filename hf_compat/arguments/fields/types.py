@@ -36,7 +36,7 @@ def string_to_bool(v: object) -> bool:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ArgumentTypeError(f"{text!r} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ArgumentTypeError(f"{text!r} is not a JSON object: write it in braces.")

@@ -6,7 +6,7 @@ from packaging.version import Version
 
 __all__ = ["ADDED", "DROPPED", "OWN_FIELDS", "is_field_of", "may_be_lacking"]
 
-OWN_FIELDS = frozenset({"on_save_error", "save_async", "semantics"})
+OWN_FIELDS = frozenset({"on_save_error", "preemption_timeout", "save_async", "semantics"})
 """Fields that no release has."""
 
 ADDED: dict[str, tuple[str, ...]] = {

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hf_compat.checkpoint.weights import save_weights
+from hf_compat.errors import LogWriteError
 
 if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
     from torch import nn
 
     from hf_compat.arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["SUMMARY_KEYS", "model_config", "numbers", "run_config", "save_model", "warn_of_dropped"]
+__all__ = ["SUMMARY_KEYS", "model_config", "naming_folder", "numbers", "run_config", "save_model", "warn_of_dropped"]
 
 SUMMARY_KEYS = frozenset(
     ("train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss", "total_flos")
 )
 """Logs that some trackers take as one value of the run instead of a curve."""
+
+
+@contextmanager
+def naming_folder(logger: Logger) -> Iterator[None]:
+    """Context in which ``logger`` writes.
+
+    Raises:
+        LogWriteError: If the file system fails; it names the logger's folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        folder = logger.log_dir or logger.save_dir or "its folder"
+        raise LogWriteError(
+            f"{type(logger).__name__} cannot write to `{folder}`: {error}. Check the free space and the permissions "
+            "there, have it write elsewhere, or remove it.",
+            errno=error.errno,
+            filename=os.fspath(error.filename or folder),
+        ) from error
 
 
 def model_config(model: nn.Module | None) -> dict[str, Any]:

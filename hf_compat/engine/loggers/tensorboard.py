@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from hf_compat.arguments.run_names import event_folder
 from hf_compat.callbacks import TrainerCallback
-from hf_compat.engine.loggers.contents import numbers, warn_of_dropped
+from hf_compat.engine.loggers.contents import naming_folder, numbers, warn_of_dropped
 from hf_compat.metrics import rewrite_logs
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class EventFiles(TensorBoardLogger):
         """Write to ``folder`` from now on; without effect on a writer that was given."""
         if folder == self.folder:
             return
-        self.finalize()
+        self.close()
         self.folder, self._experiment = folder, self._given
 
     @property
@@ -58,6 +58,10 @@ class EventFiles(TensorBoardLogger):
             self._experiment.flush()
 
     def finalize(self, status: str = "success") -> None:
+        """Flush: Lightning calls it after each evaluation, and transformers has them all in one file."""
+        self.save()
+
+    def close(self) -> None:
         """Close the event file; what is written later goes to another one in the same folder."""
         if self._experiment is not None:
             self._experiment.close()
@@ -104,7 +108,8 @@ class TensorBoardCallback(TrainerCallback):
     ) -> None:
         """Write the arguments and the model's configuration."""
         if state.is_world_process_zero:
-            write_configuration(self.logger.experiment, args, model)
+            with naming_folder(self.logger):
+                write_configuration(self.logger.experiment, args, model)
 
     def on_log(
         self,
@@ -117,19 +122,21 @@ class TensorBoardCallback(TrainerCallback):
         """Write ``logs``; what is neither number nor text is left out, with a warning."""
         if not state.is_world_process_zero:
             return
-        writer, renamed = self.logger.experiment, rewrite_logs(logs or {})
+        renamed = rewrite_logs(logs or {})
         scalars = numbers(renamed)
-        for key, scalar in scalars.items():
-            writer.add_scalar(key, scalar, state.global_step)
-        texts = write_texts(writer, renamed, state.global_step)
+        with naming_folder(self.logger):
+            writer = self.logger.experiment
+            for key, scalar in scalars.items():
+                writer.add_scalar(key, scalar, state.global_step)
+            texts = write_texts(writer, renamed, state.global_step)
+            writer.flush()
         warn_of_dropped("TensorBoard", {key: renamed[key] for key in renamed.keys() - scalars.keys() - texts})
-        writer.flush()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Close the event file."""
-        self.logger.finalize()
+        self.logger.close()
 
 
 def write_configuration(writer: Any, args: TrainingArguments, model: nn.Module | None) -> None:

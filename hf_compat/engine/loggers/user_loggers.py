@@ -10,7 +10,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from hf_compat.callbacks import TrainerCallback
-from hf_compat.engine.loggers.contents import numbers
+from hf_compat.engine.loggers.contents import naming_folder, numbers
 from hf_compat.engine.loggers.tensorboard import write_configuration, write_texts
 from hf_compat.metrics import rewrite_logs
 
@@ -62,10 +62,11 @@ class LoggingCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         for logger in self.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                write_configuration(logger.experiment, args, model)
-            else:
-                logger.log_hyperparams(args.to_sanitized_dict())
+            with naming_folder(logger):
+                if isinstance(logger, TensorBoardLogger):
+                    write_configuration(logger.experiment, args, model)
+                else:
+                    logger.log_hyperparams(args.to_sanitized_dict())
 
     def on_log(
         self,
@@ -81,14 +82,16 @@ class LoggingCallback(TrainerCallback):
         renamed = rewrite_logs(logs or {})
         scalars = numbers(renamed)
         for logger in self.loggers:
-            logger.log_metrics(scalars, step=state.global_step)
-            if isinstance(logger, TensorBoardLogger):
-                write_texts(logger.experiment, renamed, state.global_step)
-            logger.save()
+            with naming_folder(logger):
+                logger.log_metrics(scalars, step=state.global_step)
+                if isinstance(logger, TensorBoardLogger):
+                    write_texts(logger.experiment, renamed, state.global_step)
+                logger.save()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Flush every logger; Lightning closes them."""
         for logger in self.loggers:
-            logger.save()
+            with naming_folder(logger):
+                logger.save()

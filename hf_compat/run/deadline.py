@@ -1,0 +1,178 @@
+"""The time that a run has after SIGTERM, and what happens to code that has not returned by then."""
+
+from __future__ import annotations
+
+import _thread
+import multiprocessing
+import multiprocessing.pool
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+__all__ = ["Deadline", "OverdueExit", "exit_status"]
+
+_POLL_SECONDS = 0.1
+_EXIT_SECONDS = 5.0
+"""Seconds that threads and functions of ``atexit`` have at least, however late the run was left."""
+
+
+def exit_status(signum: int) -> int:
+    """Return the exit status that shells report for a process killed by ``signum``.
+
+    It is not 0 after a requeue either: in a job script, ``&&`` must not continue as if training were complete.
+    """
+    return 128 + signum
+
+
+class OverdueExit(SystemExit):
+    """Raised in code that has not returned in time after SIGTERM; no Exception, which a dataset may catch and go on."""
+
+
+class Deadline:
+    """Ends a run, and then its process, that has not ended by itself some time after SIGTERM.
+
+    A thread of its own, started by the signal, has :class:`OverdueExit` raised in the main thread, wherever that is,
+    unless an update step or a save is under way. Python does so between two instructions and in what waits: for a lock,
+    a queue, a file, a process. If the run is not left after the same time again, the process ends, and so it does if
+    it hangs at the exit of the interpreter: threads are joined there, and the processes of a ``multiprocessing.Pool``.
+
+    Args:
+        timeout: Seconds after the signal.
+        is_saving: Returns whether the main thread is writing a checkpoint, or waits for one.
+
+    Attributes:
+        timeout: Seconds after the signal.
+        interrupted: Where code was interrupted; None if it was not.
+    """
+
+    def __init__(self, timeout: float, is_saving: Callable[[], bool] = lambda: False) -> None:
+        self.timeout = timeout
+        self.interrupted: str | None = None
+        self._is_saving = is_saving
+        self._status = 0
+        self._handler: object = None
+        self._is_inside = False
+        self._is_cancelled = False
+        self._has_asked = False
+        self._step_began: float | None = None
+        self._longest_step = 0.0
+
+    def begin_step(self) -> None:
+        """Note that an update step begins: it is waited for up to twice as long as the longest one has taken."""
+        self._step_began = time.monotonic()
+
+    def end_step(self) -> None:
+        """Note that no update step is under way; a second call has no effect."""
+        if self._step_began is not None:
+            self._longest_step = max(self._longest_step, time.monotonic() - self._step_began)
+            self._step_began = None
+
+    def start(self, signum: int) -> None:
+        """Begin to wait; a second call has no effect. Called by a signal handler, which must take no lock."""
+        if not self._status:
+            self._status, self._is_inside = exit_status(signum), True
+            self._handler = signal.getsignal(signal.SIGTERM)
+            _thread.start_new_thread(self._enforce, ())  # `threading` takes locks, which the main thread may hold
+
+    def leave(self, *, exits: bool) -> None:
+        """Note that the run is left; nothing is interrupted any more.
+
+        Args:
+            exits: Whether by a SystemExit, so that the process is about to end.
+        """
+        self._is_cancelled, self._is_inside = not exits, False
+
+    def interrupt(self, frame: FrameType | None) -> None:
+        """Raise in ``frame``, the current one of the main thread, if that is asked for; called by a signal handler.
+
+        Raises:
+            OverdueExit: With the status of the signal.
+        """
+        if self._has_asked and self._is_inside and self.interrupted is None and not self._is_busy():
+            stack = traceback.extract_stack(frame)
+            self.interrupted = f"{stack[-1].filename}, line {stack[-1].lineno}, in {stack[-1].name}"
+            raise OverdueExit(self._status)
+
+    def _is_busy(self) -> bool:
+        began = self._step_began
+        in_step = began is not None and time.monotonic() < began + 2 * self._longest_step
+        return in_step or self._is_saving()
+
+    def _enforce(self) -> None:
+        """Wait for the end of the run, then for that of the process, and end what does not end."""
+        deadline = time.monotonic() + self.timeout
+        if self._await_run(deadline) and not self._await_exit(deadline):
+            return
+        text = f"The process is ended with status {self._status}: it is still here, at\n{_main_stack()}"
+        _write_and_flush(text)
+        for child in multiprocessing.active_children():  # which would stay, and keep what they write to open
+            child.kill()
+        os._exit(self._status)
+
+    def _await_run(self, deadline: float) -> bool:
+        """Return whether the run is left in time; interrupt it at ``deadline``, in seconds of ``time.monotonic``."""
+        last = None
+        while self._is_inside:
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if self._is_busy():
+                last = None
+            elif now >= deadline:
+                last = now + self.timeout if last is None else last
+                if now >= last:
+                    return False
+                if self.interrupted is None:
+                    self._ask()
+        return True
+
+    def _ask(self) -> None:
+        """Have the signal's handler, which calls :meth:`interrupt`, called in the main thread."""
+        self._has_asked = True
+        if self._is_inside and signal.getsignal(signal.SIGTERM) == self._handler:
+            signal.pthread_kill(_main_thread_id(), signal.SIGTERM)
+
+    def _await_exit(self, deadline: float) -> bool:
+        """Return True if the process has to be ended, False if it is not to end."""
+        stuck_since = None
+        while threading.main_thread().is_alive():  # until the interpreter joins threads and calls those of `atexit`
+            if self._is_cancelled:
+                return False
+            now = time.monotonic()
+            stuck_since = (stuck_since or now) if _waits_in_pool() else None
+            if stuck_since is not None and now >= max(deadline, stuck_since + _EXIT_SECONDS):
+                return True
+            time.sleep(_POLL_SECONDS)
+        time.sleep(max(deadline - time.monotonic(), _EXIT_SECONDS))
+        return True
+
+
+def _main_thread_id() -> int:
+    return threading.main_thread().ident or 0
+
+
+def _main_stack() -> str:
+    frame = sys._current_frames().get(_main_thread_id())
+    return "" if frame is None else "".join(traceback.format_stack(frame))
+
+
+def _waits_in_pool() -> bool:
+    """Return whether the main thread waits for a lock that an ended process of a ``multiprocessing.Pool`` holds."""
+    frame = sys._current_frames().get(_main_thread_id())
+    return frame is not None and frame.f_code.co_filename == multiprocessing.pool.__file__
+
+
+def _write_and_flush(text: str) -> None:
+    """Write ``text`` to standard error, and what Python's streams hold; not if another thread holds their locks."""
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+
+    os.write(2, f"{text}\n".encode(errors="replace"))
+    _thread.start_new_thread(flush, ())
+    time.sleep(5 * _POLL_SECONDS)
