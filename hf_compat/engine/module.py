@@ -138,7 +138,7 @@ class HFModule(pl.LightningModule):
         """Return the run's optimizer and its schedule, which Lightning callbacks can read."""
         optimizer, scheduler = self.run.optimization.create_both()
         if isinstance(scheduler, LRScheduler | ReduceLROnPlateau) and scheduler.optimizer is optimizer:
-            return {"optimizer": optimizer, "lr_scheduler": scheduler}
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
         return optimizer
 
     def transfer_batch_to_device(self, batch: object, device: torch.device, dataloader_idx: int) -> object:

@@ -17,6 +17,11 @@ inside the fit reach callbacks as validations, and their metrics as `eval_*` in 
 end of an epoch comes after `on_train_epoch_end` of callbacks, where plain Lightning's comes before: it measures what
 they have changed there, such as averaged or pruned weights.
 
+What a callback logs is at the update step that is under way, counted from 1 as in the Trainer's logs, where plain
+Lightning counts from 0. In a run that resumes within an epoch `batch_idx`, `trainer.is_last_batch` and all counters go
+on as in plain Lightning, which does not call `on_train_epoch_start` there either; a `TrainerCallback` gets
+`on_epoch_begin`, as in transformers.
+
 The states of callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`;
 weights that they put into its `state_dict` become the checkpoint's weights.
 

@@ -41,7 +41,8 @@ def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any])
 
     Contract: ``fit_loop.epoch_loop``, its ``val_loop``, ``validate_loop`` and ``test_loop`` have their state in
     attributes; ``on_run_start`` begins an epoch. Then ``advance`` and ``on_advance_end`` are all that is done for a
-    batch that is trained on, and ``_evaluation_step`` for one that is evaluated, besides fetching it.
+    batch that is trained on, and ``_evaluation_step`` for one that is evaluated, besides fetching it. Loggers and
+    callbacks read the step to log at from ``epoch_loop._batches_that_stepped``.
 
     Args:
         pl_trainer: The Lightning trainer, before a fit or in its first ``setup``.
@@ -55,6 +56,8 @@ def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any])
         if type(loop) in lean:
             loop.__class__ = lean[type(loop)]
             loop.noop_transfer = noop_transfer
+    if type(pl_trainer._logger_connector) is _LoggerConnector:
+        pl_trainer._logger_connector.__class__ = _CountingFromOne
 
 
 def step_alike(loop: Any, other: object) -> None:
@@ -89,6 +92,22 @@ class _LeanEpochLoop(_TrainingEpochLoop):
     hooks: Hooks | None = None
     """None where Lightning's own code runs."""
     _takes_index = True
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        """The update step under way, or the last one during an evaluation: where loggers put what callbacks log.
+
+        Lightning counts from 0. The Trainer's logs, which the same loggers get, count from 1.
+        """
+        before: int = vars(self)["_batches_that_stepped"]
+        return before + 1 if self.trainer.training else self.global_step
+
+    @_batches_that_stepped.setter
+    def _batches_that_stepped(self, value: int) -> None:
+        self.__dict__["_batches_that_stepped"] = value - 1 if self.trainer.training else value
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        return {**super().on_save_checkpoint(), "_batches_that_stepped": vars(self)["_batches_that_stepped"]}
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
@@ -142,11 +161,27 @@ class _LeanEpochLoop(_TrainingEpochLoop):
         """Count the batch; there is no validation to run and no schedule to step."""
         if self.hooks is None or self.restarting:
             super().on_advance_end(data_fetcher)
+            self._batches_that_stepped = self.global_step + 1
             return
-        self._batches_that_stepped += 1
+        self._batches_that_stepped = self.global_step + 1
         self._save_loggers_on_train_batch_end()
         if self.trainer.received_sigterm and not self._is_training_done:
             raise SIGTERMException
+
+
+class _CountingFromOne(_LoggerConnector):
+    """Decides when callbacks log by the ``_batches_that_stepped`` of :class:`_LeanEpochLoop`.
+
+    Contract: Lightning adds one to it, as it asks before a batch is counted.
+    """
+
+    @property
+    def should_update_logs(self) -> bool:
+        trainer: Any = self.trainer
+        if not trainer.training or trainer.log_every_n_steps == 0:
+            return super().should_update_logs
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        return bool(step % trainer.log_every_n_steps == 0 or trainer.should_stop)
 
 
 class _LeanEvaluationLoop(_EvaluationLoop):
