@@ -13,6 +13,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition, Window
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
+from hf_compat.engine.internals.loops import continues_epoch
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
 from hf_compat.overflow import DebugUnderflowOverflow
 from hf_compat.overriding import call_as_defined, check_is_module
@@ -123,10 +124,12 @@ class RunHooks(LastCallback):
             self.timing.begin()
         if self.trainer.args.eval_on_start:
             self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
+        if continues_epoch(pl_trainer):
+            self.on_train_epoch_start(pl_trainer, pl_module)
 
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an epoch."""
+        """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
         if self.reloading is not None:
             self.reloading.reload_if_due(pl_trainer.current_epoch)
         if self._keeps_past:

@@ -297,7 +297,7 @@ class TrainingRun:
         self.pieces, step = pieces, self.trainer.state.global_step
         self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, pieces.module)
         if start is not None:
-            fast_forward(pieces.pl_trainer, start.epoch, windows=step, update_steps=step)
+            fast_forward(pieces.pl_trainer, start.epoch, windows=start.windows, update_steps=step)
         return pieces
 
     def _train_loader(self) -> Iterable[Any]:
