@@ -258,6 +258,7 @@ class TrainingRun:
         """Set up a fit with ``hooks``; return its plan, its loader, and where a resumed one starts."""
         self._is_finished = False
         self.pieces = self.output = None
+        self.backend.renew_callbacks()
         self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
         if self.may_fit_again:
             self.trainer.model_wrapped = self.trainer.model
