@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -20,6 +20,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.checkpoint.background import CheckpointFileWriter
 from hf_compat.data.windows import WindowLoader
 from hf_compat.engine.current_loaders import Loaders
+from hf_compat.engine.initial_states import InitialStates
 from hf_compat.engine.internals.callbacks import (
     callback_states,
     publish_metrics,
@@ -127,6 +128,7 @@ class LightningBackend:
         self.precision: Precision = precision_plugin(args.mixed_precision, device, self.plugins, strategy=self.traits)
         self._input_dtype = input_dtype(self.precision)
         self.callbacks: list[Callback] = lightning_callbacks(callbacks)
+        self._initial_states = InitialStates()
         self.sanity_batches: float | None = None
         self.pl_trainer: pl.Trainer | None = None
         self.module: HFModule | None = None
@@ -281,6 +283,7 @@ class LightningBackend:
     def end_fit(self) -> None:
         """Run backward passes without Lightning again."""
         self.trains = False
+        self._initial_states.end()
 
     @unwraps_stop_iteration
     def fit(self, module: HFModule, windows: WindowLoader) -> None:
@@ -331,8 +334,9 @@ class LightningBackend:
             session.finish()
             return
         module.session = session
+        of_callbacks = nullcontext() if self.trains else self._initial_states.evaluating(self.callbacks)
         try:
-            with quiet_lightning(), raising_keyboard_interrupt(pl_trainer):
+            with quiet_lightning(), raising_keyboard_interrupt(pl_trainer), of_callbacks:
                 run_evaluation(pl_trainer, module, session.batches, test=test)
         finally:
             module.session = None
@@ -358,6 +362,10 @@ class LightningBackend:
             without_minimum(self.pl_trainer)
 
     # ---- the user's Lightning callbacks ----
+
+    def renew_callbacks(self) -> None:
+        """Have a fit begin with the callbacks as they were given, whatever an earlier one has left in them."""
+        self._initial_states.restore(self.callbacks)
 
     def pop_callback(self, callback: object) -> Callback | None:
         """Remove the first Lightning callback that is, or is an instance of, ``callback``; return it, None without."""

@@ -75,7 +75,10 @@ KEYWORDS: dict[str, Keyword] = {
         "First update steps of each epoch, a number or a fraction; taken into account by the schedule."
     ),
     "limit_val_batches": Keyword("First " + _LIMIT.format("evaluation"), "0 with an `eval_strategy`."),
-    "log_every_n_steps": Keyword("Update steps between logs of Lightning callbacks; the Trainer has `logging_steps`."),
+    "log_every_n_steps": Keyword(
+        "Update steps between logs of Lightning callbacks. Default: those of the Trainer's logs, by `logging_steps` if "
+        "that is set, or the last of each epoch; otherwise, and with `logging_strategy='no'`, Lightning's 50.",
+    ),
     "logger": Keyword(
         "Loggers that get the Trainer's logs and those of Lightning callbacks; True is Lightning's default, "
         "TensorBoard or CSV below `default_root_dir`; False is `report_to='none'`.",

@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     ProgressBar,
     RichProgressBar,
+    ThroughputMonitor,
     WeightAveraging,
 )
 
@@ -41,12 +42,18 @@ __all__ = [
     "decay_added_parameters",
     "defines_hook",
     "draws_with_rich",
+    "logging_by_steps",
     "thaws_by_phases",
     "without_logger",
 ]
 
 _WITHOUT_EVALUATION = "a `monitor` that starts with `eval_` under `eval_strategy='no'`: no evaluation computes it"
 _SHARDED = "a model that the strategy shards: it needs the whole model on each rank"
+
+_LOGS = (
+    "Logs to every Lightning logger, also those of `report_to`, every `logging_steps`, beside the loss of the same "
+    "update step"
+)
 
 SUPPORT: dict[str, Support] = {
     "BackboneFinetuning": works(
@@ -71,7 +78,7 @@ SUPPORT: dict[str, Support] = {
         "of one update step, in `batch.batches`.",
     ),
     "Checkpoint": works("The base class of checkpoint callbacks: called after all others."),
-    "DeviceStatsMonitor": works("Logs to every Lightning logger, also those of `report_to`. Needs one, and psutil."),
+    "DeviceStatsMonitor": works(f"{_LOGS}; also every so many batches of an evaluation. Needs one, and psutil."),
     "EarlyStopping": works(
         "Monitors metrics of evaluations (`eval_loss`) and logged ones (`loss`, `grad_norm`, `learning_rate`), after "
         "each evaluation; under `eval_strategy='no'` after each epoch.",
@@ -88,7 +95,10 @@ SUPPORT: dict[str, Support] = {
         "it makes update steps inside the fit and then undoes them, but logs, events and schedule would count them",
         "Trainer.hyperparameter_search over `learning_rate`",
     ),
-    "LearningRateMonitor": works("Logs to every Lightning logger, also those of `report_to`. Needs one."),
+    "LearningRateMonitor": works(
+        f"{_LOGS}: the rate of that step. With `logging_interval='epoch'` at the first update step of each epoch. "
+        "Needs a logger.",
+    ),
     "ModelCheckpoint": works(
         "Saves Lightning checkpoints (`.ckpt`) beside the run's own folders, with `save_last`, `every_n_train_steps` "
         "(update steps), `every_n_epochs`, `monitor` and `save_on_exception`: after each evaluation; under "
@@ -120,7 +130,7 @@ SUPPORT: dict[str, Support] = {
     "SpikeDetection": works("Ends the run with an error on a spike of the loss of an update step."),
     "ThroughputMonitor": works(
         "Measures update steps and evaluations. `batch_size_fn` and `length_fn` get the Trainer's batches, and count "
-        "all of an update step. `flops_per_batch` is read from the model.",
+        "all of an update step. `flops_per_batch` is read from the model. Logs every `logging_steps`.",
     ),
     "Timer": works("Measures time, and stops the run after its `duration`. Resumes with the elapsed time."),
     "TQDMProgressBar": works("Counts update steps, beside transformers' bar unless `disable_tqdm=True`."),
@@ -225,6 +235,13 @@ def _thawing_problems(callbacks: Sequence[Callback]) -> Iterable[str]:
 def without_logger(callbacks: Sequence[Callback]) -> list[str]:
     """Return the names of the callbacks that cannot work without a Lightning logger."""
     return [_name(one) for one in callbacks if isinstance(one, DeviceStatsMonitor | LearningRateMonitor)]
+
+
+def logging_by_steps(callbacks: Sequence[Callback]) -> list[str]:
+    """Return the names of the callbacks that log every ``log_every_n_steps`` update steps, and at no other time."""
+    kinds = (DeviceStatsMonitor, LearningRateMonitor, ThroughputMonitor)
+    found = [one for one in callbacks if isinstance(one, kinds) and getattr(one, "logging_interval", "") != "epoch"]
+    return [_name(one) for one in found]
 
 
 def decay_added_parameters(pl_trainer: pl.Trainer, weight_decay: float) -> None:

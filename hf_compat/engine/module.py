@@ -135,7 +135,7 @@ class HFModule(pl.LightningModule):
         if isinstance(scheduler, LRScheduler | ReduceLROnPlateau):
             of_schedule: Any = scheduler.optimizer
             if unwrap_optimizer(of_schedule) is unwrap_optimizer(optimizer):
-                return {"optimizer": of_schedule, "lr_scheduler": scheduler}
+                return {"optimizer": of_schedule, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
         return optimizer
 
     def transfer_batch_to_device(self, batch: object, device: torch.device, dataloader_idx: int) -> object:

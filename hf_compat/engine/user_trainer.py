@@ -28,6 +28,9 @@ __all__ = ["join", "one_loader", "user_keywords"]
 _LIGHTNINGS_EPOCHS = 1000
 """What Lightning takes for ``max_epochs`` if neither epochs nor steps are given."""
 
+_LIGHTNINGS_INTERVAL = 50
+"""Its ``log_every_n_steps`` if that is not given."""
+
 _LIMITS = ("limit_predict_batches", "limit_test_batches", "limit_train_batches", "limit_val_batches")
 """Keywords of ``lightning.Trainer``: the share, if a float, or the number of batches that are read."""
 
@@ -40,6 +43,7 @@ _IS_DEFAULT: dict[str, Callable[[Any], bool]] = {
     "check_val_every_n_epoch": lambda value: value == 1,
     "fast_dev_run": lambda value: not value,
     **dict.fromkeys(_LIMITS, _is_all),
+    "log_every_n_steps": lambda value: value == _LIGHTNINGS_INTERVAL,
     "max_epochs": lambda value: value in (None, -1, _LIGHTNINGS_EPOCHS),
     "max_steps": lambda value: value == -1,
     "min_steps": lambda value: value is None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hf_compat.arguments.fields.defaults import defaults
+from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.data.windows import ResumePosition, WindowLoader
 from hf_compat.engine.internals.loops import train_on
+from hf_compat.engine.lightning_callbacks import logging_by_steps
 from hf_compat.engine.loggers import open_loggers
 from hf_compat.engine.module import HFModule
 from hf_compat.model_facts import unwrap_model
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
 
 __all__ = ["FitObjects", "UserPieces", "assemble", "assemble_user_pieces"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ def assemble(run: TrainingRun, plan: RunPlan, loader: Iterable[Any], start: Resu
     pl_trainer = backend.build(
         trainer.args, unwrap_model(trainer.model), limits=limits_of(trainer, plan), hooks=run.hooks, loggers=loggers
     )
+    _log_as_the_trainer(run, plan, pl_trainer)
     module = HFModule(trainer.model, trainer.args).connect(run)
     return FitObjects(plan, pl_trainer, module, windows_of(run, plan, loader, start, pl_trainer), run.hooks)
 
@@ -79,6 +86,7 @@ def assemble_user_pieces(
     pl_trainer, module, hooks = user_pieces
     module.model = run.trainer.model
     module.connect(run)
+    _log_as_the_trainer(run, plan, pl_trainer)
     windows = windows_of(run, plan, loader, start, pl_trainer)
     train_on(pl_trainer, windows, **limits_of(run.trainer, plan))
     return FitObjects(plan, pl_trainer, module, windows, hooks)
@@ -91,6 +99,27 @@ def limits_of(trainer: Trainer, plan: RunPlan) -> dict[str, int]:
         "max_steps": max(plan.max_steps, trainer.state.global_step + 1),
         "max_epochs": max(plan.num_train_epochs, 0) if plan.num_train_epochs < 2**31 else -1,  # -1: without end
     }
+
+
+def _log_as_the_trainer(run: TrainingRun, plan: RunPlan, pl_trainer: pl.Trainer) -> None:
+    """Let Lightning callbacks log at the update steps of the Trainer's logs, unless the user has set an interval.
+
+    With ``logging_strategy="no"``, and the default of ``logging_steps``, Lightning's interval stays.
+    """
+    trainer, strategy = run.trainer, for_run(run.trainer.args).logging_strategy
+    every = plan.update_steps_per_epoch if strategy == "epoch" else trainer.state.logging_steps
+    is_set = strategy == "epoch" or (strategy == "steps" and every != defaults()["logging_steps"])
+    if is_set and "log_every_n_steps" not in run.backend.keywords:
+        pl_trainer.log_every_n_steps = int(every)  # type: ignore[attr-defined]
+    interval, names = pl_trainer.log_every_n_steps, logging_by_steps(run.backend.callbacks)  # type: ignore[attr-defined]
+    if not (names and interval) or "fast_dev_run" in run.backend.keywords:
+        return
+    if plan.max_steps // interval == trainer.state.global_step // interval:
+        logger.warning(
+            "%s: Lightning callbacks log every %s update steps, and this run ends after %s, so nothing will be logged. "
+            "Set `logging_steps`, or `lightning={'log_every_n_steps': ...}`.",
+            *(", ".join(names), interval, plan.max_steps),
+        )
 
 
 def windows_of(

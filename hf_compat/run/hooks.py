@@ -13,6 +13,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.callbacks.handler import close_progress_bars, fire
 from hf_compat.data.windows import ResumePosition
 from hf_compat.engine.internals.exceptions import wraps_stop_iteration
+from hf_compat.engine.internals.loops import continues_epoch
 from hf_compat.engine.lightning_callbacks import LastCallback, decay_added_parameters
 from hf_compat.memory import WeakAttribute
 from hf_compat.overflow import DebugUnderflowOverflow
@@ -88,7 +89,6 @@ class RunHooks(LastCallback):
 
     # ---- before the first window ----
 
-    @wraps_stop_iteration
     def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Change the model for the time of the fit; restore the user's Lightning callbacks, which have been set up."""
         if stage != "fit" or self.run is None:
@@ -102,7 +102,6 @@ class RunHooks(LastCallback):
             self._undo.callback(DebugUnderflowOverflow(pl_module.model).remove)  # type: ignore[arg-type]
         self.resume.restore_callbacks(pl_trainer)
 
-    @wraps_stop_iteration
     def on_fit_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Load the states of optimizer and schedule, which the strategy has created."""
         assert self.run is not None, "a fit has a run"
@@ -117,7 +116,6 @@ class RunHooks(LastCallback):
         self.progress.start_clock()
         self.trainer.model_wrapped.zero_grad()
 
-    @wraps_stop_iteration
     def on_train_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Announce the run."""
         self.resume.drop_caches()
@@ -127,10 +125,12 @@ class RunHooks(LastCallback):
             self.timing.begin()
         if self.trainer.args.eval_on_start:
             self.trainer._evaluate(self.progress.counters.trial, self.evaluation.ignore_keys, skip_scheduler=True)
+        if continues_epoch(pl_trainer):
+            self.on_train_epoch_start(pl_trainer, pl_module)
 
     @wraps_stop_iteration
     def on_train_epoch_start(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin an epoch."""
+        """Begin an epoch; in a resumed one Lightning does not call it, but :meth:`on_train_start` does."""
         if self.reloading is not None:
             self.reloading.reload_if_due(pl_trainer.current_epoch)
         if self._keeps_past:
@@ -160,7 +160,6 @@ class RunHooks(LastCallback):
             self.preemption.exit_if_signalled(pl_trainer)
         self.agree_on_stopping(pl_trainer)
 
-    @wraps_stop_iteration
     def on_train_end(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the training: the final log, the best model, ``on_train_end`` of callbacks."""
         assert self.run is not None, "a fit has a run"

@@ -257,6 +257,7 @@ class TrainingRun:
         """Set up a fit with ``hooks``; return its plan, its loader, and where a resumed one starts."""
         self._is_finished = False
         self.pieces = self.output = None
+        self.backend.renew_callbacks()
         self.trainer.accelerator.free_memory()  # also of a fit that ran out of memory
         if self.may_fit_again:
             self.trainer.model_wrapped = self.trainer.model
@@ -296,7 +297,7 @@ class TrainingRun:
         self.pieces, step = pieces, self.trainer.state.global_step
         self.backend.begin_fit(self.trainer.callback_handler.train_dataloader, pieces.module)
         if start is not None:
-            fast_forward(pieces.pl_trainer, start.epoch, windows=step, update_steps=step)
+            fast_forward(pieces.pl_trainer, start.epoch, windows=start.windows, update_steps=step)
         return pieces
 
     def _train_loader(self) -> Iterable[Any]:

@@ -143,6 +143,19 @@ def backbone_finetuning(tmp_path):
     assert_resumes(tmp_path, lambda: BackboneFinetuning(1, lambda epoch: 1.0, should_align=False), trainer)
 
 
+def test_a_run_resumes_in_the_epoch_that_adds_the_backbone(tmp_path):
+    """It is added once: the weights are those of the unbroken run."""
+
+    def make():
+        return BackboneFinetuning(1, lambda epoch: 1.0, should_align=False)
+
+    whole = trained(tmp_path, make(), save_steps=5)
+    resumed = trainer_of(tmp_path, make(), save_steps=5)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    ends = resumed.model.state_dict()
+    assert all(torch.equal(value, ends[name]) for name, value in whole.model.state_dict().items())
+
+
 class HeadFirst(BaseFinetuning):
     """Trains the backbone from the second epoch on."""
 
@@ -200,7 +213,7 @@ def device_stats_monitor(tmp_path):
     """The load of the CPU is logged at each update step."""
     trained(tmp_path, DeviceStatsMonitor(), max_steps=3)
     stats = logged(tmp_path, "DeviceStatsMonitor.on_train_batch_end/cpu_vm_percent")
-    assert sorted(stats) == [0, 1, 2]
+    assert sorted(stats) == [1, 2, 3]
     assert all(0 < value < 100 for value in stats.values())
 
 
@@ -365,7 +378,7 @@ def throughput_monitor(tmp_path):
     """Samples of update steps and of evaluations are counted, with the model's FLOPs."""
     monitor = ThroughputMonitor(lambda batch: len(batch["labels"]), lambda batch: batch["features"].shape[1])
     trained(tmp_path, monitor, per_device_eval_batch_size=2, gradient_accumulation_steps=3, save_strategy="no")
-    assert logged(tmp_path, "train/samples") == {0: 12, 1: 24, 2: 36, 3: 48}
+    assert logged(tmp_path, "train/samples") == {1: 12, 2: 24, 3: 36, 4: 48}
     assert max(logged(tmp_path, "validate/samples").values()) == 6
 
 

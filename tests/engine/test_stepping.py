@@ -49,7 +49,7 @@ def state_of(trainer, module):
         vars(progress.current).copy(),
         vars(progress.total).copy(),
         progress.is_last_batch,
-        trainer.fit_loop.epoch_loop._batches_that_stepped,
+        vars(trainer.fit_loop.epoch_loop)["_batches_that_stepped"],  # of which the lean loop shows one more
         metrics,
     )
 

@@ -17,10 +17,26 @@ inside the fit reach callbacks as validations, and their metrics as `eval_*` in 
 end of an epoch comes after `on_train_epoch_end` of callbacks, where plain Lightning's comes before: it measures what
 they have changed there, such as averaged or pruned weights.
 
+What a callback logs is at the update step that is under way, counted from 1 as in the Trainer's logs, where plain
+Lightning counts from 0. In a run that resumes within an epoch `batch_idx`, `trainer.is_last_batch` and all counters go
+on as in plain Lightning, which does not call `on_train_epoch_start` there either; a `TrainerCallback` gets
+`on_epoch_begin`, as in transformers.
+
 The states of callbacks, and what they add to checkpoints in `on_save_checkpoint`, are in a checkpoint's `lightning.pt`;
 weights that they put into its `state_dict` become the checkpoint's weights.
 
 This page is generated from `hf_compat/engine/lightning_callbacks.py`.
+
+## Several runs of one Trainer
+
+Each run begins with its Lightning callbacks as they were given: a second `train()`, the trials of a search, a restart
+of `auto_find_batch_size`. One that resumes restores the checkpoint's states into them. You pass a callback once and
+read it after each run (`best_model_path`, a list of losses); what you have read stays as it is, and what you assign
+between two runs counts as given.
+
+Only what a callback has for itself is put back: numbers, strings, tensors, metrics, and lists, dicts and objects of
+these. What you hold too, such as a list that you passed to the callback to write to, a model or a logger, goes on
+through all runs. Files of an earlier run stay, so that `ModelCheckpoint` appends `-v1` to a name that exists.
 """
 
 

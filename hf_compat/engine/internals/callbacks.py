@@ -143,18 +143,23 @@ class _OverWindow:
         return sum(self.function(one) for one in batches)
 
 
-class _EvaluationThroughput(Callback):
-    """Lets a ``ThroughputMonitor`` measure evaluations inside a fit, of which Lightning does not know beforehand.
+class _WindowThroughput(Callback):
+    """Lets a ``ThroughputMonitor`` count the batches of windows, and evaluations inside a fit.
 
-    Contract: it has a ``Throughput`` for each stage in ``_throughputs``, made in ``setup``.
+    Lightning does not know of these beforehand. Contract: the monitor has a ``Throughput`` for each stage in
+    ``_throughputs``, made in ``setup``.
     """
 
     def __init__(self, monitor: ThroughputMonitor) -> None:
         self._monitor = monitor
 
     def setup(self, pl_trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Add what measures evaluations."""
+        """Replace the functions of a batch, and add what measures evaluations."""
         monitor = self._monitor
+        for name in ("batch_size_fn", "length_fn"):
+            function = getattr(monitor, name)
+            if function is not None and not isinstance(function, _OverWindow):
+                setattr(monitor, name, _OverWindow(function))
         if stage == "fit":
             monitor._throughputs[RunningStage.VALIDATING] = Throughput(
                 available_flops=monitor.available_flops, world_size=pl_trainer.world_size, **monitor.kwargs
@@ -167,9 +172,5 @@ def with_window_counts(callbacks: list[Callback]) -> list[Callback]:
     for callback in callbacks:
         found.append(callback)
         if isinstance(callback, ThroughputMonitor):
-            for name in ("batch_size_fn", "length_fn"):
-                function = getattr(callback, name)
-                if function is not None and not isinstance(function, _OverWindow):
-                    setattr(callback, name, _OverWindow(function))
-            found.append(_EvaluationThroughput(callback))
+            found.append(_WindowThroughput(callback))
     return found

@@ -24,6 +24,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from hf_compat.engine.internals.stepping import Hooks, step_alike
 
 __all__ = [
+    "continues_epoch",
     "disable_signal_handlers",
     "fast_forward",
     "ignoring_misleading_warnings",
@@ -41,7 +42,8 @@ __all__ = [
 
 # Warnings that are wrong here: windows stay where they are, whoever loads them; evaluations are called, not scheduled;
 # their metrics are gathered from all ranks before they are logged; checkpoints are saved after the update step; the
-# first training step sets training mode. The last is Lightning's use of a deprecated torch name.
+# first training step sets training mode; windows begin where a resumed run does. The last is Lightning's use of a
+# deprecated torch name.
 _MISLEADING = (
     r"You have overridden `transfer_batch_to_device` in `LightningModule` but have passed in a `LightningDataModule`.*",
     r".*defined a `validation_step` but have no `val_dataloader`.*",
@@ -51,6 +53,7 @@ _MISLEADING = (
     r".*Checkpoint directory .* exists and is not empty.*",
     r".*Using ModelCheckpoint with manual optimization and every_n_train_steps.*",
     r".*module\(s\) in eval mode at the start of training.*",
+    r"You're resuming from a checkpoint that ended before the epoch ended and your dataloader is not resumable.*",
     r".*isinstance\(treespec, LeafSpec\).*",
 )
 
@@ -131,21 +134,50 @@ def without_minimum(pl_trainer: pl.Trainer) -> None:
 def fast_forward(pl_trainer: pl.Trainer, epochs: int, windows: int, update_steps: int) -> None:
     """Set ``pl_trainer``'s progress counters to a position in the run, before its fit loop starts.
 
-    Contract: the fit loop counts epochs in ``epoch_progress`` and batches in ``epoch_loop.batch_progress``;
-    ``global_step`` is ``manual_optimization.optim_step_progress.total.completed``.
+    They are what Lightning loads from a checkpoint that it saved there: within an epoch at the end of a batch, whose
+    last counts it makes up for when it starts, otherwise at the end of an epoch. Contract: the fit loop counts
+    epochs in ``epoch_progress`` and batches in ``epoch_loop.batch_progress``; ``global_step`` is
+    ``manual_optimization.optim_step_progress.total.completed``. What starts in the middle of an epoch is
+    ``restarting``; what has loaded its counts says so.
+
+    Args:
+        pl_trainer: The Lightning trainer.
+        epochs: Epochs completed.
+        windows: Windows of the next epoch that are done.
+        update_steps: Update steps that are done.
     """
     loop = pl_trainer.fit_loop
-    steps = loop.epoch_loop.manual_optimization.optim_step_progress
-    for tracker, count in (
-        (loop.epoch_progress.current, epochs),
-        (loop.epoch_progress.total, epochs),
-        (loop.epoch_loop.batch_progress.total, windows),
-        (steps.current, update_steps),
-        (steps.total, update_steps),
+    batches, steps = loop.epoch_loop.batch_progress, loop.epoch_loop.manual_optimization.optim_step_progress
+    is_within = windows > 0
+    of_epoch = windows if is_within or not epochs else update_steps // epochs
+    epochs_completed = epochs if is_within else max(epochs - 1, 0)
+    for tracker, count, completed in (
+        (loop.epoch_progress.current, epochs, epochs_completed),
+        (loop.epoch_progress.total, epochs, epochs_completed),
+        (batches.current, of_epoch, of_epoch - is_within),
+        (batches.total, update_steps, update_steps - is_within),
+        (steps.current, update_steps, update_steps),
+        (steps.total, update_steps, update_steps),
     ):
         for stage in vars(tracker):  # ready, completed and, for some, started and processed
-            setattr(tracker, stage, count)
-    loop.epoch_loop._batches_that_stepped = update_steps
+            setattr(tracker, stage, completed if stage == "completed" else count)
+    loop.epoch_loop.__dict__["_batches_that_stepped"] = update_steps - is_within  # it may be a property
+    if not (epochs or is_within):
+        return
+    batches.is_last_batch = not is_within
+    loop._loaded_from_state_dict = loop._resuming_from_checkpoint = True
+    if is_within:
+        for counts in (loop.epoch_progress.current, loop.epoch_progress.total):
+            counts.ready = counts.started = epochs + 1  # type: ignore[attr-defined]
+        loop.restarting = True
+
+
+def continues_epoch(pl_trainer: pl.Trainer) -> bool:
+    """Return whether ``pl_trainer``, which calls ``on_train_start``, goes on in an epoch.
+
+    Contract: Lightning does not call ``on_train_epoch_start`` then.
+    """
+    return pl_trainer.fit_loop.restarted_mid_epoch
 
 
 def train_on(pl_trainer: pl.Trainer, windows: object, *, max_steps: int, max_epochs: int) -> None:

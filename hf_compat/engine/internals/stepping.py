@@ -45,6 +45,7 @@ def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any])
 
     Contract: ``fit_loop.epoch_loop.val_loop``, ``validate_loop`` and ``test_loop`` have their state in attributes;
     ``on_run_start`` begins a pass. Then ``_evaluation_step`` is all that is done for a batch, besides fetching it.
+    Loggers and callbacks read the step to log at from ``epoch_loop._batches_that_stepped``.
 
     Args:
         pl_trainer: The Lightning trainer, before a fit or in its first ``setup``.
@@ -56,6 +57,8 @@ def use_fast_loops(pl_trainer: pl.Trainer, *, noop_transfer: Callable[..., Any])
             lean: Any = loop
             lean.__class__ = _LeanEvaluationLoop
             lean.noop_transfer = noop_transfer
+    if type(pl_trainer._logger_connector) is _LoggerConnector:
+        pl_trainer._logger_connector.__class__ = _CountingFromOne
 
 
 def step_alike(loop: Any, other: object) -> None:
@@ -97,6 +100,7 @@ class TrainingLoop(_TrainingEpochLoop):
     def __init__(self, pl_trainer: pl.Trainer, module_class: type[pl.LightningModule]) -> None:
         before = pl_trainer.fit_loop.epoch_loop
         super().__init__(pl_trainer, before.min_steps, before.max_steps)
+        self.__dict__["_batches_that_stepped"] = 0
         self.val_loop = before.val_loop
         pl_trainer.fit_loop.epoch_loop = self
         self._module_class = module_class
@@ -127,6 +131,25 @@ class TrainingLoop(_TrainingEpochLoop):
             except StopIteration as stop:
                 raise StopIterationError(stop) from stop
             del batch  # its memory is free while the next one is read
+            if self.restarting:  # in an epoch that is resumed
+                self.on_iteration_done()
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        """The update step under way, or the last one during an evaluation: where loggers put what callbacks log.
+
+        Lightning counts from 0. The Trainer's logs, which the same loggers get, count from 1.
+        """
+        before: int = vars(self)["_batches_that_stepped"]
+        return before + 1 if self.trainer.training else self.global_step
+
+    @_batches_that_stepped.setter
+    def _batches_that_stepped(self, value: int) -> None:
+        self.__dict__["_batches_that_stepped"] = value - 1 if self.trainer.training else value
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        """Return the loop's state, with Lightning's count."""
+        return {**super().on_save_checkpoint(), "_batches_that_stepped": vars(self)["_batches_that_stepped"]}
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         """Begin an epoch: look up what each of its batches needs."""
@@ -217,9 +240,24 @@ class TrainingLoop(_TrainingEpochLoop):
             self.trainer._logger_connector.update_train_step_metrics()
         if self._validates:  # a module with a loader of its own
             self.on_advance_end(self.trainer.fit_loop._data_fetcher)
-            return
-        self._batches_that_stepped += 1
-        self._save_loggers_on_train_batch_end()
+        self.__dict__["_batches_that_stepped"] = self.optimizer_steps
+        if not self._validates:
+            self._save_loggers_on_train_batch_end()
+
+
+class _CountingFromOne(_LoggerConnector):
+    """Decides when callbacks log by the ``_batches_that_stepped`` of :class:`TrainingLoop`.
+
+    Contract: Lightning adds one to it, as it asks before a batch is counted.
+    """
+
+    @property
+    def should_update_logs(self) -> bool:
+        trainer: Any = self.trainer
+        if not trainer.training or trainer.log_every_n_steps == 0:
+            return super().should_update_logs
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped
+        return bool(step % trainer.log_every_n_steps == 0 or trainer.should_stop)
 
 
 class _LeanEvaluationLoop(_EvaluationLoop):
