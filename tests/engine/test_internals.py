@@ -247,10 +247,11 @@ def test_a_trainer_is_freed_from_its_circles():
         def validation_step(self, batch, batch_idx):
             self.log("value", 1.0)
 
-    trainer = pl.Trainer(logger=False, max_steps=1, accelerator="cpu", enable_model_summary=False, barebones=False)
+    bar = pl.callbacks.TQDMProgressBar(refresh_rate=0)
+    trainer = pl.Trainer(logger=False, accelerator="cpu", limit_val_batches=1, callbacks=[bar])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer.fit(Logs())
+        trainer.validate(Logs(), verbose=False)
     gone = weakref.ref(trainer), weakref.ref(trainer.strategy), weakref.ref(trainer.lightning_module)
     metrics = dict(trainer.callback_metrics)
     loops.refer_weakly_to(trainer)
