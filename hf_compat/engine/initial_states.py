@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import Enum
 from pathlib import PurePath
 from random import Random
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ __all__ = ["InitialStates"]
 
 _ATOMS = (
     *(type(None), bool, int, float, complex, str, bytes, Enum, PurePath, timedelta, torch.dtype, torch.device),
-    *(type, FunctionType, BuiltinFunctionType),
+    *(type, FunctionType, BuiltinFunctionType, MethodType),
 )
 """What does not change."""
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque)

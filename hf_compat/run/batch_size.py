@@ -102,8 +102,8 @@ def with_smaller_batches(
     size = batch_size
     failure: BaseException | None = None
     while size > 0:
-        free_memory()
         if failure is not None:
+            free_memory()
             share()
         with oom_consensus(is_out_of_memory, timeout) as current:
             try:

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import signal
 import warnings
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from torch.utils.data import DataLoader
 from hf_compat.arguments.fsdp.settings import FsdpSettings
 from hf_compat.engine.internals import callbacks, evaluating, exceptions, loops, strategies, voted_collectives
 from hf_compat.engine.strategies.fsdp.version1 import FSDP1Strategy
+from tests.support.freeing import without_collector
 
 PLAIN = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -228,6 +230,28 @@ def test_the_memory_cache_is_kept(monkeypatch):
     loops.keep_memory_cache(trainer)
     trainer._checkpoint_connector.resume_end()
     assert called == ["empty_cache", "barrier", "barrier"]
+
+
+def test_a_trainer_is_freed_from_its_circles():
+    """Loops, connectors, callbacks and logged metrics hold Lightning's trainer, or its strategy, until they are cut."""
+
+    class Logs(BoringModel):
+        def validation_step(self, batch, batch_idx):
+            self.log("value", 1.0)
+
+    bar = pl.callbacks.TQDMProgressBar(refresh_rate=0)
+    trainer = pl.Trainer(logger=False, accelerator="cpu", limit_val_batches=1, callbacks=[bar])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.validate(Logs(), verbose=False)
+    gone = weakref.ref(trainer), weakref.ref(trainer.strategy), weakref.ref(trainer.lightning_module)
+    metrics = dict(trainer.callback_metrics)
+    loops.refer_weakly_to(trainer)
+    assert dict(trainer.callback_metrics) == metrics != {}
+    assert trainer.fit_loop.trainer == trainer
+    with without_collector():
+        del trainer
+        assert [one() for one in gone] == [None, None, None]
 
 
 def test_fsdp_is_set_up_through_what_we_override():

@@ -11,9 +11,15 @@ from functools import partial
 import lightning.pytorch as pl
 import pytest
 import torch
+import transformers
+from lightning.pytorch.loggers import CSVLogger
+from torchmetrics.classification import MulticlassAccuracy
 
-from hf_compat import Seq2SeqTrainer, Trainer
+import hf_compat
+from hf_compat import Seq2SeqTrainer, Trainer, to_lightning
 from tests.support import trainers
+from tests.support.freeing import SAVING, SITUATIONS, KeepsAll, Situation, failed, held_after, train, without_collector
+from tests.support.helpers import ListDataset, vector_rows
 from tests.support.paths import FACTS_FOLDER
 
 new_trainer = partial(trainers.new_trainer, max_steps=2, save_strategy="no", logging_steps=1)
@@ -108,15 +114,101 @@ def test_a_callback_that_copies_the_module_copies_no_trainer(tmp_path):
     assert next(callback.copies[-1].parameters()).data_ptr() != next(trainer.model.parameters()).data_ptr()
 
 
-def test_a_trainer_goes_once_nobody_holds_it(tmp_path):
-    """What a run leaves behind refers to its Trainer in circles alone, which the collector takes."""
+# Freed with its last user
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_trainer_is_freed_with_its_last_user(name, tmp_path):
+    """``del trainer`` frees at once, without the collector, what it frees under upstream: no part holds the whole."""
+    held = {library: held_after(library, tmp_path / library.__name__, SITUATIONS[name]) for library in LIBRARIES}
+    assert held[hf_compat] <= held[transformers]
+    assert held[hf_compat] == set() or name in CIRCLES_OF_OTHERS
+
+
+LIBRARIES = (transformers, hf_compat)
+CIRCLES_OF_OTHERS = {
+    "failed in workers": "torch's loader raises again what a worker has sent, in a frame that the error refers to",
+    "bf16": "accelerate's forward under autocast, which ours has as well, refers to the model that has it",
+}
+"""Situations after which something stays for the collector under both, and what."""
+
+LOGGED = {"lightning": {"logger": CSVLogger("unused", version=0)}}
+OWN: dict[str, Situation] = {
+    "saved in the background": Situation(train, SAVING | {"save_async": True}),
+    "torchmetrics": Situation(
+        lambda trainer: (train(trainer), trainer.predict(trainer.eval_dataset)),
+        SAVING,
+        given={"compute_metrics": MulticlassAccuracy(3)},
+    ),
+    "profiler": Situation(train, given={"lightning": {"profiler": "simple"}}),
+    "sanity check": Situation(train, SAVING, given={"lightning": {"num_sanity_val_steps": 1}}),
+    "reloading": Situation(train, {"max_steps": 5}, given={"lightning": {"reload_dataloaders_every_n_epochs": 1}}),
+    "Lightning callback": Situation(train, SAVING, lambda _: KeepsAll()),
+    "Lightning callback fails": Situation(failed(train), callback=lambda _: KeepsAll(fails=True)),
+    "early stopping": Situation(train, SAVING, lambda _: pl.callbacks.EarlyStopping("eval_loss")),
+    "progress bar": Situation(train, SAVING, lambda _: pl.callbacks.TQDMProgressBar()),
+    "rich progress bar": Situation(train, SAVING, lambda _: pl.callbacks.RichProgressBar()),
+    "rate monitor": Situation(train, SAVING, lambda _: pl.callbacks.LearningRateMonitor(), given=LOGGED),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_trainer_with_parts_of_lightning_is_freed_with_its_last_user(name, tmp_path, monkeypatch):
+    """So it is with what upstream has not, although a ``lightning.Trainer`` consists of circles."""
+    monkeypatch.chdir(tmp_path)
+    assert held_after(hf_compat, tmp_path, OWN[name]) == set()
+
+
+def test_another_run_frees_the_one_before(tmp_path):
+    """A second ``train`` drops Lightning's trainer of the first, with its strategy, as it makes its own."""
     trainer = new_trainer(tmp_path)
+    with without_collector():
+        trainer.train()
+        gone = [
+            weakref.ref(part) for part in (trainer.lightning_trainer, trainer.lightning_module, trainer.training_run)
+        ]
+        trainer.train()
+        assert [part() for part in gone] == [None, None, None]
+
+
+def test_lightnings_trainer_outlives_the_trainer(tmp_path):
+    """Who keeps ``lightning_trainer`` alone has its metrics, callbacks, strategy and model, but no data."""
+    data = ListDataset(vector_rows(8))
+    trainer = new_trainer(tmp_path, train_dataset=data, callbacks=[KeepsAll()], eval_strategy="steps", eval_steps=1)
     trainer.train()
-    trainer.evaluate()
-    gone = weakref.ref(trainer)
-    del trainer
+    lightning_trainer, module, model = trainer.lightning_trainer, trainer.lightning_module, trainer.model
+    before = {name: value.item() for name, value in lightning_trainer.callback_metrics.items()}
+    with without_collector():
+        gone = weakref.ref(trainer)
+        del trainer
+        assert gone() is None
+    assert {name: value.item() for name, value in lightning_trainer.callback_metrics.items()} == before != {}
+    assert lightning_trainer.lightning_module is module
+    assert module.model is model
+    assert lightning_trainer.global_step == 2
+    assert lightning_trainer.fit_loop.trainer.global_step == 2
+
+
+def test_a_trainer_that_nobody_holds_trains_to_the_end(tmp_path):
+    """A running fit keeps its Trainer; methods of the user's that its run calls get the Trainer itself."""
+    seen = []
+
+    class Own(Trainer):
+        def training_step(self, *given, **named):
+            seen.append(type(self))
+            return super().training_step(*given, **named)
+
+    assert new_trainer(tmp_path, Own).train().global_step == 2
+    assert seen == [Own, Own]
+
+
+def test_a_run_taken_apart_keeps_its_trainer(tmp_path):
+    """Who holds the pieces alone can fit them: Lightning's trainer owns the Trainer there."""
+    pieces = to_lightning(new_trainer(tmp_path))
     gc.collect()
-    assert gone() is None
+    lightning_trainer, module, data = pieces
+    lightning_trainer.fit(module, datamodule=data)
+    assert lightning_trainer.callbacks[-1].output.global_step == 2
 
 
 # The optimizer
@@ -131,15 +223,11 @@ def test_the_optimizer_is_in_one_wrapper_and_goes_with_its_last_reference(tmp_pa
     assert pickle.loads(pickle.dumps(trainer.optimizer)).defaults == trainer.optimizer.defaults
     assert copy.deepcopy(trainer.optimizer).defaults == trainer.optimizer.defaults
     optimizer, gone = trainer.optimizer, weakref.ref(trainer.optimizer.optimizer)
-    del trainer
-    gc.collect()  # the Trainer, whose parts refer to one another
-    gc.disable()
-    try:
+    with without_collector():
+        del trainer
         assert gone() is not None
         del optimizer
         assert gone() is None
-    finally:
-        gc.enable()
 
 
 # Attributes

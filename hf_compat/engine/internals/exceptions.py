@@ -56,7 +56,10 @@ def raise_keyboard_interrupt(pl_trainer: pl.Trainer) -> Callable[[], None]:
             launcher = pl_trainer.strategy.launcher
             if isinstance(launcher, _SubprocessScriptLauncher):
                 launcher.kill(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # whose traceback has this frame
 
     own["_teardown"] = end_call
     return undo

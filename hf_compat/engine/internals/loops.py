@@ -7,7 +7,7 @@ import logging
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.model_helpers import _ModuleMode
 from lightning.pytorch.utilities.seed import isolate_rng
 
-from hf_compat.engine.internals.stepping import Hooks, step_alike
+from hf_compat.engine.internals.stepping import step_alike
 
 __all__ = [
     "continues_epoch",
@@ -250,16 +250,21 @@ def _drop_strategy(loop: _Loop) -> None:
 def refer_weakly_to(pl_trainer: pl.Trainer) -> None:
     """Have what ``pl_trainer`` consists of refer to it weakly, so that it goes with its last user.
 
-    Its module has no trainer then, as a copy of it has none. Contract: loops, connectors and callbacks that know the
-    trainer, Lightning's progress bars for example, have it as an attribute, and a loop has its own loops as attributes;
-    each call gives callbacks the module's ``log`` and ``log_dict``, and the module its trainer.
+    Its module has no trainer then, as a copy of it has none. Contract: loops, connectors and callbacks, and what they
+    consist of, have the trainer as an attribute; each call gives callbacks the module's ``log`` and ``log_dict``, and
+    the module its trainer.
     """
+
+    def referring(objects: Iterable[object]) -> list[Any]:
+        own = ((one, getattr(one, "__dict__", {})) for one in objects)
+        return [one for one, values in own if any(value is pl_trainer for value in values.values())]
+
     weak, callbacks = weakref.proxy(pl_trainer), pl_trainer.callbacks  # type: ignore[attr-defined]
-    parts = [part for part in (*vars(pl_trainer).values(), *callbacks) if hasattr(part, "__dict__")]
+    parts = referring([*vars(pl_trainer).values(), *callbacks])
     for part in parts:
         own = vars(part)
         own.update({name: weak for name, value in own.items() if value is pl_trainer})
-        parts += [value for value in own.values() if isinstance(value, _Loop | Hooks)]
+        parts += referring(own.values())
         if isinstance(part, _Loop):
             _drop_strategy(part)
     module = pl_trainer.strategy._lightning_module
