@@ -52,7 +52,6 @@ THOROUGH = (
     "dispatched_batches_are_split",
     "stream_shorter_than_its_length",
     "stream_that_each_worker_reads_whole",
-    "batches_longer_than_their_length",
     "order_of_a_generator",
     "language_model_with_dropout",
     "accumulation_of_a_classifier",
