@@ -7,6 +7,7 @@ of transformers ``trainer_utils.py`` ``TrainerMemoryTracker``.
 from __future__ import annotations
 
 import gc
+import mmap
 import sys
 import threading
 import weakref
@@ -17,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 from hf_compat.distributed.accelerators import accelerator_module, accelerator_type
 from hf_compat.errors import TrainerSetupError, require_package
 
-__all__ = ["STAGES", "TrainerMemoryTracker", "WeakAttribute", "empty_cache", "free_memory"]
+__all__ = ["STAGES", "TrainerMemoryTracker", "WeakAttribute", "empty_cache", "free_memory", "mapped"]
 
 _T = TypeVar("_T")
 
@@ -32,6 +33,15 @@ STAGES: dict[str, str] = {
 """Method of the Trainer to its stage, the prefix of the metrics."""
 
 _SAMPLING_SECONDS = 0.001
+
+
+def mapped(size: int) -> mmap.mmap:
+    """Return ``size`` bytes of memory, at least one, that go back to the system as soon as they are freed.
+
+    What ``malloc`` gives may stay the process's: it keeps what is not at the end of its heap.
+    """
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return mmap.mmap(-1, size, **private)
 
 
 def free_memory() -> None:

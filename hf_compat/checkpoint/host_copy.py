@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_compat.memory import mapped
+
 __all__ = ["HostBuffers", "clones_on_host", "to_host"]
+
+_MAPPED_FROM = 1 << 16
+"""Bytes, from which on memory is mapped, so that it goes back to the system at the end of a run."""
 
 
 class HostBuffers:
@@ -58,7 +63,9 @@ class HostBuffers:
 def _new_memory(size: int, pinned: bool) -> torch.UntypedStorage:
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True).untyped_storage()
-    return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+    if size < _MAPPED_FROM:
+        return torch.UntypedStorage(size)  # type: ignore[no-untyped-call]
+    return torch.frombuffer(mapped(size), dtype=torch.uint8).untyped_storage()
 
 
 @functools.cache

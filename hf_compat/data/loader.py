@@ -261,6 +261,7 @@ class FirstBatches:
         self._loader = loader
         self._batches = batches
         self._ranks = ranks
+        self._is_cut = False
 
     def __len__(self) -> int:
         return min(self._batches, len(self._loader))
@@ -269,7 +270,9 @@ class FirstBatches:
         return self._first(iter(self._loader))
 
     def _first(self, batches: Iterator[Any]) -> Iterator[Any]:
-        yield from itertools.islice(batches, self._batches)
+        for count, batch in enumerate(itertools.islice(batches, self._batches), 1):
+            self._is_cut = count == self._batches
+            yield batch
         if isinstance(self._loader, PreparedDataLoader):
             self._loader.in_pass = False  # though there may be more batches
 
@@ -277,6 +280,17 @@ class FirstBatches:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(vars(self)["_loader"], name)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch in use is the last, of the loader or before the cut; not there if the loader has none."""
+        return bool(self._loader.end_of_dataloader) or self._is_cut
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last, partial batch of the loader, which has duplicates; 0 if the cut is before it."""
+        is_before = self._is_cut and not self._loader.end_of_dataloader
+        return 0 if is_before else int(self._loader.remainder)
 
     @property
     def dataset(self) -> Any:

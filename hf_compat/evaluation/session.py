@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from hf_compat.engine.current_loaders import Loaders
     from hf_compat.trainer.trainer import Trainer
 
-__all__ = ["EvaluationSession"]
+__all__ = ["EvaluationSession", "TrackedLoader"]
 
 _REMEDY = "Prepare the loader, or set `TrainingArguments(semantics='corrected')`."
 
@@ -38,20 +37,26 @@ _Losses: TypeAlias = "np.ndarray[Any, Any] | list[np.ndarray[Any, Any]]"
 
 
 class TrackedLoader:
-    """A loader whose ``end_of_dataloader`` and ``remainder`` are those of the batch in use.
+    """A loader that says of the batch it has yielded last whether it is the last, and how many samples it has.
 
-    Those of the loader itself belong to the batch loaded last, and Lightning prefetches if there is no length.
+    A length is a hint: there may be more batches, or fewer. A prepared loader reads a batch ahead and knows its end;
+    another one is read ahead here if ``knows_end``, or if it has no length that could say.
+
+    Args:
+        loader: The loader.
+        knows_end: Whether to read a loader ahead that was not prepared. transformers does not, so random numbers
+            that batches and model draw come in another order.
 
     Attributes:
         is_prepared: Whether the loader is one that the Trainer, or its accelerator, has prepared.
-        end_of_dataloader: Whether the batch in use is the last.
+        end_of_dataloader: Whether the batch in use is the last; by the length where nothing is read ahead.
         remainder: Samples in the last, partial batch; 0 if all are full, -1 if unknown.
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    def __init__(self, loader: Iterable[Any], *, knows_end: bool) -> None:
         self._loader: Any = loader
         self.is_prepared = hasattr(loader, "end_of_dataloader")
-        self._prefetched: deque[tuple[bool, int]] = deque()
+        self._reads_ahead = not self.is_prepared and (knows_end or not has_length(loader))
         self.end_of_dataloader = False
         self.remainder = -1
 
@@ -60,17 +65,25 @@ class TrackedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         loader = self._loader
-        for index, batch in enumerate(loader):
-            if self.is_prepared:
-                is_last = bool(loader.end_of_dataloader)
-            else:
-                is_last = has_length(loader) and index + 1 == len(loader)
-            self._prefetched.append((is_last, getattr(loader, "remainder", -1)))
+        for batch, is_last in _with_ends(loader) if self._reads_ahead else self._as_told():
+            self.end_of_dataloader, self.remainder = is_last, getattr(loader, "remainder", -1)
             yield batch
 
-    def advance(self) -> None:
-        """Advance to the next batch."""
-        self.end_of_dataloader, self.remainder = self._prefetched.popleft()
+    def _as_told(self) -> Iterator[tuple[Any, bool]]:
+        """Yield each batch, and whether the loader, or its length, says that it is the last."""
+        loader = self._loader
+        for count, batch in enumerate(loader, 1):
+            yield batch, bool(loader.end_of_dataloader) if self.is_prepared else count == len(loader)
+
+
+def _with_ends(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield each batch, and whether it is the last: the next one has been read."""
+    rest = iter(batches)
+    for batch in rest:
+        for following in rest:
+            yield batch, False
+            batch = following
+        yield batch, True
 
 
 class EvaluationSession:
@@ -126,7 +139,7 @@ class EvaluationSession:
         self._trainer = trainer
         self._model = model
         self._loader: Any = loader
-        self.batches = TrackedLoader(loader)
+        self.batches = TrackedLoader(loader, knows_end=trainer.semantics.corrected)
         self._loaders = loaders
         self._warn_once = warn_once
         # accelerate knows the loaders that it has prepared alone: for it, the train loader is still the one in use.
@@ -161,7 +174,6 @@ class EvaluationSession:
 
     def step(self, inputs: dict[str, Any]) -> Nested | None:
         """Run ``prediction_step`` on one batch; return its predictions, of all ranks if they are kept."""
-        self.batches.advance()
         trainer, args = self._trainer, self._trainer.args
         observed = find_batch_size(inputs)
         if observed is not None:

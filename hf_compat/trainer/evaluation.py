@@ -190,16 +190,15 @@ def run_loop(
 def _limited(trainer: Trainer, dataloader: Iterable[Any], description: str) -> Iterable[Any]:
     """Return ``dataloader``, or its first batches if Lightning's keywords limit them."""
     limits, most = trainer.lightning_backend.limits, trainer.lightning_backend.sanity_batches
-    named = (limits.evaluation, "limit_val_batches")
+    share, keyword = limits.evaluation, "limit_val_batches"
     if description == "Prediction":
-        named = (limits.prediction, "limit_predict_batches")
-    whole = len(dataloader) if has_length(dataloader) else None
-    batches = share_of(named[0], whole, named[1])
-    if most is not None and most < (math.inf if batches is None else batches):
-        batches = int(most)
-    if batches == whole or batches is None:
+        share, keyword = limits.prediction, "limit_predict_batches"
+    of_length = isinstance(share, float) and share < 1.0  # a number of batches is not bounded by the length
+    batches = share_of(share, len(dataloader) if of_length and has_length(dataloader) else None, keyword)
+    least = min(math.inf if limit is None else limit for limit in (batches, most))
+    if least == math.inf:
         return dataloader
-    return FirstBatches(dataloader, batches, trainer.accelerator.data_parallel_size)
+    return FirstBatches(dataloader, int(least), trainer.accelerator.data_parallel_size)
 
 
 def _prepare_model(trainer: Trainer, dataloader: Iterable[Any]) -> nn.Module:

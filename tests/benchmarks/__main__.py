@@ -1,6 +1,6 @@
 """Measure everything, side by side in one run, and print one table.
 
-    python -m tests.benchmarks [steps saving processes calls scaling] [--rounds 5] [--write]
+    python -m tests.benchmarks [steps saving processes calls scaling memory] [--rounds 5] [--write]
 
 The subjects take turns, so that a change of the machine's speed meets all alike; the table shows medians of the rounds.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.benchmarks import calls, processes, saving, scaling, update_steps
+from tests.benchmarks import calls, memory, processes, saving, scaling, update_steps
 from tests.benchmarks.measuring import Benchmark, table
 
 FILES = {
@@ -28,11 +28,11 @@ FILES = {
     "saving": saving.benchmarks,
     "processes": processes.benchmarks,
 }
-WHICH = (*FILES, "calls", "scaling")
+WHICH = (*FILES, "calls", "scaling", "memory")
 RESULTS = Path(__file__).with_name("RESULTS.md")
 
 
-def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool, scales: bool) -> str:
+def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool, scales: bool, remembers: bool) -> str:
     """Return the tables, with the machine that they were measured on.
 
     Args:
@@ -40,6 +40,7 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool
         rounds: How often.
         counts: Whether to count calls too, once.
         scales: Whether to measure several processes too, once.
+        remembers: Whether to measure memory too, in processes of their own.
     """
     benchmarks = list(itertools.chain.from_iterable(measured.values()))
     packages = ", ".join(f"{name} {version(name)}" for name in ("transformers", "lightning", "torch"))
@@ -95,6 +96,8 @@ def report(measured: Mapping[str, list[Benchmark]], rounds: int, *, counts: bool
             "",
             *scaling.table(),
         ]
+    if remembers:
+        lines += ["", *memory.section(rounds)]
     return "\n".join(lines) + "\n"
 
 
@@ -117,7 +120,8 @@ def main() -> None:
     for _ in range(options.rounds):
         for each in itertools.chain.from_iterable(measured.values()):
             each.run_round()
-    text = report(measured, options.rounds, counts="calls" in which, scales="scaling" in which)
+    asked = {"counts": "calls" in which, "scales": "scaling" in which, "remembers": "memory" in which}
+    text = report(measured, options.rounds, **asked)
     print(text)
     if options.write:
         RESULTS.write_text(text)

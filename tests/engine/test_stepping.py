@@ -11,8 +11,17 @@ import hf_compat
 from hf_compat.data.windows import Window
 from hf_compat.engine import backend
 from hf_compat.engine.internals.stepping import _LeanEvaluationLoop, use_fast_loops
+from hf_compat.evaluation.session import TrackedLoader
 from hf_compat.lightning import HFDataModule, HFModule
-from tests.support.helpers import ListDataset, PadCollator, PlainModel, bert_classifier, labelled_rows, vector_rows
+from tests.support.helpers import (
+    ListDataset,
+    PadCollator,
+    PlainModel,
+    SizedStream,
+    bert_classifier,
+    labelled_rows,
+    vector_rows,
+)
 
 HOOKS = (
     "on_train_epoch_start",
@@ -396,11 +405,14 @@ def test_evaluations_of_another_module():
 class Counted:
     """Batches with a length."""
 
+    def __init__(self, count=4, said=4):
+        self.count, self.said = count, said
+
     def __len__(self):
-        return 4
+        return self.said
 
     def __iter__(self):
-        return iter(torch.arange(4.0).split(1))
+        return iter(torch.arange(float(self.count)).split(1))
 
 
 @pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
@@ -413,7 +425,98 @@ def test_batches_of_a_loader_with_a_length(limit, expected, monkeypatch):
         monkeypatch.setattr(trainer.strategy, "reduce", lambda tensor, **_: sums.append(tensor) or tensor)
         if lean:
             use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
-        trainer.validate(LeavesBatches(), Counted(), verbose=False)
+        trainer.validate(LeavesBatches(), TrackedLoader(Counted(), knows_end=False), verbose=False)
         assert trainer.num_val_batches == expected
         assert trainer.validate_loop.batch_progress.total.completed == sum(expected)
     assert len(sums) == (1 if expected else 0)
+
+
+class Watching(pl.Callback):
+    """Notes of each batch that is evaluated its index, how many there are said to be, and whether it is the last."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        is_last = trainer._evaluation_loop.batch_progress.is_last_batch
+        self.seen.append((batch_idx, trainer.num_val_batches, is_last))
+
+    on_test_batch_start = on_validation_batch_start
+
+
+@pytest.mark.filterwarnings(r"ignore:`?isinstance\(treespec, LeafSpec\):FutureWarning")  # Lightning's
+@pytest.mark.parametrize(
+    ("limit", "expected", "said"),
+    [
+        pytest.param(1.0, 6, 4, id="all"),
+        pytest.param(5, 5, 4, id="more than the length"),
+        pytest.param(3, 3, 3, id="less than the length"),
+        pytest.param(0.5, 2, 2, id="half of the length"),
+    ],
+)
+@pytest.mark.parametrize("profiler", [None, "simple"])
+def test_a_length_is_a_hint(limit, expected, said, profiler):
+    """A loader is read to its end or to the limit, whatever its length, which callbacks are shown."""
+    watching = Watching()
+    keywords = {"logger": False, "accelerator": "cpu", "enable_progress_bar": False, "profiler": profiler}
+    trainer = pl.Trainer(callbacks=[watching], limit_val_batches=limit, **keywords)
+    use_fast_loops(trainer, noop_transfer=HFModule.transfer_batch_to_device)
+    trainer.validate(LeavesBatches(), TrackedLoader(Counted(count=6), knows_end=True), verbose=False)
+    assert watching.seen == [(index, [said], index == expected - 1) for index in range(expected)]
+    assert (trainer.validate_loop.hooks is None) == (profiler is not None)
+
+
+class SaysFour(SizedStream):
+    """A stream that says that it has four rows."""
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.parametrize("keywords", [{}, {"profiler": "simple"}], ids=["lean", "profiled"])
+def test_evaluations_of_a_stream_longer_than_its_length(tmp_path, keywords):
+    """In a fit and outside callbacks see all batches, the length as their number, and which is the last."""
+    rows = SaysFour(labelled_rows(7))
+    watching = Watching()
+    args = arguments(tmp_path, eval_strategy="epoch", per_device_eval_batch_size=2, num_train_epochs=1)
+    given = {"train_dataset": rows, "eval_dataset": rows, "callbacks": [watching], "lightning": keywords}
+    trainer = hf_compat.Trainer(bert_classifier(), args, PadCollator(), **given)
+    trainer.train()
+    trainer.evaluate()
+    assert len(trainer.predict(rows).predictions) == 7
+    whole = [(index, index == 3) for index in range(4)]
+    assert [(index, is_last) for index, _, is_last in watching.seen] == whole * 3
+    assert {tuple(batches) for _, batches, _ in watching.seen[:8]} == {(2,)}
+
+
+class CountedRows(DataLoader):
+    """A loader of seven rows in twos that says there is one batch."""
+
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("keywords", "rows"),
+    [({}, [2, 2, 2, 1]), ({"limit_val_batches": 3}, [2, 2, 2]), ({"limit_val_batches": 9}, [2, 2, 2, 1])],
+    ids=str,
+)
+@pytest.mark.parametrize("prepares", [True, False])
+def test_the_last_batch_is_known(tmp_path, keywords, rows, prepares):
+    """Metrics by batches are asked for at the last alone: of a prepared loader, of another, and before a limit."""
+    asked = []
+
+    class Own(hf_compat.Trainer):
+        def get_eval_dataloader(self, eval_dataset=None):
+            loader = CountedRows(self.eval_dataset, batch_size=2, collate_fn=self.data_collator)
+            return self.accelerator.prepare(loader) if prepares else loader
+
+    def counted(prediction, compute_result):
+        asked.append((len(prediction.label_ids), compute_result))
+        return {"asked": len(asked)}
+
+    args = arguments(tmp_path, batch_eval_metrics=True)
+    given = {"eval_dataset": ListDataset(labelled_rows(7)), "compute_metrics": counted, "lightning": keywords}
+    metrics = Own(bert_classifier(), args, PadCollator(), **given).evaluate()
+    assert asked == [(size, number == len(rows)) for number, size in enumerate(rows, 1)]
+    assert metrics["eval_asked"] == len(rows)

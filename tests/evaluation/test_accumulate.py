@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import collections
+import subprocess
+import sys
 import tracemalloc
+import weakref
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from hf_compat.errors import DataError
 from hf_compat.evaluation import accumulate as ours
 from hf_compat.nested import find_batch_size
+from tests.support.paths import ROOT
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -155,9 +159,9 @@ def test_detached_results_need_no_gradient():
 def test_what_cannot_be_joined_is_said(batches, message):
     """The error names what was found."""
     accumulator = ours.EvalAccumulator()
-    for batch in batches:
-        accumulator.add(batch)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=message):  # noqa: PT012  # as soon as it is noticed
+        for batch in batches:
+            accumulator.add(batch)
         accumulator.get_arrays()
 
 
@@ -203,3 +207,56 @@ def test_copies_grow_with_the_data():
     data = sum(batch.nbytes for batch in batches)
     assert _copied_bytes(ours.EvalAccumulator(), batches) < 1.5 * data
     assert _copied_bytes(upstream.EvalLoopContainer(), batches) > 40 * data
+
+
+_PEAK = """
+import json, sys
+import torch
+from hf_compat.evaluation.accumulate import EvalAccumulator
+
+
+def held(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1]) / 1024
+
+
+def run(batches):
+    accumulator, losses = EvalAccumulator(), EvalAccumulator()
+    for number in range(batches):
+        width = WIDTHS[number % len(WIDTHS)]
+        accumulator.add(({"logits": torch.ones(50, width, 8)}, torch.ones(50, 1)))
+        losses.add(torch.ones(50))
+        if EVERY and number % EVERY == 0:
+            accumulator.to_cpu_and_numpy()
+    return accumulator.get_arrays()[0]["logits"].nbytes / 2**20
+
+
+WIDTHS, EVERY = json.loads(sys.argv[1]), int(sys.argv[2])
+run(2)
+open("/proc/self/clear_refs", "w").write("5")
+before = held("VmRSS")
+size = run(200)
+print(size, held("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells what a process has held at most")
+@pytest.mark.parametrize(("widths", "every"), [([125], 0), ([60, 125, 90, 125], 0), ([125], 3)], ids=str)
+def test_there_is_one_copy_of_the_outputs(widths, every):
+    """A process never holds much more than the arrays that it returns, here 38 MB."""
+    command = [sys.executable, "-c", _PEAK, str(widths), str(every)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    size, most = map(float, told.split())
+    assert round(size) == 38
+    assert most < 1.25 * size
+
+
+def test_small_outputs_stay_out_of_the_way():
+    """Outputs in host memory are copied as they come, so that no tensor of an earlier batch is held."""
+    accumulator, seen = ours.EvalAccumulator(), []
+    for number in range(20):
+        batch = torch.full((2,), float(number))
+        seen.append(weakref.ref(batch))
+        accumulator.add(batch)
+        del batch
+    assert [one() for one in seen] == [None] * 20
+    assert accumulator.get_arrays().tolist() == [float(number // 2) for number in range(40)]

@@ -9,10 +9,11 @@ much as the update step, and more than the step of an evaluation. What a hook se
 from __future__ import annotations
 
 import math
+import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Self
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.data import sized_len
@@ -29,9 +30,9 @@ from lightning.pytorch.trainer.connectors.logger_connector.logger_connector impo
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.utils.data import DataLoader
 
 from hf_compat.engine.internals.exceptions import StopIterationError
+from hf_compat.evaluation.session import TrackedLoader
 
 __all__ = ["Hooks", "TrainingLoop", "call_hook", "is_transfer_noop", "overrides", "step_alike", "use_fast_loops"]
 
@@ -268,7 +269,7 @@ class _LeanEvaluationLoop(_EvaluationLoop):
     _takes_index = True
 
     def setup_data(self) -> None:
-        """Read the length of the loader; Lightning's own code would add it up over the ranks, on the device.
+        """Read what the length of the loader says; Lightning's own code would add it up over the ranks, on the device.
 
         Contract: the loader is ``_data_source.instance``; of a single one that is no ``DataLoader`` Lightning sets
         these attributes and changes nothing.
@@ -276,12 +277,13 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         trainer: Any = self.trainer
         loader = self._data_source.instance
         limit = trainer.limit_test_batches if trainer.testing else trainer.limit_val_batches
-        length = None if isinstance(loader, DataLoader | CombinedLoader | Sequence | Mapping) else sized_len(loader)
-        if not length or limit == 0 or trainer.overfit_batches:
+        if not isinstance(loader, TrackedLoader) or limit == 0 or trainer.overfit_batches:
             super().setup_data()
             return
-        self._combined_loader = CombinedLoader(loader, "sequential")
-        self._max_batches = [_parse_num_batches(self._stage, length, limit)]
+        length = sized_len(loader)
+        self._max_batches = [_parse_num_batches(self._stage, math.inf if length is None else length, limit)]
+        share = isinstance(limit, float) and limit < 1.0
+        self._combined_loader = _ToItsEnd(loader, self._max_batches[0] if share else limit)
         self._seen_batches_per_dataloader = defaultdict(int)
 
     def on_run_start(self) -> None:
@@ -307,6 +309,8 @@ class _LeanEvaluationLoop(_EvaluationLoop):
     ) -> None:
         """Evaluate one batch: what Lightning does, without what is not used."""
         hooks = self.hooks
+        if isinstance(self._combined_loader, _ToItsEnd):
+            self.batch_progress.is_last_batch = self._combined_loader.is_last(batch_idx)
         if hooks is None:
             super()._evaluation_step(batch, batch_idx, dataloader_idx, dataloader_iter)
             return
@@ -337,6 +341,34 @@ class _LeanEvaluationLoop(_EvaluationLoop):
         """Drop the batch of an error, too."""
         super().teardown()
         self._results.batch = None
+
+
+class _ToItsEnd(CombinedLoader):
+    """A loader that is read to its end, or to a limit: its length, which callbacks are shown, is only a hint.
+
+    Contract: a loop sets ``limits`` by that length before it begins a pass; a fetcher neither stops nor reads a batch
+    ahead while it has fetched less than ``len``.
+
+    Args:
+        loader: The loader.
+        limit: Batches to read at most, or 1.0 for all.
+    """
+
+    def __init__(self, loader: TrackedLoader, limit: float) -> None:
+        super().__init__(loader, "sequential")
+        self._loader = loader
+        self._most = limit if isinstance(limit, int) else math.inf
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __iter__(self) -> Self:
+        self.limits = [self._most]
+        return super().__iter__()
+
+    def is_last(self, index: int) -> bool:
+        """Return whether the batch of this ``index``, which was read last, is the last."""
+        return self._loader.end_of_dataloader or index + 1 == self._most
 
 
 def _begin_batch(connector: _LoggerConnector, results: _ResultCollection, batch: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support import helpers
 from tests.support.parity import Kit, scenario
-from tests.support.scenarios.common import classifier, language_model, plain
+from tests.support.scenarios.common import accuracy, classifier, language_model, plain
 from tests.support.scenarios.resuming import resume
 from tests.support.scenarios.updates import ACCUMULATION, train
 
@@ -258,3 +258,98 @@ def last_batch_is_dropped(kit: Kit) -> None:
 def _generate_titled_rows() -> Any:
     for number, row in enumerate(helpers.token_rows(14)):
         yield {**row, "title": f"row {number}"}
+
+
+# Lengths that are estimates
+
+
+class _Estimated(helpers.SizedStream):
+    """A stream that says another length than it has."""
+
+    def __init__(self, rows: list[helpers.Row], said: int) -> None:
+        super().__init__(rows)
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+
+def _estimated(kit: Kit, said: int, **fields: Any) -> None:
+    """Train and evaluate on streams of 11 rows that say there are ``said``, in batches of two."""
+    data = _Estimated(helpers.vector_rows(11), said)
+    fields = {"num_train_epochs": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 2, **fields}
+    given = {"train_dataset": data, "eval_dataset": data}
+    train(kit, plain(kit, fields={"per_device_train_batch_size": 2, **fields}, compute_metrics=accuracy, **given))
+
+
+@scenario()
+def stream_longer_than_its_length(kit: Kit) -> None:
+    """An epoch ends at the length, an evaluation with the stream."""
+    _estimated(kit, 5)
+
+
+@scenario()
+def stream_shorter_than_its_length(kit: Kit) -> None:
+    _estimated(kit, 20)
+
+
+@scenario()
+def stream_that_each_worker_reads_whole(kit: Kit) -> None:
+    _estimated(kit, 11, dataloader_num_workers=2, eval_strategy="no")
+
+
+@scenario(until="5.0")
+def stream_longer_than_its_length_in_the_older_loop(kit: Kit) -> None:
+    _estimated(kit, 5, use_legacy_prediction_loop=True)
+
+
+class _SaysAnotherLength:
+    """Batches of uneven sizes, of 7 rows; there is one more than it says."""
+
+    def __iter__(self) -> Any:
+        return iter([[0], [1, 2], [3, 4, 5], [6]])
+
+    def __len__(self) -> int:
+        return 3
+
+
+def _uneven(kit: Kit, *, prepares: bool, **given: Any) -> Any:
+    """Return a Trainer whose evaluation loader has batches of ``_SaysAnotherLength``."""
+    from torch.utils.data import DataLoader
+
+    class Uneven(kit.Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            sampler: Any = _SaysAnotherLength()
+            loader = DataLoader(self.eval_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+            return self.accelerator.prepare(loader) if prepares else loader
+
+        def get_test_dataloader(self, test_dataset: Any) -> Any:
+            return self.get_eval_dataloader()
+
+    return plain(kit, subclass=Uneven, **{"compute_metrics": accuracy, **given})
+
+
+@scenario()
+def batches_longer_than_their_length(kit: Kit) -> None:
+    train(kit, _uneven(kit, prepares=True, fields={"eval_strategy": "epoch", "num_train_epochs": 2}))
+
+
+@scenario()
+def own_batches_longer_than_their_length(kit: Kit) -> None:
+    """They are not prepared."""
+    trainer = _uneven(kit, prepares=False)
+    kit.evaluate(trainer)
+    kit.predict(trainer, trainer.eval_dataset)
+
+
+@scenario()
+def metrics_of_batches_longer_than_their_length(kit: Kit) -> None:
+    """The metrics are asked for at the last batch alone."""
+    asked: list[bool] = []
+
+    def counted(prediction: Any, compute_result: bool) -> dict[str, float]:
+        asked.append(compute_result)
+        return {"samples": float(len(prediction.label_ids))}
+
+    kit.evaluate(_uneven(kit, prepares=True, fields={"batch_eval_metrics": True}, compute_metrics=counted))
+    kit.keep("asked", asked)
