@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_compat.errors import DataError
+from hf_compat.errors import DataError, LossError
 from hf_compat.nested import leaves, map_nested, rebuild
 
 __all__ = ["PAD_INDEX", "EvalAccumulator", "nested_detach", "nested_numpify"]
@@ -41,14 +41,14 @@ def nested_numpify(tensors: object) -> Any:
     """Return ``tensors``, however nested, as numpy arrays; bfloat16, which numpy does not have, as float32.
 
     Raises:
-        DataError: If a leaf is not a tensor.
+        LossError: If a leaf is not a tensor.
     """
     return map_nested(_to_array, tensors)
 
 
 def _to_array(leaf: object) -> np.ndarray[Any, Any]:
     if not isinstance(leaf, Tensor):
-        raise DataError(
+        raise LossError(
             f"The model's output holds a {type(leaf).__name__}, but only tensors can be accumulated: return "
             "tensors, or add its key to `ignore_keys`."
         )
@@ -80,7 +80,7 @@ def _concatenate(batches: list[Any], pad_index: int) -> Any:
         )
     if isinstance(first, np.ndarray):
         return _concatenate_leaves([np.atleast_1d(batch) for batch in batches], pad_index, np.concatenate, _full_array)
-    raise DataError(
+    raise LossError(
         f"The model's output holds a {type(first).__name__}, but only tensors can be accumulated: return "
         "tensors, or add its key to `ignore_keys`."
     )
@@ -169,7 +169,8 @@ class EvalAccumulator:
         """Move the accumulated tensors to the CPU and free the device memory.
 
         Raises:
-            DataError: If batches differ in structure, or hold something other than tensors.
+            DataError: If batches differ in structure.
+            LossError: If they hold something other than tensors.
         """
         if self.concat and self._batches and sum(map(_size, leaves(self._batches))) <= _MERGED_AT_THE_END:
             self._merge()
@@ -189,7 +190,8 @@ class EvalAccumulator:
         """Return all outputs: arrays nested as in a batch, a list of them without ``concat``, None if there are none.
 
         Raises:
-            DataError: If batches differ in structure, or hold something other than tensors.
+            DataError: If batches differ in structure.
+            LossError: If they hold something other than tensors.
         """
         self.to_cpu_and_numpy()
         if not self._chunks:

@@ -309,11 +309,13 @@ class EvaluationSession:
             metrics = self._stream.compute()
         elif trainer.compute_metrics is not None and has_pairs and not self._per_batch:
             metrics = trainer.compute_metrics(self._prediction(predictions, labels, inputs, losses))
-            if not isinstance(metrics, Mapping):
-                raise MetricsError(
-                    f"`compute_metrics` returned {described(metrics)}. Return a dict of metric names and values."
-                )
-        metrics = dict(denumpify_detensorize(metrics if metrics is not None else {}))
+        elif metrics is None:  # of each batch none
+            metrics = {}
+        if not isinstance(metrics, Mapping):
+            raise MetricsError(
+                f"`compute_metrics` returned {described(metrics)}. Return a dict of metric names and values."
+            )
+        metrics = dict(denumpify_detensorize(metrics))
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
             metrics[f"{self._prefix}_loss"] = mean_loss

@@ -16,7 +16,7 @@ from hf_compat.arguments.fields.redeclared import for_run
 from hf_compat.arguments.run_precision import uses_cpu_amp
 from hf_compat.data.transfer import move_to_device
 from hf_compat.distributed import collectives
-from hf_compat.errors import DataError, LoaderError, LossError, ModelError, ModelOutputError, described
+from hf_compat.errors import DataError, LoaderError, LossError, ModelOutputError, described
 from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, map_nested
@@ -247,12 +247,12 @@ def _loss_of(trainer: Trainer, outputs: Any, inputs: Mapping[str, Any]) -> Any:
             return outputs["loss"]
         returned = ", ".join(f"{name}=None" if value is None else name for name, value in outputs.items())
         given = ", ".join(inputs)
-        raise ModelError(
+        raise LossError(
             f"`model`: {type(trainer.model).__name__} did not return a loss, only: {returned}. Its inputs were: "
             f"{given}. Name the labels as its forward does, pass `compute_loss_func`, or override `compute_loss`."
         )
     if isinstance(outputs, Tensor) and outputs.numel() > max(trainer.args.n_gpu, 1):  # one of each replica
-        raise ModelError(
+        raise LossError(
             f"`model`: {type(trainer.model).__name__} returned a tensor of shape {tuple(outputs.shape)}, not a loss. "
             "Return a dict with `loss` or a tuple that starts with it, or override `compute_loss`."
         )
