@@ -21,8 +21,9 @@ from hf_compat.memory import empty_cache
 from hf_compat.model_facts import is_causal_lm, is_in_training_mode, is_renamed_causal_lm
 from hf_compat.nested import MAPPINGS, map_nested
 from hf_compat.optim.in_backward import UPDATED_IN_BACKWARD
-from hf_compat.optim.losses import check_loss, divide_scalar, explain_frozen
+from hf_compat.optim.losses import check_loss, divide_scalar
 from hf_compat.overriding import call_as_defined, check_returned, is_ours
+from hf_compat.trainer.diagnosis import explain_backward, note_inputs
 
 if TYPE_CHECKING:
     from hf_compat.trainer.trainer import Trainer
@@ -135,10 +136,16 @@ def forward_and_backward(
         schedule_free.train()
     inputs = trainer._prepare_inputs(inputs)
     with computing_loss(trainer):
-        loss: Tensor = call_as_defined(
-            trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
-        )
-    check_loss(loss, f"`{type(trainer).__name__}.compute_loss`")
+        try:
+            loss: Tensor = call_as_defined(
+                trainer.compute_loss, ("model", model), ("inputs", inputs), num_items_in_batch=num_items_in_batch
+            )
+        except (IndexError, RuntimeError, ValueError) as error:
+            note_inputs(error, trainer.model, inputs)
+            raise
+    source = f"`{type(trainer).__name__}.compute_loss`"
+    check_loss(loss, source)
+    returned = loss  # the quotient of one without gradients has other properties
     del inputs
     every = args.torch_empty_cache_steps
     if every is not None and trainer.state.global_step % every == 0:
@@ -153,7 +160,7 @@ def forward_and_backward(
     try:
         trainer.accelerator.backward(loss if divisor == 1 else divide_scalar(loss, divisor), **kwargs)
     except RuntimeError as error:
-        explain_frozen(trainer.model, error)
+        explain_backward(source, trainer.model, returned, error)
         raise
     # What the model itself returned may be memory that its next forward pass writes to, as with CUDA graphs.
     return loss.detach().clone() if is_scaled else loss.detach()
