@@ -142,3 +142,45 @@ def test_samples_of_different_lengths(tmp_path):
     assert note.startswith(
         "`input_ids`: samples of 1 to 3 values in one batch. Pass the tokenizer as `processing_class`"
     )
+
+
+def test_a_callback_without_keywords(tmp_path):
+    """The note has its class and event, and what it takes; an error inside of a callback has none."""
+
+    def callbacks(library: Any) -> Any:
+        class Needs(library.TrainerCallback):
+            def on_step_end(self, args, state, control):
+                """Take too little."""
+
+        class Raises(library.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                raise TypeError("mine")
+
+        return Needs(), Raises()
+
+    rows = ListDataset(vector_rows(8))
+    for which, note in enumerate([r"define `Needs.on_step_end\(self, args, state, control, \*\*kwargs\)`", r"^mine$"]):
+        for library in (transformers, hf_compat):
+            model = Returns(lambda logits: logits.mean())
+            trainer = trainer_of(library, tmp_path, model, rows, callbacks=[callbacks(library)[which]])
+            with pytest.raises(TypeError, match=note if library is hf_compat else "on_step_end|mine"):
+                trainer.train()
+
+
+@pytest.mark.parametrize("fields", [{}, {"batch_eval_metrics": True}], ids=["whole", "batchwise"])
+def test_a_name_that_predictions_do_not_have(fields, tmp_path):
+    """The note has the names that there are; another object's missing name is the user's own."""
+
+    def read(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+        return {"mean": prediction.logits.mean()}
+
+    def other(prediction: Any, compute_result: bool = True) -> dict[str, float]:
+        return {"mean": prediction.predictions.nothing}
+
+    args = hf_compat.TrainingArguments(str(tmp_path), **QUIET, **fields)
+    rows = tokens(5)
+    for compute, note in ((read, "has the model's outputs as `predictions`"), (other, "has no attribute 'nothing'$")):
+        trainer = hf_compat.Trainer(bert_classifier(), args, eval_dataset=rows, compute_metrics=compute)
+        with pytest.raises(AttributeError, match=note) as caught:
+            trainer.evaluate()
+        assert caught.traceback[-1].name == compute.__name__
